@@ -1,4 +1,4 @@
-"""The terminal around the chat: its background color, text widths, clipboard, editor and driver."""
+"""The terminal: background color, text widths, clipboard, editor and Textual driver."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ from akunu_py.tui.themes import Background
 from akunu_py.workarounds.textual_driver import SteadyDriver
 
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
-_COLOUR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
+_COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
-# Only a terminal that answers nothing at all takes so long; a slow connection may need it.
-_ANSWER_TIMEOUT_S = 1.0
-_MUTE = ("", "dumb", "linux", "unknown")
+_ANSWER_TIMEOUT_S = 1.0  # for slow connections; only a terminal without any answer takes so long
+_MUTE = ("", "dumb", "linux", "unknown")  # values of TERM without queries and titles
 
 
 def background(environ: Mapping[str, str] = os.environ) -> Background | None:
-    """Whether the terminal is dark or light; None where that cannot be found out.
+    """Return the terminal's background, None if unknown. Call before the app draws.
 
-    Asks with OSC 11, followed by a query that every terminal answers (primary device attributes),
-    so that one that does not know the first costs no waiting. It must be called before the program
-    draws; where something was typed already it does not ask, as the answer would come after it.
+    Sends OSC 11 and then a query that every terminal answers (primary device attributes), so that
+    a terminal without OSC 11 causes no delay. Sends nothing if input is already waiting.
     """
     if environ.get("TERM", "") in _MUTE:
         return None
@@ -53,8 +51,8 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
 
 
 def parse_answer(answer: bytes) -> Background | None:
-    """The background in a terminal's answer: light above half of the luma."""
-    found = _COLOUR.search(answer)
+    """Return the background in a terminal's answer: light for a luma above 0.5."""
+    found = _COLOR.search(answer)
     if found is None:
         return None
     red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in found.groups())
@@ -64,27 +62,23 @@ def parse_answer(answer: bytes) -> Background | None:
 def _ask(terminal: int) -> bytes:
     if select.select([terminal], [], [], 0)[0]:
         return b""
-    before = termios.tcgetattr(terminal)
+    before, answer = termios.tcgetattr(terminal), b""
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)
         os.write(terminal, _QUERY)
-        return _read(terminal, time.monotonic() + _ANSWER_TIMEOUT_S)
+        end = time.monotonic() + _ANSWER_TIMEOUT_S
+        while not _ATTRIBUTES.search(answer):
+            left = max(0.0, end - time.monotonic())
+            if not select.select([terminal], [], [], left)[0]:
+                break
+            answer += os.read(terminal, 1024)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
-
-
-def _read(terminal: int, end: float) -> bytes:
-    answer = b""
-    while not _ATTRIBUTES.search(answer):
-        left = end - time.monotonic()
-        if left <= 0 or not select.select([terminal], [], [], left)[0]:
-            break
-        answer += os.read(terminal, 1024)
     return answer
 
 
 def _from_environment(environ: Mapping[str, str]) -> Background | None:
-    """COLORFGBG, "15;0" for one, is set by a few terminals: the last number is the background."""
+    """Parse COLORFGBG ("15;0" for example): the last number is the background."""
     last = environ.get("COLORFGBG", "").rpartition(";")[2]
     if not last.isdecimal():
         return None
@@ -93,9 +87,7 @@ def _from_environment(environ: Mapping[str, str]) -> Background | None:
 
 # Terminals disagree on the width of emoji joined by a zero-width joiner, skin tones, variation
 # selectors and Indic vowel signs. One such cluster would shift the rest of its line.
-
-# What every terminal gives the same width: the scripts and symbols that stand in the tables of all
-# of them for years. Whatever is not here costs some bytes, and is as right.
+# These characters have the same width in every terminal. Others only cost extra bytes.
 _AGREED = (
     "\x20-\x7e\xa0-\xac\xae-\u05ff\u0606-\u061b\u061d-\u06dc\u06de-\u06ff"
     "\u0e00-\u0e32\u0e34-\u0e7f\u10a0-\u10ff\u1e00-\u1fff"
@@ -114,15 +106,15 @@ _TOKEN = re.compile(
 
 
 def keep_columns(data: str) -> str:
-    """`data` for a terminal, with the cursor put in its place around each disputed cluster.
+    """Add cursor moves to terminal output around clusters of disputed width.
 
-    Only what follows a move to a row and column (CUP) is changed, as all does that Textual draws.
-    A cluster is drawn over spaces, since it may be narrower than its place.
+    Only changes text after a move to a row and column (CUP), as Textual draws. A cluster is drawn
+    over spaces, since it may be narrower than its place.
     """
     if not _DISPUTED.search(data):
         return data
     parts: list[str] = []
-    place: tuple[int, int] | None = None  # row and column from 1, where they are known
+    place: tuple[int, int] | None = None  # row and column from 1, if known
     for token in _TOKEN.finditer(data):
         if token["row"]:
             place = int(token["row"]), int(token["column"])
@@ -145,77 +137,65 @@ def _kept(text: str, row: int, column: int) -> str:
         after = column + width
         if not _DISPUTED.search(cluster):
             parts.append(cluster)
-        elif width:  # else nothing of it would be seen
-            blank = f"{' ' * width}\x1b[{row};{column}H"
-            parts.append(f"{blank}{cluster}\x1b[{row};{after}H")
+        elif width:  # skip invisible clusters
+            parts.append(f"{' ' * width}\x1b[{row};{column}H{cluster}\x1b[{row};{after}H")
         column = after
     return "".join(parts)
 
 
 def _clusters(text: str) -> Iterator[tuple[str, int]]:
-    """What is drawn as one, with its columns; two regional indicators are a flag."""
-    half: tuple[str, int] | None = None
+    """Yield grapheme clusters with their widths; two regional indicators are one flag."""
+    half, half_width = "", 0  # a pending regional indicator
     while text.startswith("\u200d"):
-        text = text[2:]  # laid out as nothing: a joiner hides what follows it
+        text = text[2:]  # a leading joiner hides the next character
     for start, end, width in split_graphemes(text)[0]:
         cluster = text[start:end]
         is_half = len(cluster) == 1 and "\U0001f1e6" <= cluster <= "\U0001f1ff"
         if half and is_half:
-            yield half[0] + cluster, half[1] + width
-            half = None
+            yield half + cluster, half_width + width
+            half = ""
             continue
         if half:
-            yield half
-        half = (cluster, width) if is_half else None
+            yield half, half_width
+        half, half_width = (cluster, width) if is_half else ("", 0)
         if not is_half:
             yield cluster, width
     if half:
-        yield half
+        yield half, half_width
 
 
 _CLIPBOARD_TIMEOUT_S = 2.0
-_ON_WAYLAND = (["wl-copy"],)
-_ON_X11 = (["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"])
-_TMUX = ["tmux", "load-buffer", "-w", "-"]  # -w: and to the clipboard of the terminal outside
-
-Which = Callable[[str], str | None]
 
 
 def find_program(
     environ: Mapping[str, str] = os.environ,
     platform: str = sys.platform,
-    which: Which = shutil.which,
+    which: Callable[[str], str | None] = shutil.which,
 ) -> list[str] | None:
-    """The command that copies its standard input to the user's clipboard; None: only the terminal
-    can (OSC 52, which the app writes).
-
-    On a Mac it is pbcopy, since Terminal.app ignores OSC 52. Over ssh the programs of this machine
-    would fill a clipboard that nobody sees, so there it is tmux or the terminal.
-    """
-    candidates: list[list[str]] = []
-    if not (environ.get("SSH_CONNECTION") or environ.get("SSH_TTY")):
-        if platform == "darwin":
-            candidates.append(["pbcopy"])
-        if environ.get("WAYLAND_DISPLAY"):
-            candidates += _ON_WAYLAND
-        if environ.get("DISPLAY"):
-            candidates += _ON_X11
-    if environ.get("TMUX"):
-        candidates.append(_TMUX)
-    return next((command for command in candidates if which(command[0])), None)
+    """Return the command that copies its input to the user's clipboard (None: use OSC 52)."""
+    is_local = not (environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"))
+    has_x11 = is_local and environ.get("DISPLAY")
+    candidates = (
+        (is_local and platform == "darwin", "pbcopy"),
+        (is_local and environ.get("WAYLAND_DISPLAY"), "wl-copy"),
+        (has_x11, "xclip -selection clipboard"),
+        (has_x11, "xsel --clipboard --input"),
+        (environ.get("TMUX"), "tmux load-buffer -w -"),  # -w: also copies to the outer terminal
+    )
+    commands = (command.split() for applies, command in candidates if applies)
+    return next((command for command in commands if which(command[0])), None)
 
 
 def run_program(command: Sequence[str], text: str) -> bool:
-    """Passes `text` to a command of `find_program`; False where that failed. Blocks, at most two
-    seconds."""
+    """Pass `text` to a command of `find_program`; return success. Blocks for up to two seconds."""
     try:
         done = subprocess.run(
             command,
             input=text.encode(errors="replace"),
-            stdout=subprocess.DEVNULL,  # xclip stays, and would keep a pipe open
+            stdout=subprocess.DEVNULL,  # xclip keeps running and would keep a pipe open
             stderr=subprocess.DEVNULL,
             timeout=_CLIPBOARD_TIMEOUT_S,
-            env={**os.environ, "LC_CTYPE": "UTF-8"},  # pbcopy takes the bytes for what this says
+            env={**os.environ, "LC_CTYPE": "UTF-8"},  # the encoding that pbcopy expects
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -223,13 +203,15 @@ def run_program(command: Sequence[str], text: str) -> bool:
 
 
 def editor(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The command of the user's editor."""
+    """Return the command of the user's editor."""
     return shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "vi") or ["vi"]
 
 
 async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
-    """What the user makes of `text` in the editor, which has the terminal meanwhile; `text` where
-    it fails. Who stops waiting ends the editor. Raises OSError where it cannot be started."""
+    """Edit `text` in the user's editor; return it unchanged if the editor fails.
+
+    Cancelling terminates the editor. Raises OSError if the editor cannot start.
+    """
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")
@@ -242,12 +224,12 @@ async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
         return text if failed else typeable(path.read_text("utf-8", "replace"))
 
 
-# XTWINOPS of xterm; who does not know it leaves the last title there.
+# XTWINOPS of xterm. Terminals without it keep the last title.
 _PUSH_TITLE, _POP_TITLE = "\x1b[22;2t", "\x1b[23;2t"
 
 
 def has_title(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the terminal takes a title (OSC 2)."""
+    """Return whether the terminal supports titles (OSC 2)."""
     return environ.get("TERM", "") not in _MUTE
 
 
@@ -257,7 +239,7 @@ class ChatDriver(SteadyDriver):
     _title = ""
 
     def write(self, data: str) -> None:
-        if not self.is_suspended:  # else the terminal is another program's
+        if not self.is_suspended:  # another program uses the terminal meanwhile
             super().write(keep_columns(data))
 
     def start_application_mode(self) -> None:
@@ -272,7 +254,7 @@ class ChatDriver(SteadyDriver):
         super().stop_application_mode()
 
     def show_title(self, title: str) -> None:
-        """Names the terminal's window or tab."""
+        """Set the title of the terminal's window or tab."""
         self._title = title
         if title and has_title():
             self.write(f"\x1b]2;{on_one_line(title)}\x07")

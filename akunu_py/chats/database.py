@@ -1,7 +1,7 @@
-"""The SQLite file of the conversations: its tables, migrations, and errors.
+"""The SQLite database file of conversations: its tables, migrations and errors.
 
-Processes share a lock on the file `.lock` beside the database. A process that holds it alone may
-rename a damaged database. Released migrations never change; they run in one transaction.
+Processes share a lock on `<database>.lock`; renaming a damaged database needs an exclusive lock.
+Released migrations never change; they run in one transaction.
 """
 
 from __future__ import annotations
@@ -19,37 +19,31 @@ from akunu_py.chats.rows import decode, text_of
 from akunu_py.chats.search import searchable
 from akunu_py.errors import ConversationError, one_line
 
-_BUSY_TIMEOUT_S = 5.0  # for another program that is writing
-_PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
+_BUSY_TIMEOUT_S = 5.0  # waits for another writer
+_PARTS = ("", "-wal", "-shm")  # suffixes of SQLite's files
 
-_WRITTEN = "another program is writing to it; close that one, then try again"
-_NO_ACCESS = "give yourself access, or set XDG_DATA_HOME to your own directory"
-_NO_WRITE_ACCESS = "give yourself write access, or set XDG_DATA_HOME to your own directory"
-_DAMAGE = "it is damaged; start akunu again, which sets it aside"
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_NO_ACCESS = "give yourself write access, or set XDG_DATA_HOME to your own directory"
+_NO_SPACE = "free some space, or set XDG_DATA_HOME to a directory on another disk"
 _HINTS = {
-    sqlite3.SQLITE_BUSY: _WRITTEN,
-    sqlite3.SQLITE_LOCKED: _WRITTEN,
-    sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a directory on another disk",
-    # SQLite's code for a full disk where it cannot make the log's index.
-    sqlite3.SQLITE_IOERR: "the disk is full or failing; free some space, or set XDG_DATA_HOME to a "
-    "directory on another disk",
-    sqlite3.SQLITE_READONLY: _NO_WRITE_ACCESS,
+    **dict.fromkeys(_DAMAGED, "it is damaged; restart akunu to set it aside"),
+    sqlite3.SQLITE_BUSY: "another program is writing to it; close that program, then try again",
+    sqlite3.SQLITE_LOCKED: "another program is writing to it; close that program, then try again",
+    sqlite3.SQLITE_FULL: _NO_SPACE,
+    # SQLite also reports this if the disk is too full to create the log's index.
+    sqlite3.SQLITE_IOERR: f"the disk is full or failing; {_NO_SPACE}",
+    sqlite3.SQLITE_READONLY: _NO_ACCESS,
     sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
-    sqlite3.SQLITE_PERM: _NO_WRITE_ACCESS,
-    sqlite3.SQLITE_CORRUPT: _DAMAGE,
-    sqlite3.SQLITE_NOTADB: _DAMAGE,
+    sqlite3.SQLITE_PERM: _NO_ACCESS,
 }
-_OTHER_HINT = "see `akunu info` for where it is; XDG_DATA_HOME moves it"
+_OTHER_HINT = "`akunu info` shows its path; XDG_DATA_HOME changes it"
 _MAX_PROBLEMS = 10_000
 _IN_A_ROW = re.compile(r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in ")
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+APPLICATION_ID = 0x616B756E  # "akun", in the file header
 
-
-APPLICATION_ID = 0x616B756E  # "akun", in the header of the file: whose database this is
-
-# `chosen` grows with every message that is added or gone back to: of the siblings at one place the
-# one with the highest is active. `parent` names a message of the same conversation and is no
-# foreign key, because what follows a message that another program erased must be kept as well.
+# `chosen` increases with every added or selected message: among siblings, the highest is active.
+# `parent` is the id of a message in the same conversation. It is not a foreign key, because the
+# descendants of a message erased by another program must be kept.
 _TABLES = """
 CREATE TABLE conversations (
     number INTEGER PRIMARY KEY,
@@ -78,7 +72,7 @@ CREATE TABLE messages (
 CREATE INDEX conversations_by_time ON conversations (updated);
 """
 
-# The words that are searched for. Each index has the number of what it indexes as its rowid.
+# Full-text indexes. Each rowid is the number of the indexed message or conversation.
 _INDEXES = """
 CREATE VIRTUAL TABLE message_index USING fts5 (words, tokenize = 'unicode61 remove_diacritics 2');
 CREATE VIRTUAL TABLE title_index USING fts5 (words, tokenize = 'unicode61 remove_diacritics 2');
@@ -86,21 +80,17 @@ CREATE VIRTUAL TABLE title_index USING fts5 (words, tokenize = 'unicode61 remove
 
 
 class DatabaseFile:
-    """An open database of conversations. `warnings`: what had to be set aside, one line each."""
+    """An open database of conversations."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the database at `path`, a new one where there is none; readable by its owner only.
-
-        Raises ConversationError where it cannot be opened, or must not be.
-        """
+        """Open or create the database, readable by its owner only. Raises ConversationError."""
         self.path = path
-        self.warnings: list[str] = []
+        self.warnings: list[str] = []  # one line per damaged file that was set aside
         try:
             self._lock = _lock_beside(path)
         except OSError as error:
             raise ConversationError(
-                f"conversations cannot be kept in {path}: {error.strerror}; "
-                f"{_HINTS[sqlite3.SQLITE_CANTOPEN]}"
+                f"cannot store conversations in {path}: {error.strerror}; {_NO_ACCESS}"
             ) from error
         try:
             self.database = self._open()
@@ -109,7 +99,7 @@ class DatabaseFile:
             raise
 
     def close(self) -> None:
-        """Closes it; the last one who does leaves a single file."""
+        """Close the database. The last process to close it leaves a single file."""
         try:
             with self.errors():
                 self.database.close()
@@ -118,13 +108,13 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Changes that are made all together or not at all. Raises ConversationError."""
+        """Run an atomic transaction. Raises ConversationError."""
         with self.errors(), _transaction(self.database):
             yield self.database
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns an error of SQLite into a ConversationError of one line."""
+        """Convert SQLite errors to ConversationErrors of one line."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -147,51 +137,45 @@ class DatabaseFile:
         database = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         database.text_factory = decode
         try:
-            self._prepare(database)
+            with _transaction(database, "DEFERRED"):  # all checks see the same state
+                version = self._check(database)
+            _use_write_ahead_log(database)
+            for setting in ("synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
+                database.execute(f"PRAGMA {setting}")
+            if version < VERSION:
+                with _transaction(database):
+                    migrate(database)  # checks the version again: another process may have migrated
         except BaseException:
             database.close()
             raise
         return database
 
-    def _prepare(self, database: sqlite3.Connection) -> None:
-        """Checks the database, brings it up to date and sets how it is written."""
-        with _transaction(database, "DEFERRED"):  # what is checked is of one moment
-            version = self._check(database)
-        # With a log beside the database readers do not wait for a writer, and a message is safe
-        # from a killed program as soon as the system has it: no waiting for the disk.
-        _keep_a_log(database)
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-        database.execute("PRAGMA secure_delete = ON")
-        if version < VERSION:
-            with _transaction(database):
-                migrate(database)  # looks at the version again: another program may have done it
-
     def _check(self, database: sqlite3.Connection) -> int:
-        """The version of the database. Raises ConversationError where it is none of akunu's."""
+        """Return the schema version. Raises ConversationError for a database of another program."""
         version = schema_version(database)
-        if is_foreign(database):
+        owner: int = database.execute("PRAGMA application_id").fetchone()[0]
+        tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if owner != APPLICATION_ID and (owner or tables):
             raise ConversationError(
                 f"expected akunu's conversations in {self.path}, found a database of another "
                 "program; move it away, then try again"
             )
         if version > VERSION:
             raise ConversationError(
-                f"{self.path} was written by a newer akunu (its version is {version}, this one "
-                f"knows {VERSION}) and stays as it is; update akunu, or set XDG_DATA_HOME to your "
-                "own directory"
+                f"{self.path} was written by a newer akunu (version {version}, expected at most "
+                f"{VERSION}) and is unchanged; update akunu, or set XDG_DATA_HOME"
             )
-        if stranger := _stranger(database):
+        if foreign := _foreign_object(database):
             raise ConversationError(
-                f"expected akunu's own tables in {self.path}, found {stranger}, which another "
-                "program made; move the file away, then try again"
+                f"expected only akunu's tables in {self.path}, found {foreign} of another program; "
+                "move the file away, then try again"
             )
         if version:
             _check_pages(database)
         return version
 
     def _set_aside(self, error: Exception) -> None:
-        """Renames a damaged database and its log, unless another program has it open."""
+        """Rename a damaged database and its log, unless another process has it open."""
         damaged = f"{self.path} is damaged ({one_line(error)})"
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,7 +183,10 @@ class DatabaseFile:
             raise ConversationError(
                 f"{damaged} and another akunu has it open; close all of them, then try again"
             ) from error
-        aside = _unused(self.path)
+        number = 1
+        while any(Path(f"{self.path}.damaged-{number}{part}").exists() for part in _PARTS):
+            number += 1
+        aside = Path(f"{self.path}.damaged-{number}")
         try:
             for part in _PARTS:
                 with contextlib.suppress(FileNotFoundError):
@@ -215,7 +202,7 @@ class DatabaseFile:
 
 
 def _lock_beside(path: Path) -> int:
-    """Makes the directory and the file where they are missing; returns the shared lock."""
+    """Create missing directories and files; return the descriptor of the shared lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -228,14 +215,15 @@ def _lock_beside(path: Path) -> int:
 
 
 def _create(path: Path) -> None:
-    # SQLite would make it with the mode that the user's mask leaves; its log takes over this one.
-    # One that exists is not opened: to close it would drop the locks that SQLite has on it.
+    # SQLite would use the umask for the mode. Its log files inherit this mode.
+    # Do not open an existing file: closing it would drop SQLite's locks on it.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _keep_a_log(database: sqlite3.Connection) -> None:
-    """Sets the write-ahead log. Whoever does so first must be alone, and SQLite does not wait."""
+def _use_write_ahead_log(database: sqlite3.Connection) -> None:
+    """Turn on the log: readers do not wait for a writer, and saving does not wait for the disk."""
+    # The first process to do so needs exclusive access, which SQLite does not wait for.
     until = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
@@ -249,8 +237,7 @@ def _keep_a_log(database: sqlite3.Connection) -> None:
 
 
 def _check_pages(database: sqlite3.Connection) -> None:
-    """Raises sqlite3.DatabaseError where a page of the file is damaged. A value that does not fit
-    its column damages one row, and `rows` sees to that."""
+    """Raise sqlite3.DatabaseError for a damaged page. `rows` handles damaged values."""
     for (found,) in database.execute(f"PRAGMA quick_check ({_MAX_PROBLEMS})"):
         if found != "ok" and not _IN_A_ROW.search(str(found)):
             error = sqlite3.DatabaseError(" ".join(str(found).split())[:200])
@@ -258,8 +245,8 @@ def _check_pages(database: sqlite3.Connection) -> None:
             raise error
 
 
-def _stranger(database: sqlite3.Connection) -> str | None:
-    """What is there that akunu never makes, and that can run for ever when a table is used."""
+def _foreign_object(database: sqlite3.Connection) -> str | None:
+    """Return a view, trigger or computed column, which akunu never creates and may run forever."""
     for kind, name, page, statement in database.execute(
         "SELECT type, name, rootpage, sql FROM sqlite_master"
     ):
@@ -275,7 +262,7 @@ def _stranger(database: sqlite3.Connection) -> str | None:
 
 @contextlib.contextmanager
 def _transaction(database: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    # IMMEDIATE: waits for other writers now, and never finds out half-way that it cannot write.
+    # IMMEDIATE waits for other writers now; otherwise a later write could fail.
     database.execute(f"BEGIN {kind}")
     try:
         yield
@@ -287,21 +274,10 @@ def _transaction(database: sqlite3.Connection, kind: str = "IMMEDIATE") -> Itera
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary result code, without the bits of the extended one."""
-    if isinstance(error, UnicodeDecodeError):  # of SQLite's message that names a damaged table
+    """Return SQLite's primary result code."""
+    if isinstance(error, UnicodeDecodeError):  # a message with the name of a damaged table
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-
-
-def _unused(path: Path) -> Path:
-    """A name for a damaged file that nothing has yet."""
-    number = 1
-    while any(Path(f"{path}.damaged-{number}{part}").exists() for part in _PARTS):
-        number += 1
-    return Path(f"{path}.damaged-{number}")
-
-
-# Migrations
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
@@ -310,22 +286,18 @@ def _make_tables(database: sqlite3.Connection) -> None:
 
 def _make_indexes(database: sqlite3.Connection) -> None:
     _run_all(database, _INDEXES)
-    for index, column, table in (
-        ("message_index", "text", "messages"),
-        ("title_index", "title", "conversations"),
+    for index, query in (
+        ("message_index", "SELECT number, text FROM messages"),
+        ("title_index", "SELECT number, title FROM conversations"),
     ):
-        rows = database.execute(f"SELECT number, {column} FROM {table}")
-        database.executemany(
-            f"INSERT INTO {index} (rowid, words) VALUES (?, ?)",
-            ((number, searchable(text_of(text))) for number, text in rows),
-        )
+        rows = ((number, searchable(text_of(text))) for number, text in database.execute(query))
+        database.executemany(f"INSERT INTO {index} (rowid, words) VALUES (?, ?)", rows)
 
 
 def _run_all(database: sqlite3.Connection, statements: str) -> None:
-    """Not `executescript`, which would end the transaction."""
-    for statement in statements.split(";\n"):
-        if statement.strip():
-            database.execute(statement)
+    # `executescript` would commit the transaction.
+    for statement in statements.strip().split(";\n"):
+        database.execute(statement)
 
 
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_tables, _make_indexes)
@@ -333,20 +305,13 @@ VERSION = len(_MIGRATIONS)
 
 
 def schema_version(database: sqlite3.Connection) -> int:
-    """The version of a database, 0 for an empty one."""
+    """Return the schema version of a database (0: empty)."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     return version
 
 
-def is_foreign(database: sqlite3.Connection) -> bool:
-    """Whether another program made this database."""
-    owner: int = database.execute("PRAGMA application_id").fetchone()[0]
-    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return owner != APPLICATION_ID and (owner != 0 or tables > 0)
-
-
 def migrate(database: sqlite3.Connection) -> None:
-    """Brings the database to VERSION; the caller holds a transaction that may write."""
+    """Migrate the database to VERSION. Requires a write transaction."""
     for migration in _MIGRATIONS[schema_version(database) :]:
         migration(database)
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")

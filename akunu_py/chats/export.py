@@ -1,4 +1,4 @@
-"""Export of a conversation: Markdown of the active branch, or JSON of everything."""
+"""Export of conversations: Markdown of the active branch, or JSON of all branches."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ FORMATS: tuple[ExportFormat, ...] = ("markdown", "json")
 SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json"}
 UNTITLED = "Untitled"
 _AUTHORS: dict[Role, str] = {"user": "You", "system": "System"}
-# Why an answer is incomplete; None: it failed, or the program was killed.
+# Why an answer is incomplete. None: it failed, or the process was killed.
 _ENDINGS: dict[FinishReason | None, str] = {
-    "length": "cut off at the limit of tokens",
-    "context": "cut off: the context was full",
+    "length": "reached the token limit",
+    "context": "reached the context limit",
     "cancelled": "stopped",
     None: "not finished",
 }
-
 _END_MARK = "akunu-end-of-message"
-_MAY_STAY_OPEN = re.compile("```|~~~|<")  # a block of code or of HTML
-_MAX_FENCES = 8  # kinds that are tried, the last of a text first
+_MAY_STAY_OPEN = re.compile("```|~~~|<")  # a code or HTML block
+_MAX_FENCES = 8  # fences tried, last ones first
 
 
 def render(tree: Tree, form: ExportFormat) -> str:
-    """Return a conversation in one of the formats."""
+    """Render a conversation in a format."""
     return as_json([tree]) if form == "json" else as_markdown(tree)
 
 
 def as_markdown(tree: Tree) -> str:
-    """The active branch as Markdown: each message under a heading with its author."""
+    """Render the active branch as Markdown: each message under a heading with its author."""
     messages = [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
     parts = [f"# {_line(tree.title) or UNTITLED}"]
     if messages:
@@ -61,8 +60,7 @@ def as_markdown(tree: Tree) -> str:
 
 
 def self_contained(text: str) -> str:
-    """Markdown that ends where it ends: an answer that was stopped within a block of code or of
-    HTML must not swallow what follows."""
+    """Close an unfinished code or HTML block, so that it does not include the next message."""
     text = displayable(text).strip("\n")
     if _is_closed(text):
         return text
@@ -76,53 +74,45 @@ def self_contained(text: str) -> str:
 
 
 def _is_closed(text: str) -> bool:
-    """Whether a paragraph after `text` is one of its own."""
+    """Return whether a paragraph after `text` is separate from it."""
     if not _MAY_STAY_OPEN.search(text):
         return True
-    tokens = _blocks().parse(f"{text}\n\n{_END_MARK}\n")
+    tokens = _block_parser().parse(f"{text}\n\n{_END_MARK}\n")
     return len(tokens) >= 3 and tokens[-3].level == 0 and tokens[-2].content == _END_MARK
 
 
 @functools.cache
-def _blocks() -> MarkdownIt:
-    """Made once: it takes longer than most messages. Reads no emphasis and no links."""
-    return MarkdownIt("commonmark").disable("inline")
+def _block_parser() -> MarkdownIt:
+    return MarkdownIt("commonmark").disable("inline")  # slow to create
 
 
 def _date(created: float) -> str:
-    """In the user's time zone: "21 November 2026, 14:05, "; nothing where it is not known."""
+    """Return local time as "21 November 2026, 14:05, " ("" if unknown)."""
     moment = datetime.fromtimestamp(created)
     return f"{moment.day} {moment:%B %Y, %H:%M}, " if created else ""
 
 
 def _line(text: str) -> str:
-    """`text` in one line, where nothing in it is Markdown."""
+    """Return `text` on one line with Markdown characters escaped."""
     return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", collapse(text))
 
 
-_PLAIN = (".markdown", ".txt")
-
-
 def format_of(path: Path, default: ExportFormat = "markdown") -> ExportFormat:
-    """The format that the suffix of a file means, `default` for none. Raises UsageError for one
-    that means none of them."""
+    """Return the export format for a file's suffix. Raises UsageError for unknown suffixes."""
     suffix = path.suffix.lower()
     if not suffix:
         return default
-    if suffix in _PLAIN:
+    if suffix in (".markdown", ".txt"):
         return "markdown"
-    found = next((form for form in FORMATS if SUFFIXES[form] == suffix), None)
-    if found is None:
-        raise UsageError(f"expected {', '.join(SUFFIXES.values())} at the end, found {suffix}")
-    return found
+    if found := [form for form in FORMATS if SUFFIXES[form] == suffix]:
+        return found[0]
+    raise UsageError(f"unknown file type {suffix}; use {' or '.join(SUFFIXES.values())}")
 
 
 def file_name(title: str, form: ExportFormat) -> str:
-    """A name for a file: the words of the title in lower case, joined by hyphens."""
-    plain = unicodedata.normalize("NFKC", title).lower()
-    words = re.findall(r"[^\W_]+", plain)
+    """Return a file name: the words of the title in lower case, joined by hyphens."""
     name = ""
-    for word in words:
+    for word in re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", title).lower()):
         if len(f"{name}-{word}".encode()) > 60:
             break
         name = f"{name}-{word}" if name else word
@@ -130,15 +120,11 @@ def file_name(title: str, form: ExportFormat) -> str:
 
 
 def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
-    """Writes a file that was not there; gives its path.
-
-    numbered: takes another name, ending in -2 and so on, where there is one. Raises
-    ConversationError.
-    """
+    """Write a new file and return its path; `numbered` appends -2 and so on if it exists."""
     number, target = 1, path
     while True:
         try:
-            # "x" follows no link that somebody put there.
+            # "x" does not follow symbolic links.
             with target.open("x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
             return target
@@ -149,7 +135,7 @@ def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
             number += 1
             target = path.with_name(f"{path.stem}-{number}{path.suffix}")
         except OSError as error:
-            with contextlib.suppress(OSError):  # a part of it may be there
+            with contextlib.suppress(OSError):  # a partial file may exist
                 target.unlink()
             raise ConversationError(
                 f"cannot write {target}: {error.strerror or error}; name another file"

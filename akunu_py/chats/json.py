@@ -1,12 +1,12 @@
-"""Conversations as JSON, exported and imported: everything, all branches.
+"""JSON export and import of conversations with all branches.
 
     {"format": "akunu-conversations", "version": 1, "conversations": [
         {"id", "title", "chosen": [ids], "messages": [
             {"id", "parent", "role", "text", "thinking", "created", "model", "stats",
              "finish_reason"}, ...]}, ...]}
 
-`parent` is the id of an earlier message, or null; times are seconds since 1970; `chosen` are the
-messages that are active where there are several.
+`parent` is the id of an earlier message or null; `created` is in seconds since 1970; `chosen` lists
+the active message of each set of siblings.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ FORMAT = "akunu-conversations"
 VERSION = 1
 
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_TIME = 253402128000.0  # three days before the year 10000, in no time zone beyond it
-_MAX_NUMBER = 2**53  # of statistics
+_MAX_TIME = 253402128000.0  # before the year 10000 in every time zone
+_MAX_NUMBER = 2**53  # in statistics
 _STATS_FIELDS = {field.name for field in fields(Stats)}
+_FIELDS = ("id", "parent", "role", "text", "thinking", "created", "model", "stats", "finish_reason")
 
 
-class _BadForm(Exception):
-    """What was expected, and what was found."""
+class _FormatError(Exception):
+    """The JSON is not a valid export. The message says what was expected and found."""
 
 
 def as_json(trees: Iterable[Tree]) -> str:
-    """Whole conversations, as `read_json` reads them."""
+    """Return conversations as JSON for `read_json`."""
     conversations = [
         {
             "id": tree.conversation,
             "title": tree.title,
             "chosen": tree.chosen(),
-            "messages": [_message_values(message) for message in tree.messages],
+            "messages": [
+                {name: values[name] for name in _FIELDS} for values in map(asdict, tree.messages)
+            ],
         }
         for tree in trees
     ]
@@ -51,10 +54,7 @@ def as_json(trees: Iterable[Tree]) -> str:
 
 
 def read_json(text: str, name: str) -> list[Tree]:
-    """The conversations that `as_json` wrote; `name` is where the text comes from.
-
-    Raises ConversationError where it is something else.
-    """
+    """Parse the output of `as_json`. Raises ConversationError. name: the source, for errors."""
     try:
         content = parse_json(text)
         _expect(isinstance(content, dict) and content.get("format") == FORMAT, f'"{FORMAT}"', "")
@@ -62,17 +62,16 @@ def read_json(text: str, name: str) -> list[Tree]:
         _expect(version == VERSION, f"version {VERSION}", version)
         _expect(isinstance(content.get("conversations"), list), "a list of conversations", "")
         return [_read_conversation(each) for each in content["conversations"]]
-    except ValueError as error:
-        raise _import_error(name, f"expected JSON: {error}") from error
-    except _BadForm as error:
-        raise _import_error(name, str(error)) from error
+    except (ValueError, _FormatError) as error:
+        problem = f"expected JSON: {error}" if isinstance(error, ValueError) else error
+        raise ConversationError(
+            f"cannot import {name}: {problem}; expected a file from `akunu chats export --format "
+            "json`"
+        ) from error
 
 
 def stats_of(values: dict[str, Any]) -> Stats:
-    """Statistics from a JSON object; what this version does not know is left out.
-
-    Raises ValueError where a value is none that one could have measured.
-    """
+    """Parse statistics; ignore unknown fields. Raises ValueError for invalid values."""
     known = {name: value for name, value in values.items() if name in _STATS_FIELDS}
     for name, value in known.items():
         if name == "not_cached":
@@ -84,27 +83,12 @@ def stats_of(values: dict[str, Any]) -> Stats:
 
 
 def is_time(value: object) -> bool:
-    """Whether it is a number of seconds since 1970 that has a date."""
+    """Return whether a value is a number of seconds since 1970 with a valid date."""
     return _is_number(value, _MAX_TIME)
 
 
 def _is_number(value: object, most: float) -> bool:
-    """NaN is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
-
-
-def _message_values(message: ChatMessage) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "parent": message.parent,
-        "role": message.role,
-        "text": message.text,
-        "thinking": message.thinking,
-        "created": message.created,
-        "model": message.model,
-        "stats": asdict(message.stats) if message.stats else None,
-        "finish_reason": message.finish_reason,
-    }
 
 
 def _read_conversation(values: Any) -> Tree:
@@ -118,7 +102,7 @@ def _read_conversation(values: Any) -> Tree:
     messages = []
     for each in listed:
         message = _read_message(each)
-        _expect(message.id not in roles, "an id of its own", message.id)
+        _expect(message.id not in roles, "a unique id", message.id)
         _expect(message.parent in roles, "an earlier message as parent", message.parent)
         previous = roles[message.parent]
         follows = fitting_role(message.role, previous) == message.role
@@ -158,10 +142,4 @@ def _read_id(value: Any) -> str:
 def _expect(holds: object, expected: str, found: object) -> None:
     if not holds:
         shown = repr(found) if len(repr(found)) <= 60 else f"{repr(found)[:57]}..."
-        raise _BadForm(f"expected {expected}" + (f", found {shown}" if found != "" else ""))
-
-
-def _import_error(name: str, problem: str) -> ConversationError:
-    return ConversationError(
-        f"cannot import {name}: {problem}; `akunu chats export --format json` makes such files"
-    )
+        raise _FormatError(f"expected {expected}" + (f", found {shown}" if found != "" else ""))

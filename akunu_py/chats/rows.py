@@ -1,12 +1,13 @@
-"""Rows of the database as objects, whatever a damaged file has in their columns.
+"""Conversion between database rows and objects. Damaged values never raise.
 
-A text that is no UTF-8 is shown with what can be read of it, a time or statistics that cannot be
-are missing, and a message without a good id or role gets one. Nothing here raises.
+Invalid UTF-8 is replaced, invalid times and statistics are dropped, and invalid ids and roles
+get valid replacements.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, get_args
@@ -23,11 +24,11 @@ number, id, substr(title, 1, 1000), created, updated, substr(model, 1, 1000),
     ORDER BY m.number DESC LIMIT 1)
 """
 MESSAGE_COLUMNS = "id, parent, role, text, thinking, created, model, stats, finish_reason"
-_MADE_UP = "damaged-"  # begins the ids of rows that have none
+_GENERATED = "damaged-"  # prefix of ids generated for rows without a valid id
 
 
 def info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
-    """A row of INFO_COLUMNS: the number of the conversation, and what a list shows of it."""
+    """Convert a row of INFO_COLUMNS to the conversation's row number and info."""
     number, conversation, title, created, updated, model, messages, preview = row
     times = _time(created), _time(updated)
     names = id_of(number, conversation), text_of(title)
@@ -35,37 +36,34 @@ def info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
 
 
 def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMessage]]:
-    """Rows of a number and MESSAGE_COLUMNS, oldest first, each with its number. A message whose
-    parent is not here gets none."""
+    """Convert rows of a number and MESSAGE_COLUMNS, oldest first. Drops unknown parents."""
     roles: dict[str | None, str | None] = {None: None}
-    ids: dict[Any, str] = {}  # by what is written
-    for number, written, parent, role, text, thinking, created, model, stats, finish in rows:
-        message_id = id_of(number, written)
+    ids: dict[Any, str] = {}  # by stored id
+    for number, stored, parent, role, text, thinking, created, model, stats, finish in rows:
+        message_id = id_of(number, stored)
         if message_id in roles:
-            message_id = f"{_MADE_UP}{number}"
+            message_id = f"{_GENERATED}{number}"
         parent = ids.get(parent)
         role = fitting_role(role, roles[parent])
-        ids.setdefault(written, message_id)
+        ids.setdefault(stored, message_id)
         ids.setdefault(message_id, message_id)
         roles[message_id] = role
-        yield (
-            number,
-            ChatMessage(
-                role=role,
-                text=text_of(text),
-                parent=parent,
-                thinking=text_of(thinking),
-                model=text_of(model),
-                stats=_stats(stats),
-                finish_reason=finish if finish in get_args(FinishReason) else None,
-                created=_time(created),
-                id=message_id,
-            ),
+        message = ChatMessage(
+            role=role,
+            text=text_of(text),
+            parent=parent,
+            thinking=text_of(thinking),
+            model=text_of(model),
+            stats=_stats(stats),
+            finish_reason=finish if finish in get_args(FinishReason) else None,
+            created=_time(created),
+            id=message_id,
         )
+        yield number, message
 
 
 def values_of(message: ChatMessage) -> tuple[Any, ...]:
-    """A message as the values of MESSAGE_COLUMNS."""
+    """Return the values of MESSAGE_COLUMNS for a message."""
     stats = json.dumps(asdict(message.stats)) if message.stats else None
     texts = storable(message.text), storable(message.thinking)
     head = message.id, message.parent, message.role
@@ -74,36 +72,35 @@ def values_of(message: ChatMessage) -> tuple[Any, ...]:
 
 
 def number_of(name: str) -> int | None:
-    """The number of a row that got `name` because it had no good id; None for other names."""
-    digits = name.removeprefix(_MADE_UP)
-    is_made_up = digits != name and len(digits) < 19 and digits.isascii() and digits.isdigit()
-    return int(digits) if is_made_up else None
+    """Return the row number in a generated id (None: not a generated id)."""
+    found = re.fullmatch(rf"{_GENERATED}([0-9]{{1,18}})", name)
+    return int(found[1]) if found else None
 
 
 def text_of(value: object) -> str:
-    """What a column of text holds, "" for nothing."""
+    """Return a column value as text ("" for NULL)."""
     if isinstance(value, bytes):
         return decode(value)
     return "" if value is None else str(value)
 
 
 def decode(data: bytes) -> str:
-    """For `sqlite3.Connection.text_factory`."""
+    """Decode text for `sqlite3.Connection.text_factory`."""
     return data.decode("utf-8", "replace")
 
 
 def storable(text: str) -> str:
-    """`text` without lone surrogates, which no encoder takes."""
+    """Replace lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def id_of(number: int, value: object) -> str:
-    """The id of a row; made up of its number where what is written is none."""
-    return value if isinstance(value, str) and ID.fullmatch(value) else f"{_MADE_UP}{number}"
+    """Return the id of a row, or an id generated from its number if invalid."""
+    return value if isinstance(value, str) and ID.fullmatch(value) else f"{_GENERATED}{number}"
 
 
 def _time(value: object) -> float:
-    """Seconds since 1970, 0 where that is not known."""
+    """Return seconds since 1970 (0: unknown)."""
     return float(value) if is_time(value) else 0.0  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""Full-text search in conversations: the words of a query as SQLite FTS5 terms, and snippets.
+"""Full-text search in conversations: queries as SQLite FTS5 terms, and snippets.
 
-A conversation matches if its messages and title together contain every word, ignoring case and
-accents. Words may be unfinished; quotation marks enclose an exact phrase.
+A conversation matches if its messages and title contain every word or prefix, ignoring case and
+accents. Quotation marks enclose an exact phrase.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from itertools import islice
 
 from akunu_py.chats.rows import id_of, text_of
 
-# Scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
 _UNSPACED = (
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 _UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
-_MOST_MARKS = 5000  # of a text that are looked at
-_BEFORE, _AFTER = 30, 120  # characters of a snippet around where its first word begins
+_MOST_MARKS = 5000  # matches considered in a text
+_BEFORE, _AFTER = 30, 120  # characters of a snippet around the start of its first match
 _LETTER = f"(?!{_UNSPACED})[^\\W_]"
 _WORD = re.compile(f"{_UNSPACED}|{_LETTER}(?:{_LETTER}|[\u0300-\u036f])*")
 
@@ -46,20 +46,20 @@ _TEXTS = "SELECT number, text FROM messages WHERE number IN (SELECT value FROM j
 class Hit:
     """The best match in a conversation."""
 
-    message: str | None = None  # its id; None if only the title matches
-    snippet: str = ""  # words around it, on one line
-    marks: tuple[tuple[int, int], ...] = ()  # half-open ranges into the snippet that match
+    message: str | None = None  # message id; None if only the title matches
+    snippet: str = ""  # text around the match, on one line
+    marks: tuple[tuple[int, int], ...] = ()  # matching half-open ranges in the snippet
 
 
 def searchable(text: str) -> str:
-    """`text` as it goes into an index: in scripts without spaces each character is a word."""
+    """Return text for the index; characters of scripts without spaces become words."""
     return _UNSPACED_CHARACTER.sub(" \\1 ", text)
 
 
 def terms_of(words: str) -> list[str]:
-    """The words of a query as FTS5 terms; punctuation alone is left out."""
+    """Return the words of a query as FTS5 terms, without pure punctuation."""
     terms = []
-    for exact, prefix in _TERM.findall(words.replace("\0", " ")):  # which would end the query
+    for exact, prefix in _TERM.findall(words.replace("\0", " ")):  # NUL would end the query
         term = searchable(exact or prefix)
         if any(character.isalnum() for character in term):
             terms.append(f'"{term}"' + ("" if exact else "*"))
@@ -67,20 +67,16 @@ def terms_of(words: str) -> list[str]:
 
 
 def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, Hit]:
-    """The numbers of the conversations where all `terms` are, each with its best match."""
+    """Return the numbers of the conversations that match all `terms`, with their best matches."""
     found: set[int] | None = None
     for term in terms:
         here = {row[0] for row in database.execute(_IN_MESSAGES, (term,))}
         here |= {row[0] for row in database.execute(_IN_TITLES, (term,))}
         found = here if found is None else found & here
-    return _best(database, terms, found) if found else {}
-
-
-def _best(database: sqlite3.Connection, terms: Sequence[str], found: set[int]) -> dict[int, Hit]:
-    """The best match of any of `terms` in each of the conversations `found`."""
-    query = " OR ".join(terms)
+    if not found:
+        return {}
     best: dict[int, tuple[int, str]] = {}  # conversation -> number and id of its message
-    for conversation, number, message in database.execute(_RANKED, (query,)):
+    for conversation, number, message in database.execute(_RANKED, (" OR ".join(terms),)):
         if conversation in found:
             best.setdefault(conversation, (number, id_of(number, message)))
     numbers = json.dumps([number for number, _ in best.values()])
@@ -93,23 +89,18 @@ def _best(database: sqlite3.Connection, terms: Sequence[str], found: set[int]) -
 
 
 def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return the part of a text with most of `terms` within _AFTER characters, and their ranges.
-
-    FTS5's own functions take time that is quadratic in the number of matches.
-    """
+    """Return the part of a text with most of `terms` within _AFTER characters, and their ranges."""
+    # FTS5's own snippet functions take quadratic time in the number of matches.
     marks = [*islice(_marks(text, terms), _MOST_MARKS)]
     here: Counter[str] = Counter()
     best = first = most = 0
     for place, _, word in marks:
         here[word] += 1
         while place - marks[first][0] > _AFTER:
-            left = marks[first][2]
-            here[left] -= 1
-            if not here[left]:
-                del here[left]
+            here[marks[first][2]] -= 1
             first += 1
-        if len(here) > most:
-            best, most = marks[first][0], len(here)
+        if len(+here) > most:  # `+` drops zero counts
+            best, most = marks[first][0], len(+here)
     start = max(0, best - _BEFORE)
     start = 0 if start == 0 else text.find(" ", start, best) + 1 or start
     end = min(best + _AFTER + _BEFORE, len(text))
@@ -127,7 +118,7 @@ def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int
 
 
 def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Where each of `terms` begins and ends in a text, and which it is."""
+    """Yield the start, end and term of each match in a text."""
     wanted = [([_folded(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
     words = [(word.start(), word.end(), _folded(word[0])) for word in _WORD.finditer(text)]
     for number, (start, _, _) in enumerate(words):
@@ -142,7 +133,7 @@ def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def _folded(word: str) -> str:
-    """Without case and accents, as the index has it."""
+    """Remove case and accents, as the index does."""
     if word.isascii():
         return word.lower()
     plain = unicodedata.normalize("NFD", word)

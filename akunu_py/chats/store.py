@@ -1,9 +1,7 @@
-"""Every message of every conversation, in one SQLite database; all reading and changing of its
-tables.
+"""All conversations in one SQLite database: every query and change.
 
-Calls are short but may wait for the disk or for another program: the chat makes them in a thread of
-its own, commands make them directly. A store belongs to the thread that opened it. Whatever is
-wrong with the database is a ConversationError.
+Calls may wait for the disk or another process; the chat uses a worker thread. Use a store only in
+the thread that opened it. All database problems raise ConversationError.
 """
 
 from __future__ import annotations
@@ -14,22 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from akunu_py.chats import rows
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.rows import (
-    INFO_COLUMNS,
-    MESSAGE_COLUMNS,
-    info_of,
-    messages_of,
-    number_of,
-    storable,
-    text_of,
-    values_of,
-)
 from akunu_py.chats.search import Hit, find, searchable, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
 from akunu_py.errors import ConversationError
 
-UNDO_S = 24 * 3600.0  # how long a deleted conversation can be restored
+UNDO_S = 24 * 3600.0  # time to restore a deleted conversation
 _TITLE_LENGTH = 200
 
 _SAVE_CONVERSATION = """
@@ -42,7 +31,7 @@ ON CONFLICT (id) DO UPDATE SET
     deleted = CASE :role WHEN 'user' THEN NULL ELSE deleted END
 """
 _SAVE_MESSAGE = f"""
-INSERT INTO messages ({MESSAGE_COLUMNS}, conversation, chosen)
+INSERT INTO messages ({rows.MESSAGE_COLUMNS}, conversation, chosen)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
     finish_reason = ?9
@@ -51,8 +40,8 @@ _CHOOSE = "UPDATE messages SET chosen = ? WHERE conversation = ? AND number = ?"
 _LAST_CHOICE = """
 SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'integer'
 """
-_MAX_CHOICE = 2**62  # above it only a damaged file counts
-# What says where messages are, without what they say: a number and MESSAGE_COLUMNS.
+_MAX_CHOICE = 2**62  # only a damaged file has higher values
+# A number and rows.MESSAGE_COLUMNS without content, to read only the tree structure.
 _PLACES = "number, id, parent, role, '', '', 0, '', NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
@@ -62,29 +51,28 @@ WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DE
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A conversation that was found, and where the words are."""
+    """A conversation that matches a query, with its best match."""
 
     info: ConversationInfo
     hit: Hit
 
 
 class ConversationStore:
-    """All conversations. `warnings`: what had to be set aside when it was opened."""
+    """All conversations."""
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
         self._database = file.database
-        self.warnings = file.warnings
+        self.warnings = file.warnings  # damaged files set aside while opening
 
     @classmethod
     def open(cls, path: Path) -> ConversationStore:
-        """Opens the database at `path`, which is made where it is missing, brought up to date where
-        it is older and set aside where it is damaged. Raises ConversationError.
+        """Open, create or migrate the database at `path`; set a damaged one aside.
 
-        Erases what was deleted more than UNDO_S ago.
+        Erases conversations deleted more than UNDO_S ago. Raises ConversationError.
         """
         store = cls(DatabaseFile(path))
-        with contextlib.suppress(ConversationError):  # a full disk, another writer: some other time
+        with contextlib.suppress(ConversationError):  # a full disk, another writer: try next time
             store.erase_deleted(time.time() - UNDO_S)
         return store
 
@@ -94,18 +82,17 @@ class ConversationStore:
     # Messages
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Saves a message, or its new state: its parent and its role stay as they are.
+        """Save a new message, or the new state of a message (parent and role do not change).
 
-        A conversation begins with its first message; its title is `title`, or its first prompt. A
-        prompt in a conversation that was deleted meanwhile restores it.
+        The first message creates the conversation, titled `title` or by its first prompt. A new
+        prompt restores a deleted conversation.
         """
         with self._file.transaction():
             place = self._last_choice(self._find(conversation)) + 1
             self._save(conversation, message, title, time.time(), place)
 
     def save_tree(self, tree: Tree) -> int:
-        """Saves a whole conversation, its branches and which of them are active; returns how many
-        of its messages are new here. Messages that are here already stay as they are."""
+        """Save all branches; keep existing messages. Return the number of added messages."""
         with self._file.transaction() as database:
             number = self._find(tree.conversation)
             known = self._numbers(number)
@@ -119,7 +106,7 @@ class ConversationStore:
         return len(new)
 
     def choose(self, conversation: str, message: str) -> None:
-        """Makes the branch that leads to `message` the active one, if it is here."""
+        """Activate the branch of `message`, if it exists."""
         with self._file.transaction():
             number = self._find(conversation)
             parents = {each.id: each.parent for _, each in self._rows(number, _PLACES)}
@@ -131,7 +118,7 @@ class ConversationStore:
             self._choose(number, branch)
 
     def remove(self, conversation: str, message: str) -> None:
-        """Erases a message, if it is here, and all its descendants."""
+        """Erase a message, if it exists, and all its descendants."""
         with self._file.transaction() as database:
             removed = {message}
             numbers = []
@@ -145,21 +132,21 @@ class ConversationStore:
     # Finding and reading conversations
 
     def list(self) -> Sequence[ConversationInfo]:
-        """All conversations, the latest first."""
+        """Return all conversations, latest first."""
         with self._file.errors():
             return [*self._infos().values()]
 
     def search(self, words: str) -> Sequence[SearchResult]:
-        """The conversations in which all of `words` are, the latest first; all for no words."""
+        """Return the conversations that contain all `words` (all if empty), latest first."""
         with self._file.errors():
             infos = self._infos()
             if not words.strip():
                 return [SearchResult(info, Hit()) for info in infos.values()]
-            hits = find(self._database, terms_of(storable(words)))
+            hits = find(self._database, terms_of(rows.storable(words)))
             return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 
     def load(self, conversation: str) -> Tree:
-        """A whole conversation. Raises ConversationError where it is not here."""
+        """Return a conversation. Raises ConversationError if it does not exist."""
         with self._file.errors():
             number = self._number(conversation)
             query = "SELECT title FROM conversations WHERE number = ? AND deleted IS NULL"
@@ -170,29 +157,31 @@ class ConversationStore:
             in_order = "SELECT number FROM messages WHERE conversation = ? ORDER BY chosen"
             chosen = [each for (each,) in self._database.execute(in_order, (number,))]
             ids = [messages[each].id for each in chosen if each in messages]
-            return tree_of(conversation, text_of(row[0]), messages.values(), ids)
+            return tree_of(conversation, rows.text_of(row[0]), messages.values(), ids)
 
     def resolve(self, name: str) -> ConversationInfo:
-        """The one conversation whose id begins with `name`. Raises ConversationError."""
+        """Return the conversation whose id starts with `name`. Raises ConversationError."""
         found = [info for info in self.list() if info.id.startswith(name)] if name else []
         if len(found) > 1:
             raise ConversationError(
-                f"{len(found)} conversations have an id that begins with {name!r}; give more of it"
+                f"{len(found)} conversations have ids that start with {name!r}; type more of the id"
             )
         if not found:
             raise _unknown(name)
         return found[0]
 
     def recent_prompts(self, limit: int) -> Sequence[str]:
-        """The user's last prompts, over all conversations, oldest first, no text twice."""
+        """Return the user's last unique prompts of all conversations, oldest first."""
         with self._file.errors():
-            return [text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][::-1]
+            return [rows.text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][
+                ::-1
+            ]
 
     # Changing conversations
 
     def rename(self, conversation: str, title: str) -> None:
-        """Gives a conversation another title; an empty one changes nothing."""
-        if not (title := title_of(storable(title), _TITLE_LENGTH)):
+        """Rename a conversation. An empty title changes nothing."""
+        if not (title := title_of(rows.storable(title), _TITLE_LENGTH)):
             return
         with self._file.transaction() as database:
             number = self._number(conversation)
@@ -200,13 +189,13 @@ class ConversationStore:
             self._index("title_index", number, title)
 
     def delete(self, conversation: str) -> None:
-        """Deletes a conversation; `undo_delete` restores it, for UNDO_S."""
+        """Delete a conversation; `undo_delete` can restore it for UNDO_S."""
         with self._file.transaction() as database:
             gone = (time.time(), self._number(conversation))
             database.execute("UPDATE conversations SET deleted = ? WHERE number = ?", gone)
 
     def undo_delete(self) -> ConversationInfo | None:
-        """Restores the conversation that was deleted last; None where there is none."""
+        """Restore the last deleted conversation, if any."""
         with self._file.transaction() as database:
             query = """SELECT number FROM conversations WHERE deleted NOTNULL
                 ORDER BY deleted DESC LIMIT 1"""
@@ -217,12 +206,12 @@ class ConversationStore:
             return self._infos()[row[0]]
 
     def erase(self, conversation: str) -> None:
-        """Erases a conversation for good."""
+        """Erase a conversation permanently."""
         with self._file.errors():
             self._erase([self._number(conversation)])
 
     def erase_deleted(self, before: float) -> int:
-        """Erases for good what was deleted before that time; returns how many conversations."""
+        """Permanently erase conversations deleted before a time; return their number."""
         query = "SELECT number FROM conversations WHERE deleted <= ?"
         with self._file.errors():
             numbers = [row[0] for row in self._database.execute(query, (before,))]
@@ -239,7 +228,7 @@ class ConversationStore:
             database.executemany(f"DELETE FROM message_index WHERE rowid IN ({messages})", doomed)
             database.executemany("DELETE FROM title_index WHERE rowid = ?", doomed)
             database.executemany("DELETE FROM conversations WHERE number = ?", doomed)
-            # An index keeps the words of rows that are gone until its parts are merged.
+            # An index keeps words of deleted rows until its segments are merged.
             for index in ("message_index", "title_index"):
                 database.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
         with self._file.errors():
@@ -248,37 +237,42 @@ class ConversationStore:
     def _save(
         self, conversation: str, message: ChatMessage, title: str, now: float, place: int
     ) -> None:
-        """place: what a new message gets in `chosen`."""
-        self._write_made_up(conversation, message)
+        """Save a message. place: the `chosen` value of a new message."""
+        self._write_generated_ids(conversation, message)
         if title:
-            title = title_of(storable(title), _TITLE_LENGTH)
+            title = title_of(rows.storable(title), _TITLE_LENGTH)
         elif message.role == "user":
-            title = title_of(storable(message.text))
+            title = title_of(rows.storable(message.text))
         query = "SELECT number FROM conversations WHERE id = ? AND title <> ''"
         is_titled = self._database.execute(query, (conversation,)).fetchone() is not None
-        named = {"id": conversation, "title": title, "now": now, "model": storable(message.model)}
+        named = {
+            "id": conversation,
+            "title": title,
+            "now": now,
+            "model": rows.storable(message.model),
+        }
         self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
         number = self._number(conversation)
-        self._database.execute(_SAVE_MESSAGE, (*values_of(message), number, place))
+        self._database.execute(_SAVE_MESSAGE, (*rows.values_of(message), number, place))
         query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
         row = self._database.execute(query, (number, message.id)).fetchone()
         self._index("message_index", *row)
         if title and not is_titled:
             self._index("title_index", number, title)
 
-    def _write_made_up(self, conversation: str, message: ChatMessage) -> None:
-        """Ids that reading made up are written, where something is to refer to them."""
+    def _write_generated_ids(self, conversation: str, message: ChatMessage) -> None:
+        """Store ids generated for damaged rows, so that new rows can refer to them."""
         for table, name in (
             ("conversations", conversation),
             ("messages", message.id),
             ("messages", message.parent or ""),
         ):
-            if (number := number_of(name)) is not None:
+            if (number := rows.number_of(name)) is not None:
                 update = f"UPDATE OR IGNORE {table} SET id = ? WHERE number = ?"
                 self._database.execute(update, (name, number))
 
     def _index(self, index: str, number: int, text: str) -> None:
-        """Replaces the words that are indexed under `number` by those of `text`."""
+        """Replace the words indexed under `number` with those of `text`."""
         self._database.execute(f"DELETE FROM {index} WHERE rowid = ?", (number,))
         insert = f"INSERT INTO {index} (rowid, words) VALUES (?, ?)"
         self._database.execute(insert, (number, searchable(text)))
@@ -296,23 +290,23 @@ class ConversationStore:
         return min(last or 0, _MAX_CHOICE)
 
     def _infos(self) -> dict[int, ConversationInfo]:
-        query = f"""SELECT {INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
+        query = f"""SELECT {rows.INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
             ORDER BY updated DESC, number DESC"""
-        return dict(info_of(row) for row in self._database.execute(query))
+        return dict(rows.info_of(row) for row in self._database.execute(query))
 
     def _rows(
-        self, conversation: int | None, columns: str = f"number, {MESSAGE_COLUMNS}"
+        self, conversation: int | None, columns: str = f"number, {rows.MESSAGE_COLUMNS}"
     ) -> Iterator[tuple[int, ChatMessage]]:
-        """The messages of a conversation by their numbers."""
+        """Yield the messages of a conversation with their row numbers."""
         query = f"SELECT {columns} FROM messages WHERE conversation = ? ORDER BY number"
-        return messages_of(self._database.execute(query, (conversation,)))
+        return rows.messages_of(self._database.execute(query, (conversation,)))
 
     def _numbers(self, conversation: int | None) -> dict[str, int]:
         return {message.id: number for number, message in self._rows(conversation, _PLACES)}
 
     def _find(self, conversation: str) -> int | None:
         query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"
-        names = conversation, number_of(conversation), conversation
+        names = conversation, rows.number_of(conversation), conversation
         row: tuple[int] | None = self._database.execute(query, names).fetchone()
         return row[0] if row else None
 
@@ -324,6 +318,4 @@ class ConversationStore:
 
 
 def _unknown(name: str) -> ConversationError:
-    return ConversationError(
-        f"no conversation has an id that begins with {name!r}; `akunu chats list` shows them"
-    )
+    return ConversationError(f"no conversation with id {name!r}; list them: akunu chats list")

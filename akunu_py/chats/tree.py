@@ -1,7 +1,7 @@
-"""A conversation as a tree of messages, as plain data.
+"""A conversation as a tree of messages.
 
-Editing a prompt or regenerating an answer adds a sibling; the old branch stays. Of the siblings at
-one place one is active, and the active ones from the root on are the conversation that is read.
+Editing a prompt or regenerating an answer adds a sibling. One of the siblings is active; the active
+messages from the root form the active branch.
 """
 
 from __future__ import annotations
@@ -23,47 +23,40 @@ _FOLLOWS: dict[Role, tuple[str | None, ...]] = {
 
 
 def new_id() -> str:
-    """A unique id for a message or a conversation: 32 hexadecimal digits."""
+    """Return a unique id for a message or conversation: 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """A prompt or an answer; `dataclasses.replace` makes the next state of an answer.
-
-    parent: the id of the message it follows, None for a first one.
-    created: seconds since 1970. model: what answered, "" for the user's messages.
-    finish_reason: why an answer ended; None for prompts, and for answers that failed or whose
-    program was killed.
-    """
+    """A prompt or an answer; `dataclasses.replace` returns the next state of an answer."""
 
     role: Role
     text: str
-    parent: str | None = None
+    parent: str | None = None  # id of the previous message; None for a first message
     thinking: str = ""
-    model: str = ""
+    model: str = ""  # "" for the user's messages
     stats: Stats | None = None
-    finish_reason: FinishReason | None = None
-    created: float = field(default_factory=time.time)
+    finish_reason: FinishReason | None = None  # None for prompts and for failed or killed answers
+    created: float = field(default_factory=time.time)  # seconds since 1970
     id: str = field(default_factory=new_id)
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationInfo:
-    """What a list shows of a conversation. created, updated: seconds since 1970. preview: the
-    beginning of its last message."""
+    """A conversation without its messages, for lists."""
 
     id: str
     title: str
-    created: float
-    updated: float
+    created: float  # seconds since 1970
+    updated: float  # seconds since 1970
     messages: int
     model: str
-    preview: str = ""
+    preview: str = ""  # start of the last message
 
 
 class Tree:
-    """All messages of one conversation, and which branch is active. In one thread only."""
+    """All messages of one conversation, with its active branch. Not thread-safe."""
 
     def __init__(self, conversation: str | None = None, title: str = "") -> None:
         self.conversation = conversation or new_id()
@@ -83,31 +76,28 @@ class Tree:
 
     @property
     def messages(self) -> Sequence[ChatMessage]:
-        """All messages of all branches, oldest first: each after the one it follows."""
+        """All messages of all branches, oldest first: each after its parent."""
         return list(self._messages.values())
 
     def add(self, message: ChatMessage) -> None:
-        """Adds a message, which becomes the active one of its siblings.
-
-        Raises ValueError where its parent is not here, or it is here already.
-        """
+        """Add and activate a message. Raises ValueError for a known id or an unknown parent."""
         if message.id in self._messages:
-            raise ValueError(f"message {message.id} is here already")
+            raise ValueError(f"message {message.id} already exists")
         if message.parent is not None and message.parent not in self._messages:
-            raise ValueError(f"message {message.id} follows an unknown one: {message.parent}")
+            raise ValueError(f"message {message.id} has an unknown parent: {message.parent}")
         self._messages[message.id] = message
         self._children[message.id] = []
         self._children[message.parent].append(message.id)
         self._active[message.parent] = message.id
 
     def replace(self, message: ChatMessage) -> None:
-        """Replaces a message by its new state."""
+        """Replace a message with its new state."""
         if self._messages[message.id].parent != message.parent:
-            raise ValueError(f"message {message.id} cannot move to another place")
+            raise ValueError(f"message {message.id} cannot change its parent")
         self._messages[message.id] = message
 
     def remove(self, message: str) -> None:
-        """Removes a message and all its descendants; a sibling becomes active."""
+        """Remove a message and all its descendants; activate a sibling if any."""
         parent = self._messages[message].parent
         siblings = self._children[parent]
         place = siblings.index(message)
@@ -124,7 +114,7 @@ class Tree:
             self._active.pop(removed, None)
 
     def path(self) -> list[ChatMessage]:
-        """The active branch, from the first message to the last."""
+        """Return the active branch, from the first message to the last."""
         path: list[ChatMessage] = []
         following = self._active.get(None)
         while following is not None:
@@ -133,34 +123,33 @@ class Tree:
         return path
 
     def siblings(self, message: str) -> Sequence[str]:
-        """The siblings of `message`, itself among them, oldest first."""
+        """Return `message` and its siblings, oldest first."""
         return tuple(self._children[self._messages[message].parent])
 
     def choose(self, message: str) -> None:
-        """Makes the branch that leads to `message` the active one."""
+        """Activate the branch of `message`."""
         following: str | None = message
         while following is not None:
             self.activate(following)
             following = self._messages[following].parent
 
     def activate(self, message: str) -> None:
-        """Makes `message` the active one of its siblings, whether its branch is active or not."""
+        """Activate `message` among its siblings, even in an inactive branch."""
         self._active[self._messages[message].parent] = message
 
     def neighbour(self, message: str, direction: int) -> str | None:
-        """The sibling before (-1) or after (1) `message`; None where there is no more."""
+        """Return the previous (-1) or next (1) sibling, if any."""
         siblings = self.siblings(message)
         place = siblings.index(message) + direction
         return siblings[place] if 0 <= place < len(siblings) else None
 
     def chosen(self) -> list[str]:
-        """The active messages of all places that have branches."""
+        """Return the active message of each set of several siblings."""
         return [self._active[at] for at, here in self._children.items() if len(here) > 1]
 
 
 def fitting_role(role: object, previous: str | None) -> Role:
-    """`role` where it is one that may follow a message of the role `previous`, else another that
-    may; None stands before the first message."""
+    """Return `role` if it may follow the role `previous` (None: at the start), else another."""
     for each, follows in _FOLLOWS.items():
         if each == role and previous in follows:
             return each
@@ -168,9 +157,8 @@ def fitting_role(role: object, previous: str | None) -> Role:
 
 
 def title_of(prompt: str, length: int = 80) -> str:
-    """A title for a conversation that begins with `prompt`: its first line, cut at a word."""
-    line = next((line.strip() for line in prompt.splitlines() if line.strip()), "")
-    line = " ".join(line.split())
+    """Return the first line of `prompt`, truncated at a word, as a conversation title."""
+    line = next(filter(None, (" ".join(line.split()) for line in prompt.splitlines())), "")
     if len(line) <= length:
         return line
     cut = line[: length - 1]
@@ -180,7 +168,7 @@ def title_of(prompt: str, length: int = 80) -> str:
 def tree_of(
     conversation: str, title: str, messages: Iterable[ChatMessage], chosen: Iterable[str] = ()
 ) -> Tree:
-    """A tree of messages, each after its parent; `chosen` are activated in their order."""
+    """Build a tree of messages, each after its parent; activate `chosen` in order."""
     tree = Tree(conversation, title)
     for message in messages:
         tree.add(message)

@@ -283,5 +283,5 @@ def test_a_file_without_write_access(open_directory: Path) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConversationError, match="cannot be kept in"):
+    with pytest.raises(ConversationError, match="cannot store conversations in"):
         ConversationStore.open(tmp_path / "file" / "conversations.db")

@@ -42,7 +42,7 @@ Easy.
 
 First in, first *out*.
 
-*cut off at the limit of tokens*
+*reached the token limit*
 
 ## You
 
@@ -136,7 +136,7 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
         (lambda it: message(it).update(parent="later"), "an earlier message"),
         (lambda it: message(it).update(parent=["x"]), "an id of letters"),
         (lambda it: message(it, 0).update(parent="queue-1"), "an earlier message"),
-        (lambda it: message(it).update(id="queue-0"), "an id of its own"),
+        (lambda it: message(it).update(id="queue-0"), "a unique id"),
         (lambda it: message(it).update(text=None), "a string for text"),
         (lambda it: message(it).update(created=float("nan")), "NaN is not JSON"),
         (lambda it: message(it).update(created=1e300), "a time, found 1e+300"),

@@ -101,14 +101,14 @@ def test_a_snippet_is_short_and_has_most_of_the_words(
 
 def test_markdown_is_read_only_where_a_block_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
-    blocks = export._blocks()
+    blocks = export._block_parser()
 
     class Counting:
         def parse(self, text: str) -> object:
             parsed.append(len(text))
             return blocks.parse(text)
 
-    monkeypatch.setattr(export, "_blocks", Counting)
+    monkeypatch.setattr(export, "_block_parser", Counting)
     as_markdown(long(3000))
     assert parsed == []
     as_markdown(long(300, "```\nx\n```"))

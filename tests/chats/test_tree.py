@@ -47,7 +47,7 @@ def test_replacing() -> None:
     tree = branched()
     tree.replace(ChatMessage("assistant", "Other", "queue-4", id="queue-5"))
     assert texts(tree)[-1] == "Other"
-    with pytest.raises(ValueError, match="cannot move"):
+    with pytest.raises(ValueError, match="cannot change its parent"):
         tree.replace(ChatMessage("assistant", "Other", "queue-0", id="queue-5"))
 
 

@@ -285,7 +285,7 @@ async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
         assert it.box.border_title == "starter · system prompt"
         await it.send("one")
         await it.send("two")
-        assert it.feet == ["", "… waits its turn; Esc takes it back"]
+        assert it.feet == ["", "… queued; Esc takes it back"]
         await it.answer("1")
         assert it.feet == ["", ""]
         await it.answer("2", turn=2)
@@ -294,7 +294,7 @@ async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
         await it.press("escape")
         assert not it.app.query("PromptView.-edited")
         await it.send("/export chat.pdf")
-        assert it.notifications == ["expected .md, .json at the end, found .pdf"]
+        assert it.notifications == ["unknown file type .pdf; use .md or .json"]
         assert it.text() == "/export chat.pdf"
 
 

@@ -175,7 +175,7 @@ async def test_a_picture_is_refused_and_the_prompt_can_be_corrected(directory: P
     async with chat(directory=directory) as it:
         await it.send("What is on @picture.png?")
         await until(it.pilot, lambda: it.notifications)
-        said = "picture.png is a binary file (2.0 kB); name a text file"
+        said = "picture.png is a binary file (2.0 kB); attach a text file"
         assert (it.notifications, it.text()) == ([said], "What is on @picture.png?")
         assert not it.prompts
 

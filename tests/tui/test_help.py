@@ -81,8 +81,8 @@ def test_prompts_for_the_model(prompt: str) -> None:
     [
         ("/modles", "did you mean /models?"),
         ("/xyzzy", "/help lists"),
-        ("/new chat", "/new takes nothing after it, found 'chat'"),
-        ("/temperature", "expected /temperature NUMBER"),
+        ("/new chat", "/new takes no argument, found 'chat'"),
+        ("/temperature", "requires an argument: /temperature NUMBER"),
     ],
 )
 def test_a_slip_is_not_sent(prompt: str, says: str) -> None:
@@ -168,7 +168,7 @@ async def test_the_palette_has_everything(tmp_path: Path) -> None:
         provider = ChatCommands(app.screen)
         titles = [str(hit.text) async for hit in provider.discover()]
         assert titles == [command.title for command in COMMANDS]
-        assert (await found(app, "regen"))[0] == "Answer again, on a branch of its own"
+        assert (await found(app, "regen"))[0] == "Regenerate the answer on a new branch"
         assert "Use the persona poet" in await found(app, "poet")
         assert "Theme nord" in await found(app, "nord")
 

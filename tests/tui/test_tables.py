@@ -10,7 +10,7 @@ from textual.style import Style
 
 from akunu_py.settings import Settings
 from akunu_py.tui.transcript.blocks import column_widths, draw, natural_widths
-from akunu_py.tui.transcript.parser import markdown_parser, table_cells
+from akunu_py.tui.transcript.parser import markdown_parser
 from tests.support.tui_chat import chat, until
 
 WORDS = st.lists(
@@ -71,7 +71,7 @@ def test_columns_share_the_room(wanted: list[tuple[int, int]], room: int) -> Non
 
 def test_cells_are_aligned_as_the_table_says() -> None:
     text = "| l | c | r |\n|:--|:-:|--:|\n| a | b | c |\n| long one | long one | long one |\n"
-    cells = table_cells(markdown_parser().parse(text)[0])
+    cells = markdown_parser().parse(text)[0].meta["cells"]
     assert cells.alignment == ["left", "center", "right"]
     rows = [[Content(cell.content) for cell in row] for row in [cells.header, *cells.rows]]
     lines = draw(rows[0], rows[1:], cells.alignment, 80, Style())

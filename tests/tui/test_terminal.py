@@ -145,7 +145,7 @@ def test_a_kill_in_the_middle_of_an_answer_leaves_what_was_written(
     terminal.type("C-o")
     terminal.wait_for(r"Conversations(.*\n)*.*Write a very long story")  # offered before, too
     terminal.type("Enter")
-    screen = terminal.wait_for(r"… broken off(.*\n)*.*ready", seconds=150)
+    screen = terminal.wait_for(r"… interrupted(.*\n)*.*ready", seconds=150)
     assert " ".join(said[:5]) in screen
     terminal.type("F9")
     terminal.wait_for("answering")

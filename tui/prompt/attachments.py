@@ -1,7 +1,6 @@
-"""Files that `@path` attaches to a prompt with their text.
+"""Text files that `@path` attaches to a prompt. Unsuitable files raise UsageError.
 
-`split` reads the sent form back, so that a saved conversation shows names instead of texts. A file
-that is no text, not regular, or too long for the model's context is a UsageError.
+`join` builds the content for the model; `split` parses it to show file names instead of texts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +18,15 @@ from akunu_py.errors import UsageError
 from akunu_py.text import human_size, typeable
 from akunu_py.tui.prompt.file_index import list_files
 
-_SNIFFED = 1024  # bytes of a file that tell whether it is text
-
-
-# At the start or after a space or bracket: me@example.com names no file. Quotes hold spaces.
+_SNIFFED = 1024  # bytes checked to detect binary files
+# At the start or after a space or bracket: me@example.com is not a mention. Quotes allow spaces.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
 _MAX_FILES = 32  # files in one prompt
 _MAX_FILES_IN_LISTING = 500
 _TRAILING = ".,;:!?)]}'"
 
-# English prose has about 4.5 characters a token, code fewer; nothing that people write has more
-# than 8. The session counts exactly; here only what cannot fit is refused, before it is read.
+# Bytes per token: about 4.5 in English prose, fewer in code, at most 8 in human text. The session
+# counts exactly; this check only refuses files that cannot fit before reading them.
 _MAX_PER_TOKEN = 8
 _USUAL_PER_TOKEN = 4
 
@@ -39,24 +36,22 @@ _BOM = "\ufeff"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file as it was when it was attached. name: as the prompt has it. size: bytes."""
+    """A snapshot of an attached file."""
 
-    name: str
-    size: int
+    name: str  # as written in the prompt
+    size: int  # bytes
     text: str = ""
 
 
 def mentions(prompt: str) -> list[str]:
-    """The paths that `prompt` names with an @, each once, whether or not they exist."""
-    found = [quoted or bare for quoted, bare in _MENTION.findall(prompt)]
-    return list(dict.fromkeys(found))
+    """Return the unique paths mentioned with an @, whether or not they exist."""
+    return list(dict.fromkeys(quoted or bare for quoted, bare in _MENTION.findall(prompt)))
 
 
 def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment]:
-    """The files that `prompt` names and that exist, read; a name that is no file stays a word.
+    """Read the existing files that `prompt` mentions. Raises UsageError for unsuitable files.
 
-    context_length: tokens that the model can hold, 0 where that is not known yet. Raises
-    UsageError for a file that is refused.
+    context_length: the model's context in tokens, 0 if unknown.
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):
@@ -64,74 +59,65 @@ def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment
         if found is None or (path := found[1].resolve()) in files:
             continue
         if len(files) == _MAX_FILES:
-            raise UsageError(
-                f"expected at most {_MAX_FILES} files in a prompt, found more; name fewer"
-            )
-        room = context_length * _MAX_PER_TOKEN if context_length else None
-        if room is not None:
-            room = max(0, room - sum(file.size for file in files.values()))
+            raise UsageError(f"the prompt mentions more than {_MAX_FILES} files; mention fewer")
+        used = sum(file.size for file in files.values())
+        room = max(0, context_length * _MAX_PER_TOKEN - used) if context_length else None
         files[path] = read(found[0], path, room)
     return list(files.values())
 
 
 def mention_spans(line: str) -> list[tuple[int, int, str]]:
-    """Where in a line something is named with an @, the @ and quotes included, and its name."""
+    """Return the start, end and name of each mention, including the @ and quotes."""
     return [(found.start(), found.end(), found[1] or found[2]) for found in _MENTION.finditer(line)]
 
 
 def looks_like_a_file(name: str) -> bool:
-    """Whether a name has a suffix or a slash, so that it is hardly a word."""
+    """Return whether a name has a suffix or a slash."""
     return re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) is not None
 
 
 def tokens_of(path: Path) -> int:
-    """About how many tokens a file, or the listing of a directory, will be."""
+    """Estimate the tokens of a file or directory listing."""
     try:
-        if path.is_dir():
-            return max(1, len(_listing(path)) // _USUAL_PER_TOKEN)
-        return max(1, path.stat().st_size // _USUAL_PER_TOKEN)
+        size = len(_listing(path)) if path.is_dir() else path.stat().st_size
+        return max(1, size // _USUAL_PER_TOKEN)
     except OSError:
         return 0
 
 
 def missing(prompt: str, directory: Path) -> list[str]:
-    """What `prompt` names with an @ like a file, with a suffix or a slash, that is none."""
-    return [
-        name
-        for name in mentions(prompt)
-        if looks_like_a_file(name) and find(name, directory) is None
-    ]
+    """Return mentions with a suffix or slash that are not existing files."""
+    names = filter(looks_like_a_file, mentions(prompt))
+    return [name for name in names if find(name, directory) is None]
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file begins like text, as far as one can tell; a directory counts."""
+    """Return whether a file starts with UTF-8 text, or is a directory or unreadable."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with _opened(path) as descriptor:
+            kind = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(kind):
+                return stat.S_ISDIR(kind)
+            head = os.read(descriptor, _SNIFFED)
+            codecs.getincrementaldecoder("utf-8")().decode(head)  # accepts an incomplete character
+            return b"\0" not in head
     except OSError:
-        return True  # reading it will say what is wrong
+        return True  # `read` reports the error
+    except UnicodeDecodeError:
+        return False
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's writer
     try:
-        kind = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(kind):
-            return stat.S_ISDIR(kind)
-        return not _is_binary(os.read(descriptor, _SNIFFED))
-    except OSError:
-        return True
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _is_binary(head: bytes) -> bool:
-    """Whether these first bytes of a file are no UTF-8 text."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a character
-    except UnicodeDecodeError:
-        return True
-    return b"\0" in head
-
-
 def find(name: str, directory: Path) -> tuple[str, Path] | None:
-    """The file or directory that `name` means in `directory`, and its name without the
-    punctuation of the sentence; None where there is none."""
+    """Return a mentioned file or directory, and its name without trailing punctuation."""
     for candidate in (name, name.rstrip(_TRAILING)):
         if not candidate:
             continue
@@ -140,27 +126,29 @@ def find(name: str, directory: Path) -> tuple[str, Path] | None:
             if path.exists():
                 return candidate, path
         except (OSError, RuntimeError, ValueError):
-            continue  # too long, no such home, a NUL: no name of a file
+            continue  # too long, unknown home directory, a NUL
     return None
 
 
 def read(name: str, path: Path, room: int | None = None) -> Attachment:
-    """The text of a file, or what a directory holds. room: bytes that may fit, None for any. Raises
-    UsageError."""
+    """Read a file or list a directory. Raises UsageError. room: maximum bytes (None: no limit)."""
     try:
         if path.is_dir():
             text = _listing(path)
             return Attachment(f"{name.rstrip('/')}/", len(text.encode()), text)
-        # O_NONBLOCK: does not wait for a pipe that nobody writes to.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
+        with _opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode) and b"\0" in os.pread(descriptor, _SNIFFED, 0):
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"{name} is a device or a pipe; attach a text file")
+            if b"\0" in os.pread(descriptor, _SNIFFED, 0):
                 raise _binary(name, status.st_size)
-            size = _checked_size(name, status, room)
-            data = _read_all(descriptor, size)
-        finally:
-            os.close(descriptor)
+            if room is not None and status.st_size > room:
+                tokens = round(status.st_size / _USUAL_PER_TOKEN)
+                raise UsageError(
+                    f"{name} does not fit the model's context: {human_size(status.st_size)}, about "
+                    f"{tokens:,} tokens; attach a part of it"
+                )
+            data = file.read(status.st_size)  # a growing file must not fill memory
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     if b"\0" in data:
@@ -175,7 +163,7 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
 
 
 def _listing(directory: Path) -> str:
-    """The files below a directory, with their sizes, a line each. Raises OSError."""
+    """List the files below a directory with their sizes, one per line. Raises OSError."""
     names = list_files(directory, _MAX_FILES_IN_LISTING + 1)
     lines = []
     for name in sorted(names)[:_MAX_FILES_IN_LISTING]:
@@ -187,28 +175,11 @@ def _listing(directory: Path) -> str:
 
 
 def _binary(name: str, size: int) -> UsageError:
-    return UsageError(f"{name} is a binary file ({human_size(size)}); name a text file")
-
-
-def _checked_size(name: str, status: os.stat_result, room: int | None) -> int:
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{name} is a device or a pipe; name a text file")
-    if room is not None and status.st_size > room:
-        raise UsageError(
-            f"{name} does not fit the model's context: {human_size(status.st_size)}, about "
-            f"{about_tokens(status.st_size)}; attach a part of it"
-        )
-    return status.st_size
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    """`size` bytes, what the file had when it was checked: one that grows must not fill memory."""
-    with open(descriptor, "rb", closefd=False) as file:
-        return file.read(size)
+    return UsageError(f"{name} is a binary file ({human_size(size)}); attach a text file")
 
 
 def join(prompt: str, files: Sequence[Attachment]) -> str:
-    """The content for the model: the prompt, then each file in a fence longer than any in it."""
+    """Return the prompt followed by each file in a fence longer than any fence in the file."""
     parts = [prompt]
     for file in files:
         longest = max(map(len, re.findall("`{3,}", file.text)), default=2)
@@ -222,12 +193,11 @@ def join(prompt: str, files: Sequence[Attachment]) -> str:
 
 
 def split(content: str) -> tuple[str, list[Attachment]]:
-    """The inverse of `join`, but for a last newline: the prompt, and the files with their text."""
+    """Return the prompt and the files of `join`. The last newline of a file may differ."""
     files: list[Attachment] = []
-    heads = iter(_HEAD.finditer(content))
     prompt_end: int | None = None
     end = 0
-    for head in heads:
+    for head in _HEAD.finditer(content):
         if head.start() < end:
             continue  # inside a file
         closing = re.compile(rf"^{head[3]}$", re.MULTILINE).search(content, head.end())
@@ -238,10 +208,5 @@ def split(content: str) -> tuple[str, list[Attachment]]:
         files.append(Attachment(head[1], int(head[2]), content[head.end() : closing.start()]))
         end = closing.end()
     if prompt_end is None or content[end:].strip():
-        return content, []  # typed by somebody, not made by `join`
+        return content, []  # typed by the user, not built by `join`
     return content[:prompt_end], files
-
-
-def about_tokens(size: int) -> str:
-    """An estimate in words; only the model's tokenizer could count."""
-    return f"{max(1, round(size / _USUAL_PER_TOKEN)):,} tokens"

@@ -1,7 +1,4 @@
-"""The prompt box: a text area that grows, sends prompts and recalls earlier ones.
-
-Control characters are left out, pasted or typed.
-"""
+"""The prompt box: a text area that grows, sends prompts and recalls earlier ones."""
 
 from __future__ import annotations
 
@@ -21,64 +18,56 @@ from textual.reactive import reactive
 from textual.widgets import TextArea
 
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.attachments import (
-    find,
-    looks_like_a_file,
-    mention_spans,
-    mentions,
-    tokens_of,
-)
+from akunu_py.tui.prompt import attachments
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 
-# Terminals without a richer keyboard protocol send Ctrl+J as a line feed and cannot tell
-# Shift+Enter from Enter; those that can, send it.
+# Terminals without an extended keyboard protocol cannot distinguish Shift+Enter from Enter.
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter", "ctrl+enter")
 _ERASING_KEYS = ("backspace", "delete", "ctrl+h", "ctrl+w")
 
 
 class PromptBox(TextArea):
-    """Where prompts are written. Enter sends, Ctrl+J breaks the line, Up recalls."""
+    """The text area for prompts. Enter sends, Ctrl+J starts a new line, Up recalls."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+r", "search", "Search earlier prompts"),
-        # A text area has its own use for these two.
+        # These override TextArea's own bindings.
         Binding("f6", "app.edit", "Edit your last message and send it again"),
         Binding("f7", "app.copy_answer", "Copy the last answer"),
     ]
 
     @dataclass
     class Submitted(Message):
-        """A prompt to be sent; the box is empty again."""
+        """Posted with the prompt to send; the box is already empty."""
 
         text: str
 
     class NothingToSend(Message):
-        """Enter in an empty box."""
+        """Posted for Enter in an empty box."""
 
     @dataclass
     class Paged(Message):
-        """Page Up (-1) or Page Down (1): the transcript scrolls, not the few lines here."""
+        """Posted for Page Up and Page Down, which scroll the transcript."""
 
-        direction: int
+        direction: int  # -1 for up, 1 for down
 
     class QueuedWanted(Message):
-        """Up in an empty box while a prompt waits its turn: it comes back."""
+        """Posted for Up in an empty box, to take back a queued prompt."""
 
     class EditorWanted(Message):
-        """Ctrl+X Ctrl+E: the prompt is written in the user's editor."""
+        """Posted for Ctrl+X Ctrl+E, to edit the prompt in the user's editor."""
 
     class FollowWanted(Message):
-        """End in an empty box: the transcript follows its end again."""
+        """Posted for End in an empty box: the transcript follows its end again."""
 
     @dataclass
     class SearchWanted(Message):
-        """An earlier prompt is searched for; `earlier` are all that are known, oldest first."""
+        """Posted to search earlier prompts."""
 
-        earlier: Sequence[str]
+        earlier: Sequence[str]  # oldest first
 
-    # What is shown in the border, and the action of the app that a click on it runs, "" for none.
+    # Texts in the border, each with the app action that a click runs ("" for none).
     hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
-
     heading: reactive[str] = reactive("")
     has_queued: reactive[bool] = reactive(False)
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--file", "prompt--no-file"}
@@ -96,23 +85,23 @@ class PromptBox(TextArea):
         self._pasted = PastedTexts()
         self._after_ctrl_x = False
         self._sent: list[str] = []
-        self._recalled: int | None = None  # index into _sent of what the box shows
+        self._recalled: int | None = None  # index into `_sent` of the shown prompt
 
     def on_mount(self) -> None:
         self._popup.attach_to(self)
 
     @property
     def whole(self) -> str:
-        """The text, with what was pasted into it."""
+        """The text, with folded pastes expanded."""
         return self._pasted.unfold(self.text)
 
     def remember(self, prompts: Sequence[str]) -> None:
-        """Adds prompts of earlier conversations, oldest first, to be recalled."""
+        """Add prompts of earlier conversations, oldest first, to the history."""
         self._sent[:0] = [typeable(prompt) for prompt in prompts]
         self._recalled = None
 
     def put_back(self, prompt: str) -> None:
-        """Puts back a prompt that was not answered, before what was typed since."""
+        """Restore an unanswered prompt before the text typed since."""
         typed = self.text
         self.write(prompt)
         if typed.strip():
@@ -120,23 +109,23 @@ class PromptBox(TextArea):
             self.move_cursor(self.document.end)
 
     def write(self, prompt: str) -> None:
-        """Replaces the whole text by a prompt."""
-        self.text = typeable(prompt)  # one of an imported conversation may hold anything
+        """Replace the whole text with a prompt."""
+        self.text = typeable(prompt)  # imported conversations may contain control characters
         self.move_cursor(self.document.end)
 
     def recall(self, prompt: str) -> None:
-        """Replaces the text by a prompt that was sent; Up goes on from there."""
+        """Replace the text with a sent prompt; Up then recalls the prompt before it."""
         self.write(prompt)
         if self._sent and self._sent[-1] == self.text:
             self._recalled = len(self._sent) - 1
 
     def empty(self) -> None:
-        """Empties the box; Up brings back what was in it."""
+        """Empty the box; Up recalls its text."""
         self._remember(self.whole.strip())
         self.clear()
 
     def name_file(self, name: str) -> None:
-        """Appends an @ and the name of a file; without one the list of files opens."""
+        """Append a mention of a file. Without a name, open the list of files."""
         text = self.text.rstrip()
         self.write(f"{text} " if text else "")
         self.focus()
@@ -144,18 +133,22 @@ class PromptBox(TextArea):
         self.insert(f"@{name} " if name else "@")
 
     def watch_hints(self) -> None:
-        """Shows the keys that matter now in the border: as many as fit."""
+        """Show the hints that fit into the border."""
         shown = list(self.hints)
         while len(shown) > 1 and len(" · ".join(hint for hint, _ in shown)) > self.size.width - 2:
             del shown[-2]
-        links = [_link(hint, action) if action else Content(hint) for hint, action in shown]
+        markup = "[@click=app.{}]$words[/]"
+        links = [
+            Content.from_markup(markup.format(action), words=hint) if action else Content(hint)
+            for hint, action in shown
+        ]
         self.border_subtitle = Content(" · ").join(links)
 
     def on_resize(self) -> None:
         self.watch_hints()
-        self.call_after_refresh(self.scroll_cursor_visible)  # a text area does not follow it
+        self.call_after_refresh(self.scroll_cursor_visible)  # TextArea does not scroll on resize
 
-    # Textual calls the base class's handlers after these two, unless they prevent it.
+    # Textual calls the base class's handlers after these two, unless they prevent the default.
 
     async def _on_key(self, event: events.Key) -> None:
         typed = event.is_printable or event.key in _ERASING_KEYS
@@ -163,7 +156,7 @@ class PromptBox(TextArea):
         if after_ctrl_x and event.key == "ctrl+e":
             self.post_message(self.EditorWanted())
         elif event.key == "ctrl+x" and not self.selected_text:
-            pass  # a text area would cut the line
+            pass  # TextArea would cut the line
         elif self._popup.take_key(event.key, is_typed=typed) or (
             event.key == "tab" and self._unfold()
         ):
@@ -185,24 +178,23 @@ class PromptBox(TextArea):
     async def _on_paste(self, event: events.Paste) -> None:
         event.text = self._pasted.fold(typeable(event.text))
         if event.text.startswith("[pasted"):
-            self.app.notify("Folded; Tab right behind it unfolds it.")
+            self.app.notify("Folded the pasted text. Press Tab right after it to unfold.")
 
     def _unfold(self) -> bool:
-        """Writes out the pasted text right before the cursor; False where there is none."""
+        """Expand the folded paste right before the cursor; return False if there is none."""
         end = self.cursor_location
-        chip = self._pasted.before(self.get_text_range((0, 0), end))
-        if chip is not None:
-            self.replace(self._pasted.unfold(chip), (end[0], end[1] - len(chip)), end)
-        return chip is not None
-
-    # What is named in the text
+        label = self._pasted.before(self.get_text_range((0, 0), end))
+        if label is not None:
+            self.replace(self._pasted.unfold(label), (end[0], end[1] - len(label)), end)
+        return label is not None
 
     def on_text_area_changed(self) -> None:
         if "@" in self.text or self._files.tokens:
             self.run_worker(self._look_up(), group="mentions", exclusive=True)
 
     async def _look_up(self) -> None:
-        self._files = await asyncio.to_thread(self._files.with_names, mentions(self.text))
+        names = attachments.mentions(self.text)
+        self._files = await asyncio.to_thread(self._files.with_names, names)
         self._line_cache.clear()
         self.refresh()
         self.watch_heading()
@@ -251,11 +243,11 @@ class PromptBox(TextArea):
 
     @property
     def _is_browsing(self) -> bool:
-        """Whether the box shows a recalled prompt, unchanged."""
+        """Whether the box shows an unchanged recalled prompt."""
         return self._recalled is not None and self.text == self._sent[self._recalled]
 
     def send(self) -> None:
-        """Posts the text to be sent, and empties the box."""
+        """Post the text as a prompt and empty the box."""
         text = self.whole.strip()
         if not text:
             self.post_message(self.NothingToSend())
@@ -270,7 +262,7 @@ class PromptBox(TextArea):
         self._recalled = None
 
     def _recall(self, index: int) -> None:
-        """Shows the prompt at `index`; before the first stays there, after the last is empty."""
+        """Show the sent prompt at `index`; empty the box after the last."""
         index = max(0, index)
         if index >= len(self._sent):
             self._recalled = None
@@ -280,68 +272,60 @@ class PromptBox(TextArea):
             self.write(self._sent[index])
 
 
-def _link(words: str, action: str) -> Content:
-    return Content.from_markup(f"[@click=app.{action}]$words[/]", words=words)
-
-
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """The names in a prompt that are files or directories, each with its size in tokens, estimated.
-    directory: where they are looked for."""
+    """The files and directories mentioned in a prompt."""
 
-    directory: Path
-    tokens: Mapping[str, int]
+    directory: Path  # resolves relative names
+    tokens: Mapping[str, int]  # estimated, by name
 
     def with_names(self, names: Sequence[str]) -> NamedFiles:
-        """Looks `names` up; call it in another thread."""
-        tokens = {}
-        for name in names:
-            if (found := find(name, self.directory)) is not None:
-                tokens[name] = tokens_of(found[1])
+        """Look up `names` and return those found. Blocks; call in a thread."""
+        found = ((name, attachments.find(name, self.directory)) for name in names)
+        tokens = {name: attachments.tokens_of(file[1]) for name, file in found if file}
         return NamedFiles(self.directory, tokens)
 
     def describe(self) -> str:
-        """How many there are, and how much they add to the prompt; "" for none."""
+        """Return the number of files and their estimated tokens ("" for none)."""
         count, tokens = len(self.tokens), sum(self.tokens.values())
         files = "1 file" if count == 1 else f"{count} files"
         return f"{files}, about {tokens:,} tokens" if count else ""
 
     def spans(self, line: str) -> list[tuple[int, int, bool]]:
-        """Where in a line names are, and whether they are found; words that need be no file are
-        left out."""
+        """Return start, end and existence of mentions, except words that do not look like files."""
         return [
             (start, end, name in self.tokens)
-            for start, end, name in mention_spans(line)
-            if name in self.tokens or looks_like_a_file(name)
+            for start, end, name in attachments.mention_spans(line)
+            if name in self.tokens or attachments.looks_like_a_file(name)
         ]
 
 
 class PastedTexts:
-    """Long pasted texts, which stand in the box as `[pasted 5,000 lines]`."""
+    """Long pasted texts, folded to `[pasted 5,000 lines]` in the box."""
 
-    LINES, CHARACTERS = 12, 3000  # as much stays as it is
-    _CHIP = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
+    LINES, CHARACTERS = 12, 3000  # longer texts are folded
+    _LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
     def fold(self, text: str) -> str:
-        """What stands for a pasted text in the box: itself where it is short."""
+        """Return the label of a long pasted text, or a short text unchanged."""
         lines = text.count("\n") + 1
         if lines <= self.LINES and len(text) <= self.CHARACTERS:
             return text
         words = f"{lines:,} lines" if lines > self.LINES else f"{len(text):,} characters"
-        chip, number = f"[pasted {words}]", 1
-        while self._texts.get(chip, text) != text:
+        label, number = f"[pasted {words}]", 1
+        while self._texts.get(label, text) != text:
             number += 1
-            chip = f"[pasted {words} #{number}]"
-        self._texts[chip] = text
-        return chip
+            label = f"[pasted {words} #{number}]"
+        self._texts[label] = text
+        return label
 
     def unfold(self, text: str) -> str:
-        """The text with what was pasted in it."""
-        return self._CHIP.sub(lambda chip: self._texts.get(chip[0], chip[0]), text)
+        """Expand all labels in `text`."""
+        return self._LABEL.sub(lambda label: self._texts.get(label[0], label[0]), text)
 
     def before(self, text: str) -> str | None:
-        """The chip at the very end of `text`, None for none."""
-        return next((chip for chip in self._texts if text.endswith(chip)), None)
+        """Return the label at the end of `text`, if any."""
+        return next((label for label in self._texts if text.endswith(label)), None)

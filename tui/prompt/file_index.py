@@ -1,9 +1,8 @@
-"""The files that a prompt can name, and fuzzy matching of their names with typed letters.
+"""The files that a prompt can mention, and fuzzy matching of their names.
 
-In a repository these are the files that git does not ignore. Git itself is not run: it would start
-programs that the repository's configuration names. The common part of
-https://git-scm.com/docs/gitignore is supported; character classes such as `[[:alpha:]]` are not.
-pathspec, the library for it, needs 9 s for `*a*a*a*a*b` and a name of 200 letters.
+In a repository, files ignored by git are excluded. Git itself is not run: it could start programs
+from the configuration. Character classes like `[[:alpha:]]` are unsupported. The pathspec library
+needs 9 s for `*a*a*a*a*b` and a name of 200 letters.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from pathlib import Path
 
 from akunu_py.files import read_bounded
 
-MAX_LISTED = 20_000  # a directory with more files is listed in part
-MAX_ENTRIES = 200_000  # looked at
+MAX_LISTED = 20_000  # files in a listing
+MAX_ENTRIES = 200_000  # directory entries visited
 MAX_SECONDS = 5.0
 _FRESH_S = 10.0
-_MAX_BYTES = 1 << 15  # of one file of patterns; a larger one is ignored
-_SKIPPED = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}  # in no repository
+_MAX_BYTES = 1 << 15  # larger ignore files are skipped
+# Directories skipped outside of repositories.
+_SKIPPED = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}
 
 
 class FileIndex:
-    """The paths of the files below `directory`, relative to it; empty until `refresh` is called."""
+    """The files below `directory`; empty until `refresh` is called."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.paths: list[str] = []
+        self.paths: list[str] = []  # relative to `directory`
         self._read_at: float | None = None
 
     @property
@@ -42,19 +42,19 @@ class FileIndex:
         return self._read_at is not None and time.monotonic() - self._read_at < _FRESH_S
 
     def refresh(self) -> None:
-        """List the directory. Call it in another thread: a large one takes a moment."""
+        """List the directory. Blocks; call in a thread."""
         self.paths = list_files(self.directory, MAX_LISTED)
         self._read_at = time.monotonic()
 
     def search(self, letters: str, most: int = 50) -> list[Match]:
-        """Return the paths that match `letters`, best first, also of other directories."""
+        """Return the paths that match `letters`, best first, including other directories."""
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, most)
         return best(letters, self.paths, most)
 
 
 def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
-    """Return the matching entries of the directory that `letters` names so far."""
+    """Return the entries that match the partial path `letters`."""
     head, _, tail = letters.rpartition("/")
     prefix = f"{head}/" if "/" in letters else ""
     try:
@@ -64,9 +64,8 @@ def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
         return []
     if not prefix:
         return [Match(f"{letters}/")] if letters in ("~", "..") else []
-    places = len(prefix)
     return [
-        Match(prefix + match.path, tuple(place + places for place in match.places))
+        Match(prefix + match.path, tuple(place + len(prefix) for place in match.places))
         for match in best(tail, names, most)
     ]
 
@@ -79,16 +78,12 @@ def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
 
 
 def can_be_named(path: str) -> bool:
-    """Return whether a prompt can hold the path: printable, and without a closing quote."""
+    """Return whether a prompt can contain the path: printable and without quotes."""
     return path.isprintable() and '"' not in path
 
 
 def list_files(directory: Path, most: int) -> list[str]:
-    """Return the relative paths of at most `most` files below `directory`, the top ones first.
-
-    In a git repository these are the files that are not ignored, elsewhere those that are neither
-    hidden nor made by a build. MAX_SECONDS and MAX_ENTRIES limit the search.
-    """
+    """Return relative paths of at most `most` files below `directory`, top ones first."""
     files = _ignore_files_above(directory)
     found = list(islice(_walk(directory, files), most)) if files is not None else []
     return found or list(islice(_walk(directory, None), most))
@@ -107,7 +102,7 @@ class IgnorePattern:
         """Return whether the pattern matches `name` in the directories `above`."""
         if (self.for_directories and not is_directory) or not self.name.match(name):
             return False
-        places = self._after_stars({0})  # in `directories`, for the directories so far
+        places = self._after_stars({0})  # possible indices into `directories`
         for directory in above:
             here = [(at, self.directories[at]) for at in places if at < len(self.directories)]
             next_places = {at + 1 for at, part in here if part and part.match(directory)}
@@ -125,11 +120,11 @@ class IgnoreFile:
     def __init__(self, base: str, text: str) -> None:
         self._base = base
         self._patterns = [found for line in text.split("\n") if (found := _parse(line))]
-        # Most names match none of the patterns, which one expression finds out.
+        # One combined expression rejects most names quickly.
         self._names = re.compile("|".join(each.name.pattern for each in self._patterns) or "(?!)")
 
     def is_ignored(self, path: str, name: str) -> bool | None:
-        """Return what the last matching pattern says; the path of a directory ends with a slash."""
+        """Return the verdict of the last matching pattern. Directory paths end with a slash."""
         if self._names.match(name):
             is_directory = path.endswith("/")
             above = path[len(self._base) :].removesuffix("/").split("/")[:-1]
@@ -140,7 +135,7 @@ class IgnoreFile:
 
 
 def _parse(line: str) -> IgnorePattern | None:
-    """Return the pattern in a line, None for an empty line or a comment."""
+    """Return the pattern in a line (None: an empty line or a comment)."""
     line = line.removesuffix("\r")
     text = line.rstrip(" ")
     if text != line and (len(text) - len(text.rstrip("\\"))) % 2:
@@ -170,15 +165,12 @@ def _unescaped(escaped: re.Match[str]) -> str:
 
 
 def _glob(part: str) -> re.Pattern[str]:
-    # fnmatch writes atomic groups: the time does not grow with the number of stars.
+    # fnmatch uses atomic groups: matching time does not grow with the number of stars.
     return re.compile(fnmatch.translate(part))
 
 
 def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
-    """Return the patterns that apply in `directory` from above, the strongest last.
-
-    None where the directory is in no repository, or is itself ignored.
-    """
+    """Return the ignore files above `directory`, or None if it is ignored or in no repository."""
     directory = Path(os.path.realpath(directory))
     above = (directory, *directory.parents)
     root = next((each for each in above if os.path.lexists(each / ".git")), None)
@@ -212,10 +204,7 @@ def _is_ignored(files: Sequence[IgnoreFile], path: str, name: str) -> bool:
 
 
 def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]:
-    """Yield the files below `top`, breadth first: one deep directory does not hide all others.
-
-    ignore_files: those from above, None outside of a repository.
-    """
+    """Yield the files below `top`, breadth first. ignore_files: None outside of a repository."""
     end, left = time.monotonic() + MAX_SECONDS, MAX_ENTRIES
     base = os.path.realpath(top)
     pending: deque[tuple[str, Sequence[IgnoreFile]]] = deque([("", ignore_files or ())])
@@ -233,7 +222,7 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
         except OSError:
             continue
         if ignore_files is not None and below and ".git" in entries:
-            continue  # another repository, as git sees it
+            continue  # another repository
         if ignore_files is not None and ".gitignore" in entries:
             path = Path(base, below, ".gitignore")
             above = [*above, *([] if path.is_symlink() else _read(path, f"{path.parent}/"))]
@@ -254,21 +243,17 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A path that matches."""
+    """A matching path."""
 
     path: str
-    places: tuple[int, ...] = ()  # indices into `path` of the matched letters
+    places: tuple[int, ...] = ()  # indices of the matched letters
 
 
 def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
-    """Return the `most` of `paths` that match best.
-
-    The order: names that begin with the letters, names and then paths that contain them, and paths
-    that have them in order. textual.fuzzy tries every way to place the letters, which takes up to
-    80 ms for one name.
-    """
+    """Return the `most` best matches of `paths`: names with the prefix, then other matches."""
+    # textual.fuzzy takes up to 80 ms for one name.
     letters = letters.lower()
-    # Each class excludes the next letter, so the expression cannot backtrack.
+    # Each class excludes the next letter to prevent backtracking.
     in_order = re.compile("".join(f"[^{re.escape(each)}]*({re.escape(each)})" for each in letters))
     found: list[tuple[int, int, str, tuple[int, ...]]] = []
     for path in paths:

@@ -1,13 +1,10 @@
-"""The commands of the chat: one table for `/name` in the prompt, the palette and the key help.
-
-A command is the name of an action of the app, with or without an argument.
-"""
+"""The chat's commands: one table for `/name` in the prompt, the palette and the help."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -29,16 +26,12 @@ from akunu_py.tui.prompt.file_index import best
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`/name words` runs `action`, a method `action_...` of the app.
-
-    title: what it does, as the palette shows it. argument: what may follow the name, in
-    capitals; in brackets where it is optional; "" for none.
-    """
+    """A chat command, typed as `/name argument`."""
 
     name: str
-    action: str
-    title: str
-    argument: str = ""
+    action: str  # runs the app's method `action_...`
+    title: str  # shown in the palette
+    argument: str = ""  # placeholder; in brackets if optional; "" for none
 
     @property
     def needs_argument(self) -> bool:
@@ -57,20 +50,20 @@ COMMANDS = (
     Command("models", "models", "Choose or fetch a model"),
     Command("model", "use_model", "Use another model from here on", "[NAME]"),
     Command("persona", "use_persona", "Use another persona from here on", "[NAME]"),
-    Command("system", "use_system_prompt", "Tell the model who it is", "[TEXT]"),
-    Command("temperature", "use_temperature", "Set the temperature of sampling", "NUMBER"),
-    Command("json", "answer_json", "Have the next answer in JSON, or off", "[SCHEMA]"),
+    Command("system", "use_system_prompt", "Set the system prompt", "[TEXT]"),
+    Command("temperature", "use_temperature", "Set the sampling temperature", "NUMBER"),
+    Command("json", "answer_json", "Return the next answer as JSON", "[SCHEMA]"),
     Command("attach", "attach", "Attach a text file to the prompt", "[FILE]"),
-    Command("regenerate", "regenerate", "Answer again, on a branch of its own"),
+    Command("regenerate", "regenerate", "Regenerate the answer on a new branch"),
     Command("edit", "edit", "Edit your last message and send it again"),
-    Command("continue", "continue", "Continue an answer that was cut off"),
+    Command("continue", "continue", "Continue a truncated answer"),
     Command("stop", "stop", "Stop the answer"),
     Command("copy", "copy_answer", "Copy the last answer"),
-    Command("code", "copy_code", "Copy a block of code"),
-    Command("drafting", "show_drafting", "See the drafting"),
-    Command("thinking", "toggle_thinking", "Unfold or fold the thinking"),
+    Command("code", "copy_code", "Copy a code block"),
+    Command("drafting", "show_drafting", "Show or hide drafts"),
+    Command("thinking", "toggle_thinking", "Show or hide the thinking"),
     Command("settings", "settings", "Settings"),
-    Command("theme", "use_theme", "Change the colours", "[NAME]"),
+    Command("theme", "use_theme", "Change the colors", "[NAME]"),
     Command("help", "help", "Keys and commands"),
     Command("quit", "quit", "Quit"),
 )
@@ -78,32 +71,24 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def choices_of(command: str) -> list[str]:
-    """The names that may follow a command; none where they cannot be read: the command itself
-    reports what is wrong."""
-    names = _CHOICES.get(command)
+    """Return the argument names of a command."""
     try:
-        return list(names()) if names else []
+        if command == "model":
+            return [model.name for model in store.list_models() if not model.damaged]
+        if command == "persona":
+            return list(load_settings().personas)
     except AkunuError:
-        return []
+        return []  # the command itself reports the error
+    return list(themes.choices()) if command == "theme" else []
 
 
-def _model_names() -> list[str]:
-    return [model.name for model in store.list_models() if not model.damaged]
-
-
-_CHOICES: Mapping[str, Callable[[], Iterable[str]]] = {
-    "model": _model_names,
-    "persona": lambda: load_settings().personas,
-    "theme": themes.choices,
-}
-
-# One word after the slash: "/usr/bin", "//" and "/ 2" are for the model.
+# One word after the slash: "/usr/bin", "//" and "/ 2" are prompts.
 _CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S.*?))?\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandCall:
-    """A command that was typed, and what followed its name."""
+    """A typed command with its argument."""
 
     command: Command
     argument: str = ""
@@ -111,40 +96,38 @@ class CommandCall:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something that looks like a command and is none; `text` tells the user so."""
+    """Input that looks like a command but is not valid."""
 
-    text: str
+    text: str  # error message for the user
 
 
 def parse(prompt: str) -> CommandCall | Mistake | None:
-    """The command in `prompt`; None where it is a prompt for the model."""
+    """Parse a command (None: a prompt for the model)."""
     found = _CALL.fullmatch(prompt)
     if found is None:
         return None
     name, argument = found[1].lower(), found[2] or ""
     command = _BY_NAME.get(name)
     if command is None:
-        # Several words may be a sentence that begins with a slash; one word is a typo.
-        return None if len(argument.split()) > 1 else Mistake(_unknown(name))
+        # Several words may be a sentence that starts with a slash; one word is a typo.
+        if len(argument.split()) > 1:
+            return None
+        close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
+        hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
+        return Mistake(f"unknown command /{name}; {hint}")
     if "\n" in argument and command.argument not in ("[TEXT]", "[SCHEMA]"):
         return None
     if argument and not command.argument:
-        return Mistake(f"/{name} takes nothing after it, found {argument[:40]!r}")
+        return Mistake(f"/{name} takes no argument, found {argument[:40]!r}")
     if command.needs_argument and not argument:
-        return Mistake(f"expected {command.usage}, found nothing after /{name}")
+        return Mistake(f"/{name} requires an argument: {command.usage}")
     return CommandCall(command, argument)
 
 
 async def dispatch(app: App[Any], call: CommandCall) -> None:
-    """Runs the action of a command, with the argument, "" for none, where it takes one."""
+    """Run the action of a command."""
     arguments = (call.argument,) if call.command.argument else ()
     await app.run_action(("app", call.command.action, arguments))
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
-    hint = f"did you mean /{close[0]}?" if close else "/help lists those there are"
-    return f"no command /{name}; {hint}"
 
 
 _CHOICE_TITLES = {"model": "Use the model", "persona": "Use the persona", "theme": "Theme"}
@@ -155,7 +138,7 @@ Run = Callable[[], Any]
 
 @runtime_checkable
 class Chats(Protocol):
-    """An app that has saved chats."""
+    """An app with saved chats."""
 
     async def chats(self) -> Sequence[ConversationInfo]: ...
 
@@ -163,7 +146,7 @@ class Chats(Protocol):
 
 
 class ChatCommands(Provider):
-    """The command palette: all commands, and every model, persona, theme and chat by its name."""
+    """The command palette: all commands, models, personas, themes and chats."""
 
     async def discover(self) -> Hits:
         for command, hint in self._commands():
@@ -181,38 +164,34 @@ class ChatCommands(Provider):
             text = Content(match.path)
             for place in match.places:
                 text = text.stylize(style, place, place + 1)
-            # After the commands, whose scores are above 1.
+            # Below the commands, whose scores are above 1.
             yield Hit(1 / (rank + 2), text, named[match.path], text=match.path)
 
     def _commands(self) -> Iterator[tuple[Command, str]]:
-        """Each command, with its usage and key."""
+        """Yield each command with its usage and key."""
         keys = keys_of_actions(self.app)
         for command in COMMANDS:
             key = keys.get(command.action, "")
-            # Textual reads markup in it, and an argument that may be left out looks like a tag.
+            # Textual parses this as markup, where an optional argument looks like a tag.
             yield command, f"{command.usage}   {key}".rstrip().replace("[", r"\[")
 
     def _choices(self) -> dict[str, Run]:
-        """What can be chosen by name, and the function that does."""
-        found: dict[str, Run] = {}
-        for command in COMMANDS:
-            if command.name not in _CHOICE_TITLES:
-                continue
-            for word in choices_of(command.name):
-                text = displayable(f"{_CHOICE_TITLES[command.name]} {word}")
-                found[text] = partial(dispatch, self.app, CommandCall(command, word))
-        return found
+        """Return functions that choose a model, persona or theme, by title."""
+        return {
+            displayable(f"{title} {word}"): partial(
+                dispatch, self.app, CommandCall(_BY_NAME[name], word)
+            )
+            for name, title in _CHOICE_TITLES.items()
+            for word in choices_of(name)
+        }
 
     async def _chats(self) -> dict[str, Run]:
-        app = self.app
-        if not isinstance(app, Chats):
-            return {}
-        return {
-            displayable(f"Open the chat {chat.title}").replace("\n", " "): partial(
-                app.open_chat, chat.id
-            )
-            for chat in reversed(await app.chats())  # of two with one title the later one stays
-        }
+        app, found = self.app, dict[str, Run]()
+        if isinstance(app, Chats):
+            for chat in reversed(await app.chats()):  # the latest chat of a title wins
+                title = displayable(f"Open the chat {chat.title}").replace("\n", " ")
+                found[title] = partial(app.open_chat, chat.id)
+        return found
 
     def _run(self, command: Command) -> Run:
         if command.needs_argument:
@@ -221,7 +200,7 @@ class ChatCommands(Provider):
 
 
 def _begin(app: App[Any], text: str) -> None:
-    """Inserts the beginning of a command before the text of the prompt box."""
+    """Insert the start of a command before the text of the prompt box."""
     box = app.query_one("#prompt", TextArea)
     box.text = text + box.text
     box.move_cursor((0, len(text)))
@@ -232,7 +211,7 @@ _KEY_NAMES = {"escape": "Esc", "pageup": "Page Up", "pagedown": "Page Down"}
 
 
 def key_name(key: str) -> str:
-    """Return the name of a key for users: `ctrl+t` is Ctrl+T, and `e` is e, as it is typed."""
+    """Return the name of a key for users, such as Ctrl+T for `ctrl+t`."""
     *modifiers, last = key.split("+")
     if "_" in last:
         named = format_key(last)
@@ -244,7 +223,7 @@ def key_name(key: str) -> str:
 
 
 def keys_of_actions(app: App[Any]) -> dict[str, str]:
-    """The first key of each action of the app."""
+    """Return the first key of each app action."""
     found: dict[str, str] = {}
     for binding in app._bindings.key_to_bindings.values():
         for each in binding:

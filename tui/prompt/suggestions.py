@@ -1,13 +1,12 @@
-"""What may follow in the prompt, and the list that shows it while one types: files after an @,
-commands after a slash, and their arguments.
-"""
+"""Suggestions while typing a prompt: files after an @, commands after a slash, and arguments."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from akunu_py.tui.prompt.attachments import is_text
 from akunu_py.tui.prompt.file_index import FileIndex, Match, best
 from akunu_py.tui.prompt.slash_commands import COMMANDS, choices_of
 
-# As `attach` reads it, up to the cursor.
+# The mention syntax of `attach`, up to the cursor.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]*)|([^\s"@][^\s"]*|))$')
 _NAME = re.compile(r"/([A-Za-z]*)")
 _WORDS = re.compile(r"/([A-Za-z]+)[ \t]+(\S*)")
@@ -29,69 +28,68 @@ _MOST = 50
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """insert: what replaces the typed part. label, with the matched `places` in it, and `note` are
-    shown. runs: whether it is complete, so that Enter may send it at once."""
+    """One completion of the text before the cursor."""
 
-    insert: str
+    insert: str  # replaces the typed part
     label: str
-    places: tuple[int, ...] = ()
-    note: str = ""
-    runs: bool = False
+    places: tuple[int, ...] = ()  # matched characters of `label`
+    note: str = ""  # shown after the label
+    runs: bool = False  # complete: Enter sends it immediately
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestions:
-    """What may replace the last `typed` characters before the cursor; at least one."""
+    """One or more suggestions."""
 
-    typed: int
+    typed: int  # characters before the cursor to replace
     suggestions: Sequence[Suggestion]
 
 
 class Suggester:
-    """Finds suggestions; files are those of `directory`."""
+    """Finds commands, their arguments, and files of a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.index = FileIndex(directory)
 
     def wants_files(self, before: str) -> bool:
-        """Whether the list of files is needed after `before`, the text before the cursor."""
+        """Return whether the text before the cursor needs the list of files."""
         return _MENTION.search(before) is not None or before.startswith("/attach ")
 
     def suggest(self, before: str) -> Suggestions | None:
-        """What may follow `before`, the text before the cursor; None for nothing."""
-        if "\n" not in before:
-            if found := _NAME.fullmatch(before):
-                return _of(len(before), _commands(found[1].lower()))
-            if found := _WORDS.fullmatch(before):
-                return _of(len(found[2]), self._words(found[1].lower(), found[2]))
-        if found := _MENTION.search(before):
+        """Return suggestions for the text before the cursor, if any."""
+        typed, suggestions = "", list[Suggestion]()
+        if "\n" not in before and (found := _NAME.fullmatch(before)):
+            typed, suggestions = before, _commands(found[1].lower())
+        elif "\n" not in before and (found := _WORDS.fullmatch(before)):
+            typed, suggestions = found[2], self._arguments(found[1].lower(), found[2])
+        elif found := _MENTION.search(before):
             typed = found[0]
             letters = found[1] if found[1] is not None else found[2]
-            return _of(len(typed), self._mentions(letters))
-        return None
+            suggestions = [
+                self._file(match, f'@"{match.path}"' if " " in match.path else f"@{match.path}")
+                for match in self._text_files(letters)
+            ]
+        return Suggestions(len(typed), suggestions) if suggestions else None
 
-    def _words(self, command: str, typed: str) -> list[Suggestion]:
+    def _arguments(self, command: str, typed: str) -> list[Suggestion]:
         if command == "attach":
-            return [self._file(match, match.path) for match in self._texts(typed)]
+            return [self._file(match, match.path) for match in self._text_files(typed)]
         return [
             Suggestion(match.path, match.path, match.places, runs=True)
             for match in best(typed, choices_of(command), _MOST)
         ]
 
-    def _mentions(self, letters: str) -> list[Suggestion]:
-        return [self._file(match, f"@{_quoted(match.path)}") for match in self._texts(letters)]
-
-    def _texts(self, letters: str) -> list[Match]:
-        """The files that match, without those that would be refused."""
-        directory = self.index.directory
-        found = self.index.search(letters, _MOST)
-        return [each for each in found if _can_be_read(directory, each.path)]
+    def _text_files(self, letters: str) -> Iterator[Match]:
+        """Yield matching files and directories, except binary files."""
+        for match in self.index.search(letters, _MOST):
+            with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
+                if is_text(self.index.directory / Path(match.path).expanduser()):
+                    yield match
 
     def _file(self, match: Match, insert: str) -> Suggestion:
-        """A directory stays open, so that what is in it can be named next."""
+        """Return a suggestion; a directory leaves the mention open for names inside it."""
         if match.path.endswith("/"):
             return Suggestion(insert.removesuffix('"'), match.path, match.places, "folder")
-        note = ""
         try:
             path = self.index.directory / Path(match.path).expanduser()
             note = human_size(os.stat(path).st_size)
@@ -100,31 +98,19 @@ class Suggester:
         return Suggestion(f"{insert} ", match.path, match.places, note)
 
 
-def _can_be_read(directory: Path, path: str) -> bool:
-    try:
-        return is_text(directory / Path(path).expanduser())
-    except (RuntimeError, ValueError):  # no such home, a NUL
-        return False
-
-
 def _commands(typed: str) -> list[Suggestion]:
-    """Commands whose names begin with what was typed, then those that contain it, then those that
-    are described with it."""
-    names = {command.name: command for command in COMMANDS}
-    matching = [name for name in names if name.startswith(typed)]
-    matching += [name for name in names if typed in name and name not in matching]
-    matching += [
-        name
-        for name, command in names.items()
-        if name not in matching and typed in command.title.lower()
-    ]
+    """Return commands whose name starts with `typed`, or else contains it, or else the title."""
+    ranks = {
+        command: 0 if command.name.startswith(typed) else 1 if typed in command.name else 2
+        for command in COMMANDS
+        if typed in command.name or typed in command.title.lower()
+    }
     suggestions = []
-    for name in matching:
-        command = names[name]
-        start = name.find(typed) + 1
+    for command in sorted(ranks, key=ranks.__getitem__):
+        start = command.name.find(typed) + 1
         suggestions.append(
             Suggestion(
-                f"/{name} " if command.needs_argument else f"/{name}",
+                f"/{command.name} " if command.needs_argument else f"/{command.name}",
                 command.usage,
                 tuple(range(start, start + len(typed))) if start else (),
                 command.title,
@@ -132,14 +118,6 @@ def _commands(typed: str) -> list[Suggestion]:
             )
         )
     return suggestions
-
-
-def _of(typed: int, suggestions: Sequence[Suggestion]) -> Suggestions | None:
-    return Suggestions(typed, suggestions) if suggestions else None
-
-
-def _quoted(path: str) -> str:
-    return f'"{path}"' if " " in path else path
 
 
 _MOVES = {"up": -1, "down": 1, "ctrl+p": -1, "ctrl+n": 1, "pageup": -6, "pagedown": 6}
@@ -150,11 +128,10 @@ _ROOM_FOR_NOTES = 26
 
 
 class SuggestionPopup(OptionList, can_focus=False):
-    """The list of suggestions above the text area that it is attached to, while one types.
+    """The list of suggestions, drawn above its text area and mounted right before it.
 
-    Mounted right before that text area; drawn over what is above it. It opens by typing, never
-    because a prompt was recalled or pasted. It never has the focus: the prompt box passes it each
-    key first (`take_key`).
+    It opens by typing, never by recalling or pasting. It never has the focus: the prompt box passes
+    each key to `take_key` first.
     """
 
     DEFAULT_CSS = Path(__file__).with_name("suggestions.tcss").read_text("utf-8")
@@ -170,7 +147,7 @@ class SuggestionPopup(OptionList, can_focus=False):
         self.border_subtitle = "Tab insert · Esc close"
 
     def attach_to(self, box: TextArea) -> None:
-        """Follows the cursor of `box` from now on."""
+        """Follow the cursor of `box`."""
         self._box = box
         self.watch(box, "selection", self._follow, init=False)
 
@@ -179,36 +156,33 @@ class SuggestionPopup(OptionList, can_focus=False):
         return bool(self.display)
 
     def take_key(self, key: str, *, is_typed: bool) -> bool:
-        """Whether the key was for the list, which then has handled it.
+        """Handle a key of the box; return whether the list consumed it.
 
-        Called for every key of the box. is_typed: whether the key writes or deletes a character.
-        A command that is complete is put into the box, and the key left to send it.
+        is_typed: the key inserts or deletes a character. Enter on a complete command inserts the
+        command without consuming the key, so that the box sends it.
         """
         self._typing = is_typed
         if not self.is_open:
             return False
-        if key in _MOVES:
-            self._move(_MOVES[key])
-            return True
-        if key == "escape":
-            self.close()
-            return True
         if key in ("tab", "enter"):
             return self._choose(key)
-        return False
+        if key in _MOVES:
+            self._move(_MOVES[key])
+        elif key == "escape":
+            self.close()
+        return key in _MOVES or key == "escape"
 
     def close(self) -> None:
-        """Hides the list until something more is typed."""
+        """Hide the list until more is typed."""
         self.display = False
         self._suggestions = None
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """A click."""
         event.stop()
         self._choose("tab")
 
     def on_option_list_option_highlighted(self) -> None:
-        """Says what Enter would do."""
+        """Show what Enter does."""
         if self._suggestions is not None and self.highlighted is not None:
             runs = self._suggestions.suggestions[self.highlighted].runs
             enter = "Enter runs it · Tab inserts it" if runs else "Enter or Tab inserts it"
@@ -224,8 +198,11 @@ class SuggestionPopup(OptionList, can_focus=False):
         before = self._before()
         if self._suggester.wants_files(before) and not self._suggester.index.is_fresh:
             self.run_worker(self._list_files(), group="files", exclusive=True)
-        self._suggestions = self._suggester.suggest(before)
-        self.display = self._suggestions is not None and not self._is_typed_out(before)
+        self._suggestions = found = self._suggester.suggest(before)
+        is_complete = (
+            found and len(found.suggestions) == 1 and before.endswith(found.suggestions[0].insert)
+        )
+        self.display = found is not None and not is_complete
         self._draw()
 
     async def _list_files(self) -> None:
@@ -233,17 +210,10 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._follow()
 
     def _before(self) -> str:
-        """The text before the cursor; empty where something is selected."""
+        """Return the text before the cursor ("" with a selection)."""
         assert self._box is not None
         start, end = self._box.selection
         return self._box.get_text_range((0, 0), end) if start == end else ""
-
-    def _is_typed_out(self, before: str) -> bool:
-        """Whether what was typed is the only suggestion."""
-        assert self._suggestions is not None
-        suggestions = self._suggestions.suggestions
-        insert = suggestions[0].insert
-        return len(suggestions) == 1 and before.endswith(insert) and bool(insert)
 
     def _draw(self) -> None:
         if self._suggestions is None or not self.is_open:
@@ -254,20 +224,20 @@ class SuggestionPopup(OptionList, can_focus=False):
         note = max(len(each.note) for each in suggestions)
         label = min(max(len(each.label) for each in suggestions), room)
         if note <= _SHORT_NOTE and room >= _ROOM_FOR_NOTES:
-            label = min(label, room - note - _GAP)  # a size tells more than the head of a path
+            label = min(label, room - note - _GAP)  # a size is worth more than the head of a path
         room -= label + _GAP
         self.add_options(Option(self._line(each, label, room)) for each in suggestions)
         self.highlighted = 0
 
     def _line(self, suggestion: Suggestion, width: int, room: int) -> Content:
-        """The label, `width` wide, with its matched letters; the note where it has `room`."""
+        """Return a label of `width` columns, and a note if `room` allows."""
         place = self.get_visual_style("suggestion--place", partial=True)
         muted = self.get_visual_style("suggestion--note", partial=True)
         label = Content(displayable(suggestion.label))
         for index in suggestion.places:
             label = label.stylize(place, index, index + 1)
         if label.cell_length > width and "/" in suggestion.label[1:]:
-            label = Content.assemble("…", label[len(label) - width + 1 :])  # its end tells more
+            label = Content.assemble("…", label[len(label) - width + 1 :])  # keep the path's end
         label = label.truncate(width, ellipsis=True)
         if room < _SHORT_NOTE:
             return label
@@ -283,7 +253,7 @@ class SuggestionPopup(OptionList, can_focus=False):
             self.highlighted = min(max(0, now + steps), count - 1)
 
     def _choose(self, key: str) -> bool:
-        """Inserts the chosen suggestion; returns whether the key has been handled."""
+        """Insert the highlighted suggestion; return whether the key was consumed."""
         if self._suggestions is None or self._box is None or self.highlighted is None:
             return False
         suggestion = self._suggestions.suggestions[self.highlighted]
@@ -293,12 +263,8 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._box.replace(suggestion.insert, (row, column - typed), (row, column))
         self.close()
         ends = ("/", "@", " ") if key == "tab" else ("/", "@")
-        if suggestion.insert.endswith(ends):
-            self._suggest_next()
+        if suggestion.insert.endswith(ends):  # suggest files of the directory, or arguments
+            self._typing = True
+            self._follow()
+            self._typing = False
         return not (key == "enter" and suggestion.runs)
-
-    def _suggest_next(self) -> None:
-        """Suggests what may follow, in a directory or after a command that needs an argument."""
-        self._typing = True
-        self._follow()
-        self._typing = False

@@ -1,10 +1,11 @@
-"""Paragraphs, lists and quotes of an answer, which change where they stand while it grows.
+"""Paragraphs, lists, quotes and tables of an answer, updated in place while the answer grows.
 
-Textual's own make all that is in a list or quote anew with each piece of text.
+Textual's own widgets rebuild the content of a list or quote for every new piece of text.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,15 +30,15 @@ from textual.widgets._markdown import (
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import has_gap, table_cells
+from akunu_py.tui.transcript.parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
 _GAP, _NARROW_GAP = " │ ", "│"
-_LEAST = 12  # columns: a longer word may be broken; with less, a row is written as a list
+_LEAST = 12  # columns: longer words may break; narrower tables become lists
 
 
 class Paragraph(MarkdownParagraph):
-    """A paragraph that keeps its distance from what follows in a list or quote."""
+    """A paragraph that keeps a written gap below it in a list or quote."""
 
     def __init__(self, markdown: Markdown, token: Token) -> None:
         super().__init__(markdown, token)
@@ -49,7 +50,7 @@ class Paragraph(MarkdownParagraph):
 
 
 class Quote(MarkdownBlockQuote):
-    """A quote."""
+    """A quote that updates its blocks in place."""
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, Quote):
@@ -60,7 +61,7 @@ class Quote(MarkdownBlockQuote):
 
 
 class ListRow(Horizontal):
-    """An item of a list beside its bullet or number."""
+    """A list item with its bullet or number."""
 
     DEFAULT_CSS = """
     ListRow, ListRow > Vertical { width: 1fr; height: auto; }
@@ -73,7 +74,7 @@ class ListRow(Horizontal):
         super().__init__(self._bullet, self._column)
 
     async def change(self, item: MarkdownListItem, symbol: str) -> None:
-        """Becomes another item, with its symbol."""
+        """Show another item and symbol."""
         if symbol != self._bullet.symbol:
             self._bullet.symbol = symbol
             self._bullet.refresh(layout=True)
@@ -81,15 +82,14 @@ class ListRow(Horizontal):
 
 
 class _List(MarkdownList):
-    """A list of either kind: one widget for items that are text, however many they are, as the
-    layout looks at every widget whenever one changes; else a row for each item."""
+    """A list: one widget if all items are text (for fast layout), otherwise a row per item."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"list--symbol"}
 
     def __init__(self, markdown: Markdown, token: Token) -> None:
         super().__init__(markdown, token)
         self._has_rows = False
-        self._lines: tuple[int, list[_ListLine]] = -1, []  # for which width
+        self._lines: tuple[int, list[_ListLine]] = -1, []  # width, drawn lines
 
     def _symbols(self, items: list[MarkdownListItem]) -> Iterator[str]:
         raise NotImplementedError
@@ -131,8 +131,6 @@ class _List(MarkdownList):
             await row.change(item, symbol)
         await self.remove_children(shown[len(wanted) :])
         await self.mount_all(ListRow(item, symbol) for item, symbol in wanted[len(shown) :])
-
-    # As text
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if self._has_rows:
@@ -187,12 +185,11 @@ class _List(MarkdownList):
 
 @dataclass(frozen=True, slots=True)
 class _ListLine:
-    """A line of a list. Where it continues a paragraph, `joined` is what stood at the break, and
-    its text begins behind `indent` columns."""
+    """A drawn line of a list."""
 
     content: Content
-    joined: str | None = None
-    indent: int = 0
+    joined: str | None = None  # text removed at the line break; None: starts a paragraph
+    indent: int = 0  # columns
 
 
 def _text_lines(block: MarkdownBlock, width: int, style: Style) -> Iterator[_ListLine]:
@@ -210,14 +207,14 @@ def _text_lines(block: MarkdownBlock, width: int, style: Style) -> Iterator[_Lis
 
 
 class BulletList(_List):
-    """A list with bullets."""
+    """A bulleted list."""
 
     def _symbols(self, items: list[MarkdownListItem]) -> Iterator[str]:
         return (item.bullet for item in items)
 
 
 class NumberedList(_List):
-    """A list with numbers, which count from that of the first item."""
+    """A numbered list that counts from its first item's number."""
 
     def _symbols(self, items: list[MarkdownListItem]) -> Iterator[str]:
         first = int(items[0].bullet) if items else 1
@@ -227,7 +224,7 @@ class NumberedList(_List):
 
 
 class TableBlock(MarkdownBlock):
-    """A table, as wide as it needs and there is room."""
+    """A table, at most as wide as the available space."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"table--header", "table--rule"}
     allow_horizontal_scroll = False
@@ -238,12 +235,12 @@ class TableBlock(MarkdownBlock):
         self._read(token)
 
     def _read(self, token: Token) -> None:
-        cells = table_cells(token)
+        cells: TableCells = token.meta["cells"]
         self._alignment = cells.alignment
         self._header = [self._token_to_content(cell) for cell in cells.header]
         self._rows = [[self._token_to_content(cell) for cell in row] for row in cells.rows]
         self._natural = sum(natural_widths([self._header, *self._rows])[0])
-        self._lines: tuple[int, list[Content]] = -1, []  # for which width
+        self._lines: tuple[int, list[Content]] = -1, []  # width, drawn lines
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, TableBlock):
@@ -276,45 +273,33 @@ class TableBlock(MarkdownBlock):
 
 
 def natural_widths(rows: Sequence[Sequence[Content]]) -> tuple[list[int], list[int]]:
-    """For each column its width without wrapping, and that of its longest word."""
+    """Return the width of each column without wrapping, and of its longest word."""
     natural = [1] * len(rows[0])
     words = natural.copy()
     for row in rows:
         for place, cell in enumerate(row[: len(natural)]):
-            if cell.cell_length > natural[place]:
-                natural[place] = cell.cell_length
+            natural[place] = max(natural[place], cell.cell_length)
             if cell.cell_length > words[place]:
-                longest = max(map(cell_len, cell.plain.split()), default=0)
-                words[place] = max(words[place], longest)
+                words[place] = max([words[place], *map(cell_len, cell.plain.split())])
     return natural, words
 
 
 def column_widths(natural: Sequence[int], words: Sequence[int], room: int) -> list[int]:
-    """The widths of columns that share `room` columns; their sum is at most that, or one each.
+    """Distribute `room` columns of text over table columns, at the cost of the widest ones."""
+    words_fit = sum(words) <= room
+    least = words if words_fit else [1] * len(natural)
+    wanted = natural if words_fit else words
 
-    As far as there is room, every word fits; what is left goes to those that need most, so that a
-    short column is never wrapped for the sake of a long one.
-    """
-    least = [1] * len(natural)
-    if sum(words) <= room:
-        least = list(words)
-    wanted = natural if sum(words) <= room else words
-    low, high = 0, max(*wanted, 1)
-    while low < high:  # the highest level up to which all columns may grow
-        level = (low + high + 1) // 2
-        if sum(_grown(least, wanted, level)) <= room:
-            low = level
-        else:
-            high = level - 1
-    widths = _grown(least, wanted, low)
-    for place, width in enumerate(widths):  # what the last level left over
+    def widths_up_to(level: int) -> list[int]:
+        return [max(each, min(most, level)) for each, most in zip(least, wanted, strict=True)]
+
+    levels = range(1, max(*wanted, 1) + 1)
+    level = bisect_right(levels, room, key=lambda each: sum(widths_up_to(each)))
+    widths = widths_up_to(level)
+    for place, width in enumerate(widths):  # distribute the remainder
         if width < wanted[place] and sum(widths) < room:
             widths[place] += 1
     return widths
-
-
-def _grown(least: Sequence[int], wanted: Sequence[int], level: int) -> list[int]:
-    return [max(each, min(most, level)) for each, most in zip(least, wanted, strict=True)]
 
 
 def draw(
@@ -324,7 +309,7 @@ def draw(
     width: int,
     rule: Style,
 ) -> list[Content]:
-    """The lines of a table, none wider than `width` columns, if a column is left for each cell."""
+    """Return the lines of a table, at most `width` columns wide if every cell gets a column."""
     natural, words = natural_widths([header, *rows])
     least = sum(min(_LEAST, each) for each in words)
     for gap in (_GAP, _NARROW_GAP):
@@ -345,10 +330,7 @@ def draw(
 
 
 def _row(
-    row: Sequence[Content],
-    widths: Sequence[int],
-    alignment: Sequence[str],
-    gap: tuple[str, Style],
+    row: Sequence[Content], widths: Sequence[int], alignment: Sequence[str], gap: tuple[str, Style]
 ) -> list[Content]:
     cells = [
         cell.wrap(width) if cell.cell_length > width or "\n" in cell.plain else [cell]
@@ -374,7 +356,7 @@ def _aligned(content: Content, width: int, alignment: str) -> Content:
 def _as_list(
     header: Sequence[Content], rows: Sequence[Sequence[Content]], width: int, rule: Style
 ) -> list[Content]:
-    """Each cell on lines of its own, after the name of its column."""
+    """Return each cell on its own lines, after the name of its column."""
     lines: list[Content] = []
     for number, row in enumerate(rows):
         if number:
@@ -388,7 +370,7 @@ _CHANGE_IN_PLACE = (Paragraph, CodeBlock, TableBlock, Quote, _List)
 
 
 async def change(parent: Widget, blocks: Iterable[MarkdownBlock]) -> None:
-    """Makes the blocks in a widget look like others, and mounts only those that must be."""
+    """Update the blocks in a widget in place; mount only blocks of another type."""
     shown = [each for each in parent.children if isinstance(each, MarkdownBlock)]
     wanted = list(blocks)
     for old, new in zip(shown, wanted, strict=False):

@@ -1,11 +1,8 @@
-"""A block of code of an answer: a line that names it, and lines that are cut with a mark, scrolled
-or wrapped, never cut silently.
-
-The style sheet says whether it wraps (`text-wrap`).
-"""
+"""A code block of an answer. The CSS property `text-wrap` decides whether lines wrap."""
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 from markdown_it.token import Token
@@ -23,15 +20,15 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from akunu_py.tui.transcript.parser import has_gap
 
-_MEASURE = 96  # columns, as wide as text: wider where a line needs it and there is room
-_INDENT = 1  # columns that each level of a list or quote takes, at least
-_STEP = 8  # columns that a key scrolls
+_MEASURE = 96  # columns, as wide as text; long lines use all available space
+_INDENT = 1  # minimum columns for each level of a list or quote
+_STEP = 8  # columns to scroll for each key
 _SCROLL = " · Shift+←→ scroll"
 _AHEAD, _BEHIND, _AGAIN = "›", "‹", "↪ "
 
 
 class _Colors(HighlightTheme):
-    """Textual's, without the underlines that look like links."""
+    """Textual's theme without underlines, which look like links."""
 
     STYLES = {  # noqa: RUF012 - declared so there
         token: style.replace(" underline", "") for token, style in HighlightTheme.STYLES.items()
@@ -39,22 +36,22 @@ class _Colors(HighlightTheme):
 
 
 class CodeBlock(MarkdownFence):
-    """A block of code. Its text is `code`, its language the first word of `lexer`."""
+    """A code block. `code` is its text, `lexer` its language."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"code--head", "code--key", "code--mark"}
 
     class CopyWanted(Message):
-        """Its `copy` was clicked."""
+        """Posted when `copy` is clicked."""
 
         def __init__(self, block: CodeBlock, code: str, language: str) -> None:
             super().__init__()
             self.block, self.code, self.language = block, code, language
 
     class WrapWanted(Message):
-        """Its `wrap` was clicked."""
+        """Posted when `wrap` is clicked."""
 
     def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
-        # Not the constructor of the class above, which highlights at once.
+        # Skips MarkdownFence's constructor, which highlights immediately.
         MarkdownBlock.__init__(self, markdown, token)
         self.set_class(has_gap(token), "-gap", update=False)
         self.auto_links = False
@@ -88,8 +85,6 @@ class CodeBlock(MarkdownFence):
             self.refresh(layout=True)
         MarkdownBlock.notify_style_update(self)
 
-    # The layout
-
     def get_content_width(self, container: Size, viewport: Size) -> int:
         measure = _MEASURE - self.styles.gutter.width - _INDENT * self._token.level
         return min(container.width, max(measure, self._widest))
@@ -102,16 +97,9 @@ class CodeBlock(MarkdownFence):
         return self.styles.text_wrap == "wrap"
 
     @property
-    def _has_keys(self) -> bool:
-        """Whether the keys are about the messages, and not for the prompt."""
-        return self.screen.focused in self.ancestors
-
-    @property
     def is_cut(self) -> bool:
-        """Whether a line is longer than there is room, unless it is wrapped."""
+        """Whether a line is wider than the widget, so that it is truncated or wrapped."""
         return self._widest > self.size.width
-
-    # What it shows
 
     def render(self) -> Content:
         return Content("\n").join([self._head(), *self._lines(self.size.width)])
@@ -122,7 +110,7 @@ class CodeBlock(MarkdownFence):
         lines = f"{self._count} line{'' if self._count == 1 else 's'}"
         parts: list[Content | str | tuple[str, Style]] = [
             (f"{self.lexer} · {lines} · " if self.lexer else f"{lines} · ", head),
-            ("" if self._has_keys else "Tab: ", head),
+            ("" if self.screen.focused in self.ancestors else "Tab: ", head),
             *_clickable("b", " copy", "copy", key, head),
         ]
         if self.is_cut:
@@ -146,20 +134,14 @@ class CodeBlock(MarkdownFence):
                 self._highlighted = code.split("\n", allow_blank=True)[: self._count]
             mark = self.get_visual_style("code--mark", partial=True)
             show = wrapped if self._is_wrapped else cut
-            self._shown = (
-                key,
-                [
-                    part
-                    for line in self._highlighted
-                    for part in show(line, width, self._scrolled, mark)
-                ],
-            )
+            parts = (show(line, width, self._scrolled, mark) for line in self._highlighted)
+            self._shown = key, list(itertools.chain.from_iterable(parts))
         return self._shown[1]
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         if self._is_wrapped:
             return super().get_selection(selection)
-        # The first row is no code, and more of a line may be selected than is seen.
+        # The first row is the header, and a scrolled line starts left of the widget.
         start, end = selection
         moved = Offset(self._scrolled, 0)
         if start is None or start.y == 0:
@@ -168,10 +150,8 @@ class CodeBlock(MarkdownFence):
             start += moved
         return Selection(start, end and end + moved).extract(f"\n{self.code}"), "\n"
 
-    # What it is told
-
     def scroll_code(self, steps: int) -> None:
-        """Scrolls what is cut by some steps, to the right where positive."""
+        """Scroll truncated lines by some steps; positive steps scroll right."""
         room = 0 if self._is_wrapped else max(0, self._widest - self.size.width)
         scrolled = max(0, min(room, self._scrolled + steps * _STEP))
         if scrolled != self._scrolled:
@@ -201,15 +181,14 @@ def _clickable(
 
 
 def cut(line: Content, width: int, start: int, mark: Style) -> list[Content]:
-    """The columns of a line from `start` on, with a mark at each end behind which there is more."""
+    """Return `width` columns of a line from `start`, with a mark at each truncated end."""
     length = line.cell_length
     if length <= width and not start:
         return [line]
     first = start + 1 if start and length else start
     end = start + width - 1 if length > start + width else start + width
-    parts: list[Content | tuple[str, Style]] = [(_BEHIND if first > start else "", mark)]
-    parts.append(_columns(line, first, end))
-    shown = Content.assemble(*parts)
+    left = (_BEHIND if first > start else "", mark)
+    shown = Content.assemble(left, _columns(line, first, end))
     if length > start + width:
         shown = shown.pad_right(max(0, width - 1 - shown.cell_length))
         shown = Content.assemble(shown, (_AHEAD, mark))
@@ -217,7 +196,7 @@ def cut(line: Content, width: int, start: int, mark: Style) -> list[Content]:
 
 
 def wrapped(line: Content, width: int, start: int, mark: Style) -> list[Content]:
-    """All of a line, on lines of its own; those that continue it have a mark."""
+    """Wrap a line; continuation lines start with a mark."""
     if line.cell_length <= width:
         return [line]
     first, rest = _split(line, width)
@@ -230,7 +209,7 @@ def wrapped(line: Content, width: int, start: int, mark: Style) -> list[Content]
 
 
 def _split(line: Content, width: int) -> tuple[Content, Content]:
-    """As much as fits, a character at least; cut after a space or comma where one is near."""
+    """Split off the part that fits (at least a character), after a space or comma if near."""
     fits = len(_columns(line, 0, width).plain) or 1
     text = line.plain
     if fits < len(text):
@@ -240,7 +219,7 @@ def _split(line: Content, width: int) -> tuple[Content, Content]:
 
 
 def _columns(line: Content, start: int, end: int) -> Content:
-    """The columns from `start` to `end`; a wide character that is cut becomes a space."""
+    """Return the columns from `start` to `end`; a truncated wide character becomes a space."""
     text = line.plain
     if cell_len(text) == len(text):
         return line[start:end]

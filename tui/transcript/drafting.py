@@ -1,13 +1,9 @@
-"""The drafting view: an answer as plain text with its drafts marked, and the panel below it.
-
-Tokens are accepted drafts, rejected drafts, or the model's own. Everything shown goes through
-`text.displayable`.
-"""
+"""The drafting view: an answer as plain text with marked drafts, and the panel below it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from textual.containers import Vertical
@@ -22,28 +18,24 @@ from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
-_MAX_BAR = 8  # tokens in a pass; more look the same
+_MAX_BAR = 8  # tokens of the highest bar
 _MAX_BARS = 16
 _ROOM_FOR_LABELS = 60  # columns
 # Why tokens of a cached prefix are prefilled again.
 _NOT_CACHED: dict[NotCached, str] = {
-    "evicted": "no memory",
-    "no checkpoint": "no way back",
-    "slow disk": "faster than from disk",
-    "damaged file": "its file was damaged",
+    "evicted": "evicted to free memory",
+    "no checkpoint": "no checkpoint there",
+    "slow disk": "faster than loading from disk",
+    "damaged file": "the cache file is damaged",
     "other KV width": "saved with other --kv-bits",
-    "other weights": "the model is another one",
+    "other weights": "the model has changed",
     "other context": "saved with a larger --context",
 }
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 
 class DraftedSection(Widget):
-    """A part of an answer as plain text: `answer[start:end]`, up to its end for None.
-
-    Rejected drafts stand where they were proposed, before the bonus token. marked: False shows the
-    text alone.
-    """
+    """A part of an answer as plain text; `marked` shows accepted and rejected drafts."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"drafted--accepted", "drafted--rejected"}
 
@@ -52,7 +44,7 @@ class DraftedSection(Widget):
         self._turn = turn
         self._is_marked = marked
         self.start = start
-        self.end: int | None = None
+        self.end: int | None = None  # None: the end of the answer
 
     def render(self) -> Content:
         accepted = self.get_visual_style("drafted--accepted", partial=True)
@@ -61,52 +53,36 @@ class DraftedSection(Widget):
         end = len(answer) if self.end is None else self.end
         if not self._is_marked:
             return Content(displayable(answer[start:end]))
-        parts: list[str] = []
+        shown = ""
         styles: list[Styled] = []
-        length = 0
-        for place, rejected in self._rejected(end):
-            length += self._append(parts, styles, length, (start, place), accepted)
-            text = on_one_line(rejected)
-            styles.append(Styled(length, length + len(text), struck))
-            parts.append(text)
-            length += len(text)
+        for place, rejected in [*self._rejected(end), (end, "")]:
+            for first, last in self._accepted(start, place):
+                styles.append(Styled(len(shown) + first, len(shown) + last, accepted))
+            shown += displayable(answer[start:place])
+            if text := on_one_line(rejected):
+                styles.append(Styled(len(shown), len(shown) + len(text), struck))
+            shown += text
             start = place
-        self._append(parts, styles, length, (start, end), accepted)
-        return Content("".join(parts), spans=styles)
+        return Content(shown, spans=styles)
 
     def _rejected(self, end: int) -> Sequence[tuple[int, str]]:
         rejected = self._turn.rejected
         first = bisect_left(rejected, self.start, key=lambda each: each[0])
         last = len(rejected)
-        if self.end is not None:  # what was proposed at the very end belongs to the next section
+        if self.end is not None:  # a draft at the very end belongs to the next section
             last = bisect_right(rejected, end, key=lambda each: each[0])
         return rejected[first:last]
 
-    def _append(
-        self,
-        parts: list[str],
-        styles: list[Styled],
-        length: int,
-        part: tuple[int, int],
-        accepted: Style,
-    ) -> int:
-        """Appends a part of the answer after `length` characters; returns its own length."""
-        start, end = part
-        parts.append(displayable(self._turn.answer[start:end]))
+    def _accepted(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of accepted drafts, relative to `start`."""
         spans = self._turn.spans
         first = bisect_right(spans, start, key=lambda span: span[1])
-        last = bisect_left(spans, (end, 0))
-        for span in spans[first:last]:
-            marked = max(span[0], start) - start, min(span[1], end) - start
-            styles.append(Styled(length + marked[0], length + marked[1], accepted))
-        return end - start
+        for span in spans[first : bisect_left(spans, (end, 0))]:
+            yield max(span[0], start) - start, min(span[1], end) - start
 
 
 class DraftedText(Vertical):
-    """An answer as plain text in which drafts are marked; `marked=False` shows the text alone.
-
-    Cut into sections at newlines, so that a long answer is not wrapped again for every token.
-    """
+    """An answer as plain text, in sections so that each token rewraps only the last one."""
 
     SECTION = 1500  # characters
 
@@ -117,13 +93,13 @@ class DraftedText(Vertical):
         super().__init__(self._last, *self._cut())
 
     def sync(self) -> None:
-        """Draws what was added to the turn."""
+        """Draw new text of the turn."""
         self._last.refresh(layout=True)
         if more := self._cut():
             self.mount_all(more)
 
     def _cut(self) -> list[DraftedSection]:
-        """Ends the last section where it is long enough; returns those that follow it."""
+        """Split a long last section at newlines; return the new sections."""
         more: list[DraftedSection] = []
         while (end := self._turn.answer.find("\n", self._last.start + self.SECTION)) >= 0:
             self._last.end = end
@@ -133,18 +109,13 @@ class DraftedText(Vertical):
 
 
 class DraftingPanel(Widget, can_focus=False):
-    """What the marks mean, how many words the last steps yielded, the estimated speedup, and the
-    numbers of the answer. explains: the first line says what drafting is."""
+    """A legend of the marks, tokens per step, the estimated speedup and the answer's statistics."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "drafted--accepted",
-        "drafted--rejected",
-        "drafted--bars",
-        "drafted--value",
-        "drafted--words",
+        f"drafted--{name}" for name in ("accepted", "rejected", "bars", "value", "words")
     }
 
-    explains: reactive[bool] = reactive(False)
+    explains: reactive[bool] = reactive(False)  # the first line explains drafting
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
@@ -153,7 +124,7 @@ class DraftingPanel(Widget, can_focus=False):
         self._stats: Stats | None = None
 
     def show(self, turn: ChatTurn | None) -> None:
-        """Shows the passes of `turn`, and how much faster than plain decoding they were."""
+        """Show the decode steps, speedup and statistics of `turn`."""
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = turn.speedup if turn else None
         self._stats = turn.stats if turn else None
@@ -184,10 +155,8 @@ class DraftingPanel(Widget, can_focus=False):
             (sparkline(self._passes, _MAX_BARS), self._style("bars"))
         ]
         if stats and stats.target_passes:
-            parts += [
-                (f" {stats.tokens_per_pass:.1f}", self._style("value")),
-                (" words a step", words),
-            ]
+            parts += [(f" {stats.tokens_per_pass:.1f}", self._style("value"))]
+            parts += [(" words a step", words)]
         if self._speedup and not 0.95 <= self._speedup < 1.05:
             faster = " faster (estimate)" if self._speedup > 1 else " as fast (estimate)"
             parts += [
@@ -200,7 +169,7 @@ class DraftingPanel(Widget, can_focus=False):
         return Content.assemble(*parts)
 
     def _numbers(self) -> Content:
-        """Acceptance, TTFT and cached tokens, in plain words, as far as they are known."""
+        """Acceptance rate, time to first token and cached tokens, if known."""
         stats = self._stats
         if stats is None:
             return Content("")
@@ -211,11 +180,9 @@ class DraftingPanel(Widget, can_focus=False):
             parts.append(f"first word after {stats.prefill_s:.1f} s")
         if stats.known_tokens or stats.cached_tokens:
             again = stats.known_tokens - stats.cached_tokens
-            why = _NOT_CACHED.get(stats.not_cached, "unknown why")
-            parts.append(
-                f"{stats.cached_tokens:,} tokens read before"
-                + (f", {again:,} again: {why}" if again > 0 else "")
-            )
+            why = _NOT_CACHED.get(stats.not_cached, "unknown reason")
+            parts.append(f"{stats.cached_tokens:,} cached tokens")
+            parts[-1] += f", {again:,} recomputed: {why}" if again > 0 else ""
         return Content.styled(" · ".join(parts), self._style("words"))
 
     def _style(self, name: str) -> Style:
@@ -223,6 +190,6 @@ class DraftingPanel(Widget, can_focus=False):
 
 
 def sparkline(passes: Sequence[int], width: int) -> str:
-    """The last `width` passes, a bar each: the higher, the more tokens; filled up to `width`."""
+    """Return a bar for each of the last `width` decode steps, padded to `width`."""
     heights = (min(tokens, _MAX_BAR) - 1 for tokens in passes[-width:])
     return "".join(_BARS[max(0, height)] for height in heights).rjust(width, "·")

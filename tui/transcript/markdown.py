@@ -1,8 +1,6 @@
-"""An answer as Markdown, in sections of which only those near what is seen are mounted.
+"""An answer as Markdown sections; `view` mounts only sections near the viewport.
 
-A terminal's layout looks at every widget whenever one changes, and a long answer has hundreds. So
-it is cut between blocks of Markdown, and a section that is far from what is seen is unmounted: an
-empty space of the same height stays until the reader comes near. `view` decides which.
+Layout visits every widget for each change. Unmounted sections keep an empty space of their height.
 """
 
 from __future__ import annotations
@@ -25,20 +23,16 @@ from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, 
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.parser import markdown_parser, parse
 
-_BLOCKS = 30  # in a section: some screens
-_COLUMNS = 74  # for the height of a section that was never drawn
+_BLOCKS = 30  # blocks in a section: several screens
+_COLUMNS = 74  # assumed width, to estimate the height of an undrawn section
 
 
 class AnswerText(Markdown):
-    """Markdown with blocks of our own, which may be appended to at any time.
-
-    After Textual's own `update` an `append` would begin at the last line, in the middle of a block;
-    and one before it is mounted, or while it is updated, would be lost.
-    """
+    """Markdown with custom blocks. Unlike in Textual, `append` works at any time."""
 
     @dataclass
     class DrawingFailed(Message):
-        """The text could not be drawn, or not all of it."""
+        """Posted when (part of) the text could not be drawn."""
 
         error: Exception
 
@@ -79,7 +73,7 @@ class AnswerText(Markdown):
     async def _add(self, markdown: str) -> None:
         try:
             await super().append(markdown)
-        except Exception as error:  # noqa: BLE001 - a bug in drawing must not hide what was said
+        except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
             self.post_message(self.DrawingFailed(error))
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
@@ -87,15 +81,14 @@ class AnswerText(Markdown):
 
 
 class MarkdownSection(Vertical):
-    """Some blocks of an answer; an empty space of their height while it `is_unmounted`."""
+    """Some blocks of an answer; `in_list`: the next section continues the same list."""
 
     def __init__(self, text: str, *, unmounted: bool = False, in_list: bool = False) -> None:
-        """in_list: it ends in a list that the next section continues."""
         super().__init__(classes="-listed" if in_list else None)
         self.text = text
         self._markdown = None if unmounted else AnswerText(text)
-        if unmounted:
-            self.styles.height = _lines(text)
+        if unmounted:  # an estimate
+            self.styles.height = sum(1 + len(line) // _COLUMNS for line in text.splitlines()) or 1
 
     def compose(self) -> ComposeResult:
         if self._markdown is not None:
@@ -106,13 +99,13 @@ class MarkdownSection(Vertical):
         return self._markdown is None
 
     async def append(self, text: str) -> None:
-        """Appends more of the answer."""
+        """Append text to the section."""
         self.text += text
         if self._markdown is not None:
             await self._markdown.append(text)
 
     async def end(self, text: str, *, in_list: bool) -> None:
-        """Becomes `text`, which is more of the answer, or less: the next section has the rest."""
+        """Set the final text, longer or shorter than before; the next section has the rest."""
         self.set_class(in_list, "-listed")
         if len(text) > len(self.text):
             await self.append(text[len(self.text) :])
@@ -122,13 +115,13 @@ class MarkdownSection(Vertical):
             first = text.count("\n")
             blocks = self._markdown.query_children(MarkdownBlock)
             if any(start < first < end for start, end in (each.source_range for each in blocks)):
-                await self._markdown.update(text)  # cut in the middle of a list
+                await self._markdown.update(text)  # split inside a list
             else:
                 beyond = [each for each in blocks if each.source_range[0] >= first]
                 await self._markdown.remove_children(beyond)
 
     async def unmount(self) -> None:
-        """Removes its blocks and keeps its height."""
+        """Remove the blocks and keep the height."""
         if self._markdown is not None and self.size.height:
             drawn, self._markdown = self._markdown, None
             with self.app.batch_update():
@@ -136,7 +129,7 @@ class MarkdownSection(Vertical):
                 await drawn.remove()
 
     async def restore(self) -> None:
-        """Mounts its blocks again."""
+        """Mount the blocks again."""
         if self._markdown is None:
             self._markdown = AnswerText(self.text)
             with self.app.batch_update():
@@ -145,15 +138,13 @@ class MarkdownSection(Vertical):
 
 
 class AnswerMarkdown(Vertical):
-    """An answer that may grow. Every section but the last is whole."""
+    """An answer whose last section may grow."""
 
     def __init__(self, text: str) -> None:
         parts = split(text)
-        # Of a long one only the end is drawn, which is seen first when a conversation is opened.
+        # A newly opened conversation shows its end, so only the last sections are mounted.
         last = len(parts) - 1
-        super().__init__(
-            *(_section(parts, place, unmounted=place < last - 1) for place in range(last))
-        )
+        super().__init__(*(_section(parts, place, place < last - 1) for place in range(last)))
         self._last = MarkdownSection(parts[-1])
 
     def compose(self) -> ComposeResult:
@@ -164,7 +155,7 @@ class AnswerMarkdown(Vertical):
         return list(self.query_children(MarkdownSection))
 
     async def append(self, text: str) -> None:
-        """Appends more of the answer."""
+        """Append text to the answer."""
         await self._last.restore()
         parts = split(self._last.text + text)
         if len(parts) == 1:
@@ -178,14 +169,12 @@ class AnswerMarkdown(Vertical):
 
 
 def split(text: str) -> list[str]:
-    """`text` cut between blocks of Markdown, and between the items of lists, into sections of
-    `_BLOCKS` blocks or items; together they are the text. A single block, such as a table, is never
-    cut."""
+    """Split Markdown into sections of `_BLOCKS` blocks or list items that concatenate to it."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]
-    lines = re.split(r"(?<=\n)", text)  # as the parser counts them; splitlines knows more ends
+    lines = re.split(r"(?<=\n)", text)  # as the parser counts lines; splitlines splits more
     starts = list(_starts(parse(text)))
-    # The last block may still grow and become something else: it is not left alone at once.
+    # The last block may still change its type, so it does not start a section immediately.
     cuts = starts[_BLOCKS::_BLOCKS] if len(starts) > 2 * _BLOCKS else []
     if cuts and len(starts) % _BLOCKS < _BLOCKS // 2:
         cuts.pop()
@@ -194,7 +183,7 @@ def split(text: str) -> list[str]:
 
 
 def _starts(tokens: list[Token]) -> Iterator[int]:
-    """The lines on which top-level blocks begin, and the items of top-level lists."""
+    """Yield the first lines of top-level blocks and of the items of top-level lists."""
     expected = 0
     for token in tokens:
         if token.map is None:
@@ -202,7 +191,7 @@ def _starts(tokens: list[Token]) -> Iterator[int]:
         if token.type in ("bullet_list_open", "ordered_list_open") and token.level == 0:
             expected = int(token.attrGet("start") or 1)
         elif token.type == "list_item_open" and token.level == 1:
-            # A list that is cut counts from the number of its first item as it was written.
+            # A split list restarts at its first written number, so that must be correct.
             if not token.info or token.info == str(expected):
                 yield token.map[0]
             expected += 1
@@ -210,15 +199,10 @@ def _starts(tokens: list[Token]) -> Iterator[int]:
             yield token.map[0]
 
 
-def _section(parts: list[str], place: int, *, unmounted: bool = False) -> MarkdownSection:
+def _section(parts: list[str], place: int, unmounted: bool = False) -> MarkdownSection:
     return MarkdownSection(parts[place], unmounted=unmounted, in_list=_is_list_cut(parts, place))
 
 
 def _is_list_cut(parts: list[str], place: int) -> bool:
-    """Whether a section ends within a list, with no empty line before the next one."""
+    """Return whether a section ends inside a list, without an empty line before the next one."""
     return place + 1 < len(parts) and not parts[place].endswith("\n\n")
-
-
-def _lines(text: str) -> int:
-    """An estimate of how many lines a text takes that was never drawn."""
-    return max(1, sum(1 + len(line) // _COLUMNS for line in text.splitlines()))

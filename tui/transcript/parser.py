@@ -1,6 +1,6 @@
-r"""The parser of answers: Markdown of GitHub's kind in which HTML is text and a table is one token.
+r"""Parser for answers: GitHub Markdown with HTML as text and one token per table.
 
-Mathematics between `\(..\)`, `\[..\]`, `$..$` or `$$..$$` becomes Unicode."""
+Math between `\(..\)`, `\[..\]`, `$..$` or `$$..$$` becomes Unicode."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -19,24 +19,23 @@ from markdown_it.token import Token
 
 _DELIMITERS = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
 _LONGEST = 2000  # characters of one formula
-# `$HOME/bin:$PATH` and `$5 to $10` are no mathematics.
+# `$HOME/bin:$PATH` and `$5 to $10` are not math.
 _IN_DOLLARS = re.compile(r"\$(?![\s\d]*\$|\s)([^$\n]+?)(?<![\s\\])\$(?!\w)")
 _LEAVES = ("paragraph_open", "fence", "code_block", "table")
-_PROSE = re.compile(r"[^\W\d_]{2,}\W(.*\W)?[^\W\d_]{2,}")  # and the brackets are escaped ones
-_MATHS = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
+_PROSE = re.compile(r"[^\W\d_]{2,}\W(.*\W)?[^\W\d_]{2,}")  # text between escaped brackets
+_MATH = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
 
 
-@dataclass(frozen=True, slots=True)
-class TableCells:
-    """The inline tokens of a table, and how each column is aligned: left, center or right."""
+class TableCells(NamedTuple):
+    """The inline tokens of a table."""
 
     header: list[Token]
     rows: list[list[Token]]
-    alignment: list[str]
+    alignment: list[str]  # per column: left, center or right
 
 
 def markdown_parser() -> MarkdownIt:
-    """A new parser."""
+    """Create a parser for answers."""
     parser = MarkdownIt("gfm-like", {"html": False})
     parser.inline.ruler.before("escape", "math", _inline_math)
     parser.block.ruler.before(
@@ -48,21 +47,15 @@ def markdown_parser() -> MarkdownIt:
 
 
 def parse(text: str) -> list[Token]:
-    """The tokens of a text; none where the parser fails, which those say who draw it."""
+    """Return the tokens of a text, none if the parser fails (the renderer reports that)."""
     try:
         return markdown_parser().parse(text)
-    except Exception:  # noqa: BLE001 - a bug there
+    except Exception:  # noqa: BLE001 - any parser bug
         return []
 
 
-def table_cells(token: Token) -> TableCells:
-    """The cells of a token of the type `table`."""
-    cells: TableCells = token.meta["cells"]
-    return cells
-
-
 def has_gap(token: Token) -> bool:
-    """Whether a block within a list or quote is followed by an empty line."""
+    """Return whether an empty line follows a block inside a list or quote."""
     return "gap" in token.meta
 
 
@@ -77,33 +70,29 @@ def _inline_math(state: StateInline, silent: bool) -> bool:
     end = state.src.find(closing, start, start + _LONGEST)
     if opening == "$":
         found = _IN_DOLLARS.match(state.src, state.pos, state.pos + _LONGEST)
-        if found is None or not _MATHS.search(found[1]):
+        if found is None or not _MATH.search(found[1]):
             return False
         end = found.end() - 1
     if end <= start:
         if opening[0] == "$" or end == start:
             return False
-        end, closing, text = start, "", opening  # not closed yet: the backslash stays
+        end, closing, text = start, "", opening  # not closed yet: keep the backslash
     else:
         text = state.src[start:end]
-        if _PROSE.search(text) and not _MATHS.search(text):
+        if _PROSE.search(text) and not _MATH.search(text):
             return False
         text = to_unicode(text)
     if not silent:
-        _push_lines(state, text)
+        for number, line in enumerate(text.split("\n")):
+            if number:
+                state.push("hardbreak", "br", 0)
+            state.push("text", "", 0).content = line
     state.pos = end + len(closing)
     return True
 
 
-def _push_lines(state: StateInline, text: str) -> None:
-    for number, line in enumerate(text.split("\n")):
-        if number:
-            state.push("hardbreak", "br", 0)
-        state.push("text", "", 0).content = line
-
-
 def _block_math(state: StateBlock, first: int, end_line: int, silent: bool) -> bool:
-    r"""`\[` or `$$` that begins a line, up to the end of the line that closes it."""
+    r"""Parse a block from a line that starts with `\[` or `$$` to the line that closes it."""
     begin = state.bMarks[first] + state.tShift[first]
     opening = state.src[begin : begin + 2]
     closing = {"\\[": "\\]", "$$": "$$"}.get(opening)
@@ -117,7 +106,7 @@ def _block_math(state: StateBlock, first: int, end_line: int, silent: bool) -> b
             return False
         if closing in text:
             if not text.endswith(closing) or text.count(closing) > 1:
-                return False  # in the middle of a paragraph
+                return False  # inside a paragraph
             lines.append(text[:-2])
             break
         lines.append(text)
@@ -125,24 +114,19 @@ def _block_math(state: StateBlock, first: int, end_line: int, silent: bool) -> b
         return False
     if not silent:
         state.line = line + 1
-        content = to_unicode("\n".join(lines).strip())
-        _push_paragraph(state, content, [first, state.line])
+        state.push("paragraph_open", "p", 1).map = [first, state.line]
+        inline = state.push("math", "", 0)  # `_join_tables` makes it `inline` after the text rules
+        inline.content = to_unicode("\n".join(lines).strip())
+        inline.map, inline.children = [first, state.line], []
+        for text in inline.content.split("\n"):
+            inline.children += [Token("hardbreak", "br", 0), Token("text", "", 0, content=text)]
+        del inline.children[0]
+        state.push("paragraph_close", "p", -1)
     return True
 
 
-def _push_paragraph(state: StateBlock, content: str, lines: list[int]) -> None:
-    state.push("paragraph_open", "p", 1).map = lines
-    inline = state.push("math", "", 0)  # becomes `inline` when the rules of text have run
-    inline.content, inline.map, inline.children = content, lines, []
-    for number, line in enumerate(content.split("\n")):
-        if number:
-            inline.children.append(Token("hardbreak", "br", 0))
-        inline.children.append(Token("text", "", 0, content=line))
-    state.push("paragraph_close", "p", -1)
-
-
 def _join_tables(state: StateCore) -> None:
-    """Makes one token of each table, which needs no widget for a cell."""
+    """Replace each table by one token, so that cells need no widgets."""
     joined: list[Token] = []
     table: list[Token] | None = None
     for token in state.tokens:
@@ -162,8 +146,7 @@ def _join_tables(state: StateCore) -> None:
 
 
 def _mark_gaps(state: StateCore) -> None:
-    """Marks the blocks with `has_gap`: items stand as close together as they were written. The end
-    of the whole list or quote is none."""
+    """Mark blocks that an empty line follows, except at the end of the whole list or quote."""
     lines = state.src.split("\n")
     last: Token | None = None
     for token in state.tokens:
@@ -208,7 +191,7 @@ lvert | rvert | vert | Vert ‖ lVert ‖ rVert ‖ backslash \\ therefore ∴ b
 clubsuit ♣ diamondsuit ♢ heartsuit ♡ spadesuit ♠
 sharp ♯ flat ♭ natural ♮ S § P ¶ copyright © pounds £ euro € yen ¥ aa å AA Å
 """
-# Relations, arrows and operators between two terms: with a space on either side.
+# Relations, arrows and binary operators: surrounded by spaces.
 _INFIX = """
 le ≤ leq ≤ leqslant ⩽ ge ≥ geq ≥ geqslant ⩾ ne ≠ neq ≠ ll ≪ gg ≫ approx ≈ sim ∼ simeq ≃ cong ≅
 equiv ≡ propto ∝ doteq ≐ triangleq ≜ prec ≺ succ ≻ preceq ≼ succeq ≽ in ∈ notin ∉ ni ∋ subset ⊂
@@ -244,9 +227,7 @@ _BRACKETS = {"matrix": "  ", "pmatrix": "()", "bmatrix": "[]", "vmatrix": "||", 
 _BRACKETS |= {"Bmatrix": "{}", "smallmatrix": "  ", "array": "  ", "cases": "{ "}
 _ALIGNED = {"align", "aligned", "equation", "gather", "gathered", "split", "multline", "eqnarray"}
 _ROOTS = {"": "√", "2": "√", "3": "∛", "4": "∜"}
-_VULGAR = {
-    "1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾", "1/5": "⅕", "1/6": "⅙", "1/8": "⅛",
-}  # fmt: skip
+_VULGAR = {unicodedata.normalize("NFKC", each).replace("⁄", "/"): each for each in "½⅓⅔¼¾⅕⅙⅛"}
 
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _FACTOR = re.compile(r"\d+|√?[d∂]?[^\W\d][\u2070-\u209c²³¹ᵢ-ᵪ]*|√?[^\W\d]*\(\)|[^\W\d]!")
@@ -254,12 +235,11 @@ _MOST_DEPTH = 20
 
 
 class _UnknownError(Exception):
-    """It cannot be read as LaTeX."""
+    """The text is not valid LaTeX."""
 
 
 def to_unicode(tex: str) -> str:
-    """`tex`, without its delimiters, as Unicode, of one or more lines; itself where braces or
-    environments do not match."""
+    """Convert LaTeX without delimiters to Unicode lines. Unbalanced input is returned unchanged."""
     try:
         text = "".join(_LatexReader(tex).read())
     except _UnknownError:
@@ -269,7 +249,7 @@ def to_unicode(tex: str) -> str:
 
 
 class _LatexReader:
-    """Reads LaTeX from left to right. Raises _UnknownError where it does not end well."""
+    """Converts LaTeX from left to right. Raises _UnknownError for invalid input."""
 
     def __init__(self, tex: str, depth: int = 0) -> None:
         self._tex, self._place, self._depth = tex, 0, depth
@@ -283,7 +263,7 @@ class _LatexReader:
                 self._place += 1
                 yield _script(letter, self._argument())
                 if self._tex[self._place - 1].isspace():
-                    yield " "  # a command took it for its end
+                    yield " "  # the space ended a command
             elif letter == "{":
                 yield self._convert(self._group())
             elif letter == "}":
@@ -324,7 +304,7 @@ class _LatexReader:
             accented = self._argument()
             if len(accented) == 1:
                 return accented + _ACCENTS[name]
-        # Unknown: as it was written, with what belongs to it.
+        # Unknown commands stay unchanged, with their arguments.
         while name.isalpha() and self._place < len(self._tex) and self._tex[self._place] in "{[":
             self._group(*("{", "}") if self._tex[self._place] == "{" else ("[", "]"))
         return self._tex[start : self._place]
@@ -334,7 +314,7 @@ class _LatexReader:
             self._place += 1
 
     def _group(self, opening: str = "{", closing: str = "}") -> str:
-        """The content of the group that begins here."""
+        """Consume a group and return its content."""
         self._skip_spaces()
         if not self._tex.startswith(opening, self._place):
             raise _UnknownError
@@ -348,7 +328,7 @@ class _LatexReader:
         raise _UnknownError
 
     def _argument(self) -> str:
-        """A group, a command or a letter, converted."""
+        """Consume and convert a group, a command or a letter."""
         self._skip_spaces()
         next_one = self._tex[self._place : self._place + 1]
         if next_one == "{":
@@ -392,7 +372,7 @@ class _LatexReader:
 
 @cache
 def _symbols() -> dict[str, str]:
-    """What stands for a command that takes no argument."""
+    """The replacements of commands without arguments."""
     letters, infix = _LETTERS.split(), _INFIX.split()
     table = dict(zip(letters[::2], letters[1::2], strict=True))
     table |= {name: f" {sign} " for name, sign in zip(infix[::2], infix[1::2], strict=True)}
@@ -402,16 +382,10 @@ def _symbols() -> dict[str, str]:
 
 @cache
 def _scripts(kind: str) -> dict[str, str]:
-    """The letters that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
+    """The Unicode superscripts (`<super>`) or subscripts (`<sub>`) by letter."""
     table = {"−": "⁻" if kind == "<super>" else "₋", " ": ""}
-    for code in (
-        *range(0xB2, 0xBA),
-        *range(0x2B0, 0x2E5),
-        *range(0x1D2C, 0x1DBF),
-        *range(0x2070, 0x209D),
-        0x2C7C,
-        0x2C7D,
-    ):
+    ranges = (0xB2, 0xBA), (0x2B0, 0x2E5), (0x1D2C, 0x1DBF), (0x2070, 0x209D), (0x2C7C, 0x2C7E)
+    for code in itertools.chain(*itertools.starmap(range, ranges)):
         found, _, plain = unicodedata.decomposition(chr(code)).partition(" ")
         if found == kind and " " not in plain:
             table.setdefault(chr(int(plain, 16)), chr(code))
@@ -420,7 +394,7 @@ def _scripts(kind: str) -> dict[str, str]:
 
 
 def _script(mark: str, text: str) -> str:
-    """`text` raised (^) or lowered (_); written with the mark where Unicode lacks a letter."""
+    """Raise (^) or lower (_) `text`; keep the mark if Unicode lacks a letter."""
     if mark == "^" and text in ("∘", "°", "′", "′′"):
         return "°" if text == "∘" else text
     table = _scripts("<super>" if mark == "^" else "<sub>")
@@ -443,7 +417,7 @@ def _fraction(above: str, below: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """`text` with nothing in its round brackets."""
+    """Remove everything inside round brackets."""
     shorter = re.sub(r"\([^()]+\)", "()", text)
     return text if shorter == text else _without_brackets(shorter)
 

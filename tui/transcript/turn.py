@@ -1,8 +1,4 @@
-"""How a turn is drawn: its prompt, its thinking, its answer; and notices between turns.
-
-An answer is either Markdown, or plain text with its drafts marked (`drafting`). Everything shown
-goes through `text.displayable`; no markup in it is obeyed.
-"""
+"""Views of a turn: its prompt, thinking and answer; and notices between turns."""
 
 from __future__ import annotations
 
@@ -30,30 +26,29 @@ from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
 from akunu_py.types import FinishReason
 
-# Why an answer is incomplete; None: it failed, or the program was killed.
+# Why an answer is incomplete. None: it failed, or the process was killed.
 _ENDINGS: dict[FinishReason | None, str] = {
-    "length": "… cut off at the limit of tokens (--max-tokens); F9 goes on",
+    "length": "… reached the token limit (--max-tokens); F9 continues",
     "context": "… the context is full; Ctrl+N starts a new chat",
     "cancelled": "■ stopped",
-    None: "… broken off; F9 goes on",
+    None: "… interrupted; F9 continues",
 }
-# Drawing takes turns with decoding: after an update, so many times its duration passes.
+# The pause after an update, as a multiple of its duration: drawing must not slow decoding.
 _PAUSE_FACTOR = 20
 _MAX_PAUSE_S = 1.5
 _SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 1500
-_THINKING_TAIL = 1500  # characters shown while it grows: all of it would be wrapped for each token
+_THINKING_TAIL = 1500  # characters shown while thinking grows; each token wraps them again
 
 
 class ThinkingView(Vertical):
-    """What a reasoning model wrote before its answer: one line, and the whole while `open`; not
-    shown at all where there is none."""
+    """The reasoning before an answer: one line, or all of it while `open`. Hidden if empty."""
 
     def __init__(self, turn: ChatTurn, *, open: bool) -> None:
         super().__init__()
         self._turn = turn
         self._open = open
-        self._is_whole = False  # what is shown is all there will be
+        self._is_complete = False  # all of the reasoning is drawn
         self._head = Static(classes="head")
         self._body = Static(classes="body")
 
@@ -69,14 +64,14 @@ class ThinkingView(Vertical):
             self.show(not self._open)
 
     def show(self, open: bool) -> None:
-        """Opens or folds it."""
+        """Open or fold the thinking."""
         self._open = open
-        self._is_whole = False
+        self._is_complete = False
         self.sync()
 
     def sync(self) -> None:
-        """Draws what was added to the turn."""
-        if self._is_whole:
+        """Draw new text of the turn."""
+        if self._is_complete:
             return
         thinking = self._turn.thinking.strip()
         self.display = bool(thinking)
@@ -84,63 +79,61 @@ class ThinkingView(Vertical):
         if not thinking:
             return
         is_growing = self._turn.state == "answering" and not self._turn.answer
-        self._is_whole = bool(self._turn.answer)
+        self._is_complete = bool(self._turn.answer)
         words = len(thinking.split())
         mark, key = ("▾", "F3 folds") if self._open else ("▸", "F3 opens")
         head = "thinking…" if is_growing else "thought"
         self._head.update(Content(f"{mark} {head}  {words:,} words  {key}"))
         if self._open:
-            self._body.update(
-                Content(displayable(thinking[-_THINKING_TAIL:] if is_growing else thinking))
-            )
+            shown = thinking[-_THINKING_TAIL:] if is_growing else thinking
+            self._body.update(Content(displayable(shown)))
 
 
-BranchNumber = tuple[int, int]  # which, of how many
+BranchNumber = tuple[int, int]  # position from 1, number of branches
 
 
 def branch_mark(number: BranchNumber) -> str:
-    """Which of several branches this is; "" where there is one."""
+    """Return the position among several branches ("" for a single branch)."""
     which, count = number
     return f"‹ {which}/{count} ›" if count > 1 else ""
 
 
 _ACTIONS = {"copy": "copy_message", "edit": "edit", "again": "regenerate", "code": "copy_code"}
-_ACTIONS |= {"go on": "continue", "‹": "branch(-1)", "›": "branch(1)"}
+_ACTIONS |= {"continue": "continue", "‹": "branch(-1)", "›": "branch(1)"}
 
 
 def clickable(words: str, action: str, style: Style) -> tuple[str, Style]:
-    """Words that run an action when they are clicked on."""
+    """Return words that run an action when clicked."""
     return words, style + Style.from_meta({"@click": action})
 
 
 def action_row(
     names: Sequence[str], number: BranchNumber, action: Style, between: Style
 ) -> Content:
-    """What can be done with a message, to be clicked on."""
+    """Return a row of clickable actions for a message."""
 
     def item(name: str) -> tuple[str, Style]:
-        # Later: it may remove this very widget, which would wait for the click to end.
+        # `later`: an action may remove this widget, which would wait for the click to end.
         return clickable(name, f"app.later('{_ACTIONS[name]}')", action)
 
     parts: list[tuple[str, Style]] = []
     for name in names:
         parts += [item(name), (" · ", between)]
     which, count = number
-    if count > 1:
-        parts += [item("‹"), (f" {which}/{count} ", between), item("›")]
-        return Content.assemble(*parts)
-    return Content.assemble(*parts[:-1])
+    if count == 1:
+        return Content.assemble(*parts[:-1])
+    return Content.assemble(*parts, item("‹"), (f" {which}/{count} ", between), item("›"))
 
 
 class Notice(Static, can_focus=False):
-    """A message of the program; `kind` is a class of the style sheet."""
+    """A message from the app; `kind` is a CSS class."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(Content(displayable(text)), classes=kind)
 
 
 class PromptView(Widget, can_focus=False):
-    """A prompt: its text, cut where it is long, and the names of its files."""
+    """A prompt: its text, shortened if long, and the names of its files."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about", "prompt--action"}
 
@@ -153,7 +146,7 @@ class PromptView(Widget, can_focus=False):
         self._has_actions = False
 
     def action_unfold(self) -> None:
-        """Shows ten times more of a long prompt; all of it folds again."""
+        """Show ten times more of a long prompt, or fold a prompt that is fully shown."""
         self._most = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._most
         self.refresh(layout=True)
 
@@ -163,7 +156,7 @@ class PromptView(Widget, can_focus=False):
 
     @property
     def _is_unfolded(self) -> bool:
-        """Whether all of a long prompt is shown."""
+        """Whether a long prompt is fully shown."""
         return self._most > _SHOWN_CHARACTERS and not shortened(self._whole, self._most)[1]
 
     def render(self) -> Content:
@@ -185,17 +178,16 @@ class PromptView(Widget, can_focus=False):
 
 
 class AnswerView(Vertical):
-    """The answer of a turn, in one of two views. It draws what the turn has; `sync` to see more.
-    What cannot be drawn as Markdown is shown as it was written."""
+    """The answer of a turn, as Markdown or as text with marked drafts. `sync` draws new text."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"answer--about", "answer--action"}
 
     class StateShown(Message):
-        """It begins, grows no more, or its foot is another one."""
+        """Posted when the answer starts or ends, or when its footer changes."""
 
     @dataclass
     class NotDrawn(Message):
-        """It is shown as plain text, because of a bug."""
+        """Posted when a bug in Markdown rendering forces plain text."""
 
         error: Exception
 
@@ -206,18 +198,18 @@ class AnswerView(Vertical):
         self.turn = turn
         self._number = number
         self._has_actions = False
-        self._thinking = ThinkingView(turn, open=thinking)
+        self.thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
         self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(text)
         self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
         self._foot = Static(classes="foot")
-        self._drawn = len(text)  # characters of the answer that the text has
+        self._drawn = len(text)  # characters of the answer passed to `_text`
         self._drawing: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()  # the answer is whole, as far as it came
+        self._ended = asyncio.Event()
 
     def compose(self) -> ComposeResult:
-        yield self._thinking
+        yield self.thinking
         yield self._text
         if self._drafted is not None:
             yield self._drafted
@@ -232,21 +224,21 @@ class AnswerView(Vertical):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether what the turn has is on the screen."""
+        """Whether all text of the turn is on the screen."""
         is_plain = self._drafted is not None or isinstance(self._text, DraftedText)
         return is_plain or self._drawn == len(self.turn.answer)
 
     @property
     def sections(self) -> list[MarkdownSection]:
-        """Those that may be unmounted: the last one may grow while it is being answered."""
+        """The sections that may be unmounted: all but a growing last one."""
         if isinstance(self._text, DraftedText):
             return []
         ended = self.turn.state in ("done", "failed") and self.is_drawn
         return self._text.sections if ended else self._text.sections[:-1]
 
     def sync(self) -> None:
-        """Draws what was added to the turn; returns at once."""
-        self._thinking.sync()
+        """Start to draw new text of the turn."""
+        self.thinking.sync()
         if self._drafted is not None:
             self._drafted.sync()
         elif isinstance(self._text, DraftedText):
@@ -259,8 +251,7 @@ class AnswerView(Vertical):
         self.show_state()
 
     def show_state(self) -> None:
-        """Shows how the answer ended, unless it is whole, and which of several it is; what can be
-        done with it, once it was clicked on."""
+        """Update the footer: why the answer is incomplete, its branch, and actions once clicked."""
         if self.turn.state in ("done", "failed"):
             self._ended.set()
         else:
@@ -272,19 +263,15 @@ class AnswerView(Vertical):
             between = self.get_visual_style("answer--about", partial=True)
             action = self.get_visual_style("answer--action", partial=True)
             names = ["copy", *(["code"] if self.query(CodeBlock) else []), "again"]
-            names += ["go on"] if self.turn.can_continue else []
+            names += ["continue"] if self.turn.can_continue else []
             row = action_row(names, self._number, action, between)
             foot = Content.assemble(ending, "   " if ending else "", row)
         self._foot.update(foot)
         self._foot.display = bool(foot)
         self.post_message(self.StateShown())
 
-    def show_thinking(self, open: bool) -> None:
-        """Opens or folds the thinking."""
-        self._thinking.show(open)
-
     async def show_drafting(self, drafting: bool) -> None:
-        """Switches between Markdown and plain text with marked drafts."""
+        """Switch between Markdown and plain text with marked drafts."""
         if drafting and self._drafted is None:
             self._drafted = DraftedText(self.turn)
             await self.mount(self._drafted, after=self._text)
@@ -296,18 +283,18 @@ class AnswerView(Vertical):
 
     def _ending(self) -> str:
         if self.turn.state == "waiting":
-            return "… waits its turn; Esc takes it back"
+            return "… queued; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
             return ""
         if self.turn.finish == "stop" and not self.turn.answer.strip():
-            return "… the model has nothing to say to that"
+            return "… the model returned an empty answer"
         if self.turn.finish is None and not self.turn.answer:
-            return "… not answered; Ctrl+G asks again"
+            return "… no answer; Ctrl+G tries again"
         return _ENDINGS.get(self.turn.finish, "")
 
     async def _draw(self) -> None:
-        # Not Textual's MarkdownStream: its `stop` may start an append while another one runs, and
-        # then both parse from the same line. This one also keeps within its share of the time.
+        # Not Textual's MarkdownStream: its `stop` may start a second append while one runs, and
+        # both would parse from the same line.
         while self._drafted is None and isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
@@ -315,7 +302,7 @@ class AnswerView(Vertical):
                 break
             try:
                 await self._text.append(displayable(self.turn.answer[start:]))
-            except Exception as error:  # noqa: BLE001 - a bug must not hide what was said
+            except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
                 await self._draw_plainly(error)
             if self.turn.state == "answering":
                 pause = min(_PAUSE_FACTOR * (time.monotonic() - started), _MAX_PAUSE_S)
@@ -337,7 +324,7 @@ class AnswerView(Vertical):
 
 
 def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
-    """The beginning of a long text, and how many characters were left out."""
+    """Return the beginning of a long text and the number of omitted characters."""
     most_lines = _SHOWN_LINES * most // _SHOWN_CHARACTERS
     short = "\n".join(text.split("\n", most_lines)[:most_lines])[:most]
     left_out = len(text) - len(short)

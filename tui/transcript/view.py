@@ -1,8 +1,6 @@
-"""The transcript: the turns of the conversation in a scroll view, and the message that is chosen.
+"""The transcript: the turns of the conversation in a scroll view, and the chosen message.
 
-Only turns around what is read are mounted, and of their answers only the sections near it drawn, so
-that a conversation of any length costs the layout the same. The keys of the chosen message are
-bound here, because they only count while the transcript has the focus; the app carries them out.
+Only turns and answer sections near the viewport are mounted: layout cost does not grow with length.
 """
 
 from __future__ import annotations
@@ -27,39 +25,35 @@ from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
-_NEAR = 2  # screens: sections closer than that are drawn
-_FAR = 3  # screens: sections farther than that are unmounted
+_NEAR = 2  # screens: closer sections are mounted
+_FAR = 3  # screens: farther sections are unmounted
 _MEASURE = 100  # columns of text
-_COPIED_S = 1.5  # how long a message shows that it was copied
-_UPDATE_DELAY_S = 0.05  # at most one update of what is drawn in that time
-PAGE = 10  # turns mounted at first, and at the end
-_STEP = 5  # more of them where the reader comes near an end
-_MAX_MOUNTED = 20  # more where the screen shows more
+_COPIED_S = 1.5  # duration of the "copied" highlight
+_UPDATE_DELAY_S = 0.05  # minimum time between updates of the mounted sections
+PAGE = 10  # turns mounted initially
+_STEP = 5  # turns added when the reader scrolls near an end
+_MAX_MOUNTED = 20  # turns; large screens allow more
 
 MessageView = PromptView | AnswerView
 Part = Literal["prompt", "answer"]
 
 
 class Earlier(Static, can_focus=False):
-    """Stands for the turns before those that are mounted."""
+    """Placeholder for the turns before the mounted ones."""
 
 
 class Later(Static, can_focus=False):
-    """Stands for the turns after those that are mounted."""
+    """Placeholder for the turns after the mounted ones."""
 
 
 class TurnColumn(Vertical):
-    """The views of `before` | mounted | `after`. make: the views of a turn."""
+    """The column of mounted message views."""
 
     def __init__(self, make: Callable[[ChatTurn], list[Widget]], *first: Widget) -> None:
         super().__init__(*first, classes="column")
-        self._make = make
-        self.before: list[ChatTurn] = []
-        self.after: list[ChatTurn] = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.children
+        self._make = make  # creates the views of a turn
+        self.before: list[ChatTurn] = []  # unmounted turns above
+        self.after: list[ChatTurn] = []  # unmounted turns below
 
     @property
     def messages(self) -> list[MessageView]:
@@ -70,52 +64,43 @@ class TurnColumn(Vertical):
         return [view for view in self.children if isinstance(view, AnswerView)]
 
     def message(self, turn: ChatTurn, part: Part) -> MessageView | None:
-        """The view of a part of `turn`, if it is mounted; without a walk through all that is, which
-        a query would be for each token."""
+        """Return the view of a part of `turn`, if it is mounted."""
+        # Called for each token; a query would walk through all widgets.
         view = self._nodes._get_by_id(f"{part}-{turn.number}")
         return view if isinstance(view, (PromptView, AnswerView)) else None
 
     @property
     def turns(self) -> list[ChatTurn]:
-        """Those that are mounted."""
+        """The mounted turns."""
         return [view.turn for view in self.children if isinstance(view, PromptView)]
 
-    @property
-    def is_laid_out(self) -> bool:
-        """Whether all that is mounted has its height."""
-        return all(view.size.height for view in self.messages)
-
     async def show(self, turns: Sequence[ChatTurn], middle: int | None = None) -> None:
-        """Mounts the turns around the one at `middle`, the last ones for None, and no others."""
+        """Mount the turns around index `middle` (None: the last turns) and unmount all others."""
         await self.remove_children()
         first = max(0, len(turns) - PAGE)
         if middle is not None:
             first = min(first, max(0, middle - PAGE // 2))
         self.before, self.after = list(turns[:first]), list(turns[first + PAGE :])
-        await self.mount_all(self._views(turns[first : first + PAGE]))
+        await self.mount_all(self.views_of(turns[first : first + PAGE]))
         await self._show_counts()
 
-    async def append(self, turns: Sequence[ChatTurn]) -> None:
-        """Mounts more at the end, where the last turns are mounted."""
-        await self.mount_all(self._views(turns))
-
     async def cut(self, turn: ChatTurn) -> None:
-        """Unmounts the views of a turn and everything below."""
+        """Unmount the views of a turn and everything below."""
         children = list(self.children)
         await self.remove_children(children[self._index(children, turn) :])
 
     async def trim(self) -> None:
-        """Unmounts all but the last turns, where they have become many."""
+        """Unmount all but the last turns if too many are mounted."""
         if len(turns := self.turns) > self._most:
             await self._unmount_first(turns, len(turns) - PAGE)
             await self._show_counts()
 
     async def move_up(self) -> None:
-        """Mounts earlier turns."""
+        """Mount earlier turns."""
         more = self.before[-_STEP:]
         del self.before[-_STEP:]
         first = self.messages[0] if self.messages else None
-        await self.mount_all(self._views(more), before=first)
+        await self.mount_all(self.views_of(more), before=first)
         turns = self.turns
         if len(turns) > (most := self._most):
             self.after[:0] = turns[most:]
@@ -123,22 +108,21 @@ class TurnColumn(Vertical):
         await self._show_counts()
 
     async def move_down(self) -> None:
-        """Mounts later turns."""
+        """Mount later turns."""
         more = self.after[:_STEP]
         del self.after[:_STEP]
         await self.query_children(Later).remove()
-        await self.mount_all(self._views(more))
+        await self.mount_all(self.views_of(more))
         turns = self.turns
         await self._unmount_first(turns, max(0, len(turns) - self._most))
         await self._show_counts()
 
     @property
     def _most(self) -> int:
-        """How many turns may be mounted: four screens of the shortest, which take three lines, so
-        that what one end takes away is not missed at the other."""
+        """Maximum number of mounted turns: four screens of turns of three lines."""
         return max(_MAX_MOUNTED, self.app.size.height * 4 // 3)
 
-    def _views(self, turns: Sequence[ChatTurn]) -> list[Widget]:
+    def views_of(self, turns: Sequence[ChatTurn]) -> list[Widget]:
         return [view for turn in turns for view in self._make(turn)]
 
     async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
@@ -154,46 +138,35 @@ class TurnColumn(Vertical):
     async def _show_counts(self) -> None:
         await self.query_children("Earlier, Later").remove()
         if self.before:
-            words = f"↑ {len(self.before):,} earlier prompts"
-            await self.mount(Earlier(words, id="earlier"), before=0)
+            await self.mount(Earlier(f"↑ {len(self.before):,} earlier prompts"), before=0)
         if self.after:
-            await self.mount(Later(f"↓ {len(self.after):,} later prompts", id="later"))
+            await self.mount(Later(f"↓ {len(self.after):,} later prompts"))
 
 
 class SteadyScroll(VerticalScroll):
-    """A scroll view of one column of messages, in which what is seen stays where it is, whatever
-    changes above it.
-
-    An anchored container aligns at its end; the column inside, at least as high as the container,
-    keeps a short conversation at the top.
-    """
+    """A scroll view whose visible messages do not move when content above them changes height."""
 
     def __init__(self, column: TurnColumn, *, id: str) -> None:
         super().__init__(column, id=id)
         self._column = column
-        # What is seen must not move: the first message whose top is seen, and where it is; where
-        # none is, the height of everything, while only what is above changes.
+        # The first message whose top is visible, and its position. Without such a message, changes
+        # of the total height shift the view during `adjust_above`.
         self._reference: tuple[Widget | None, int] = (None, 0)
-        self._adjusting = 0
+        self._adjusting = 0  # changes in progress above the viewport
         self._height = 0
 
-    @property
-    def is_adjusting(self) -> bool:
-        """Whether something above is just changing its height."""
-        return self._adjusting > 0
-
     async def adjust_above(self, change: Awaitable[None]) -> None:
-        """Awaits a change above what is seen, which may change its height."""
+        """Await a change above the viewport that may change heights."""
+
+        def end() -> None:
+            self._adjusting -= 1
+
         self._adjusting += 1
         await change
-        self.call_after_refresh(self._end_adjusting)
-
-    def _end_adjusting(self) -> None:
-        self._adjusting -= 1
+        self.call_after_refresh(end)
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """The layout; the scroll position is moved within it, as Textual does it for an anchor, so
-        that nothing jumps."""
+        """Lay out the column, and move the scroll position in the same step so nothing jumps."""
         result = super().arrange(size, optimal)
         column = next(each for each in result.placements if each.widget is self._column)
         tops = {
@@ -216,8 +189,7 @@ class SteadyScroll(VerticalScroll):
         return result
 
     def _check_anchor(self) -> None:
-        """Textual follows the end again where the reader comes to it: not where later turns exist
-        that are not mounted."""
+        """Re-anchor at the end as Textual does, unless later turns are unmounted."""
         if not self._column.after:
             super()._check_anchor()
 
@@ -230,25 +202,25 @@ class SteadyScroll(VerticalScroll):
 
 
 class Transcript(SteadyScroll):
-    """The conversation; follows its end unless the reader scrolled up."""
+    """The conversation; follows its end until the reader scrolls up."""
 
     FOCUS_ON_CLICK = False  # the prompt box keeps the focus
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "choose(-1)", "Message before", show=False),
+        Binding("up,k", "choose(-1)", "Previous message", show=False),
         Binding("down,j", "choose(1)", "Next message", show=False),
         Binding("pageup", "page(-1)", "Scroll up", show=False),
         Binding("pagedown,space", "page(1)", "Scroll down", show=False),
-        Binding("home", "begin", "To the beginning", show=False),
-        Binding("end", "follow", "To the end", show=False),
-        Binding("left,h", "app.branch(-1)", "Branch before"),
+        Binding("home", "begin", "Go to the beginning", show=False),
+        Binding("end", "follow", "Go to the end", show=False),
+        Binding("left,h", "app.branch(-1)", "Previous branch"),
         Binding("right,l", "app.branch(1)", "Next branch"),
         Binding("e", "app.edit", "Edit the prompt and send it again"),
-        Binding("r", "app.regenerate", "Answer again"),
-        Binding("g", "app.continue", "Go on with an answer that was cut off"),
+        Binding("r", "app.regenerate", "Regenerate the answer"),
+        Binding("g", "app.continue", "Continue a truncated answer"),
         Binding("c,y", "app.copy_message", "Copy the message"),
-        Binding("b", "app.copy_code", "Copy a block of code; again for the next"),
-        Binding("enter", "unfold", "Unfold a long prompt, or fold it"),
-        Binding("w", "wrap_code", "Wrap long lines of code, or cut them again"),
+        Binding("b", "app.copy_code", "Copy a code block; again for the next"),
+        Binding("enter", "unfold", "Fold or unfold a long prompt"),
+        Binding("w", "wrap_code", "Wrap or truncate long lines of code"),
         Binding("shift+left", "scroll_code(-1)", "Scroll long lines of code", show=False),
         Binding("shift+right", "scroll_code(1)", "Scroll long lines of code"),
         Binding("question_mark", "app.help", "Keys", show=False),
@@ -258,16 +230,16 @@ class Transcript(SteadyScroll):
     thinking: reactive[bool] = reactive(False, init=False)
 
     class MoreBelow(Static, can_focus=False):
-        """Shown below the transcript while more is written than is seen."""
+        """A hint below the transcript that an answer grows below the viewport."""
 
         def on_click(self) -> None:
             self.post_message(Transcript.EndWanted())
 
     class EndWanted(Message):
-        """The reader wants to follow the end again."""
+        """Posted when the reader asks to follow the end again."""
 
     class Left(Message):
-        """The reader went down from the last message."""
+        """Posted when the reader moves down from the last message."""
 
     def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
         self._column = TurnColumn(self._views, *first)
@@ -275,12 +247,12 @@ class Transcript(SteadyScroll):
         self._conversation = conversation
         self.more_below = self.MoreBelow("↓ more below · End", id="more")
         self._chosen: MessageView | None = None
-        self._is_clicked = False  # it was chosen with the mouse
-        self._mounting = asyncio.Lock()  # one change of what is mounted at a time
+        self._is_clicked = False  # the message was chosen with the mouse
+        self._mounting = asyncio.Lock()  # serializes mounting and unmounting
         self._update_pending = False
 
     def on_resize(self) -> None:
-        """Centres the measure; what is wider has the columns right of it."""
+        """Center the text column. Wider content extends to the right."""
         left = max(0, self.scrollable_content_region.width - _MEASURE) // 2
         self._column.styles.padding = (0, 0, 0, left)
 
@@ -291,20 +263,17 @@ class Transcript(SteadyScroll):
         self.watch(self, "scroll_y", self._scrolled, init=False)
         self.watch(self, "virtual_size", self._scrolled, init=False)
 
-    # What is on the screen
-
     @property
     def is_empty(self) -> bool:
-        return self._column.is_empty
+        return not self._column.children
 
     async def reload(self, message: str | None = None) -> None:
-        """Shows the conversation, at the message of that id or at its end; notices go."""
+        """Show the conversation at the message with this id, or at its end. Remove notices."""
         turns = self._conversation.turns
-        places = [
-            place for place, turn in enumerate(turns) if message in (turn.prompt.id, turn.reply_id)
-        ]
+        ids = ((turn.prompt.id, turn.reply_id) for turn in turns)
+        place = next((place for place, pair in enumerate(ids) if message in pair), None)
         async with self._mounting:
-            await self._column.show(turns, places[0] if places else None)
+            await self._column.show(turns, place)
         self.can_focus = bool(turns)
         self.anchor()
         if self._column.after:
@@ -312,23 +281,21 @@ class Transcript(SteadyScroll):
         for view in self._column.messages:
             turn = view.turn
             if message == (turn.prompt.id if isinstance(view, PromptView) else turn.reply_id):
-                if self._column.after:  # else the last message is near
+                if self._column.after:  # otherwise the last message is close enough
                     self._mark_chosen(view)
                 self.call_after_refresh(self._look_at, view)
 
     async def add(self, *widgets: Widget) -> None:
-        """Shows more at the end."""
+        """Append widgets at the end."""
         if self._column.after:
             await self.reload()
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
-        """Shows the active branch, where it differs from what is shown; notices below go."""
+        """Switch to the active branch. Remove notices below the first change."""
         turns, column = self._conversation.turns, self._column
-        skipped = turns[: len(column.before)]
-        if column.after or [turn.number for turn in skipped] != [
-            turn.number for turn in column.before
-        ]:
+        skipped = [turn.number for turn in turns[: len(column.before)]]
+        if column.after or skipped != [turn.number for turn in column.before]:
             await self.reload()
             return
         shown, rest = column.turns, turns[len(column.before) :]
@@ -338,27 +305,27 @@ class Transcript(SteadyScroll):
         async with self._mounting:
             if same < len(shown):
                 await column.cut(shown[same])
-            await column.append(rest[same:])
+            await column.mount_all(column.views_of(rest[same:]))
         self.can_focus = bool(column.messages)
 
     def answer(self, turn: ChatTurn) -> AnswerView | None:
-        """The view of the answer of `turn`, if it is mounted."""
+        """Return the view of the answer of `turn`, if it is mounted."""
         view = self._column.message(turn, "answer")
         return view if isinstance(view, AnswerView) else None
 
     def mark_edited(self, turn: ChatTurn | None) -> None:
-        """Marks the prompt of `turn` as the one that is being edited, and no other."""
+        """Mark only the prompt of `turn` as being edited."""
         for view in self._column.messages:
             view.set_class(isinstance(view, PromptView) and view.turn is turn, "-edited")
 
     def mark_copied(self, turn: ChatTurn, part: Part, code: str | None = None) -> None:
-        """Shows for a moment on the message, or on its block of code, that it was copied."""
+        """Briefly highlight a copied message or code block."""
         if view := self._column.message(turn, part):
             blocks = [each for each in view.query(CodeBlock) if f"{each.code}\n" == code]
             self.mark(blocks[0] if blocks else view)
 
     def mark(self, copied: Widget) -> None:
-        """Shows for a moment that something was copied."""
+        """Briefly highlight a copied widget."""
         copied.add_class("-copied")
         self.set_timer(_COPIED_S, lambda: copied.remove_class("-copied"))
 
@@ -368,15 +335,14 @@ class Transcript(SteadyScroll):
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self._column.answers:
-            view.show_thinking(thinking)
+            view.thinking.show(thinking)
 
     # The chosen message
 
     @property
     def chosen(self) -> tuple[ChatTurn, Part] | None:
-        """The message that the keys apply to; None while the focus is elsewhere and none was
-        clicked on."""
-        # Not `has_focus`: a key may come before the event of the focus.
+        """The message that keys apply to; None without focus or a clicked message."""
+        # Not `has_focus`: a key may arrive before the focus event.
         if self.screen.focused is self:
             self.on_focus()
             self._choose_seen()
@@ -387,17 +353,15 @@ class Transcript(SteadyScroll):
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
 
     def choose(self, turn: ChatTurn, part: Part) -> None:
-        """Chooses a message, and scrolls to it."""
-        view = self._column.message(turn, part)
-        if view is None:
-            return
-        self._choose(view)
-        if self.screen.focused is not self:
-            self._is_clicked = True  # what leads here was clicked on too
-            view.show_actions(True)
+        """Choose a message and scroll to it."""
+        if view := self._column.message(turn, part):
+            self._choose(view)
+            if self.screen.focused is not self:
+                self._is_clicked = True  # without focus, only a click leads here
+                view.show_actions(True)
 
     def leave(self) -> None:
-        """What was clicked on is chosen no more."""
+        """Unchoose a message that was chosen with the mouse."""
         if self._is_clicked and self._chosen is not None:
             self._is_clicked = False
             self._chosen.show_actions(False)
@@ -407,7 +371,7 @@ class Transcript(SteadyScroll):
     def watch_has_focus(self, _has_focus: bool) -> None:
         super().watch_has_focus(_has_focus)
         for block in self.query(CodeBlock):
-            block.refresh()  # it says which keys copy and wrap it
+            block.refresh()  # its header names the active keys
 
     def on_focus(self) -> None:
         views = self._column.messages
@@ -429,9 +393,9 @@ class Transcript(SteadyScroll):
             self._chosen.remove_class("-chosen")
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses a message; a second click leaves it."""
-        below, _ = self.screen.get_widget_at(*event.screen_offset)
-        above = below.ancestors_with_self
+        """Choose the clicked message; a second click unchooses it."""
+        clicked, _ = self.screen.get_widget_at(*event.screen_offset)
+        above = clicked.ancestors_with_self
         view = next((each for each in above if isinstance(each, (PromptView, AnswerView))), None)
         if "@click" in event.style.meta or self.screen.get_selected_text():
             return
@@ -446,10 +410,9 @@ class Transcript(SteadyScroll):
         self.on_focus()
         column, views = self._column, self._column.messages
         now = views.index(self._chosen) if self._chosen in views else len(views)
-        if now + steps < 0 and column.before:
-            await self._move(column.move_up())
-        elif now + steps >= len(views) and column.after:
-            await self._move(column.move_down())
+        is_above, is_below = now + steps < 0, now + steps >= len(views)
+        if (is_above and column.before) or (is_below and column.after):
+            await self._mount_more(up=is_above)
         views = column.messages
         if self._chosen in views:
             now = views.index(self._chosen)
@@ -459,24 +422,22 @@ class Transcript(SteadyScroll):
             self._choose(views[max(0, now + steps)])
 
     async def action_page(self, direction: int) -> None:
-        """Scrolls a page up (-1) or down (1); at the end, follows it again."""
+        """Scroll a page up (-1) or down (1); follow the end again when it is reached."""
         self.call_after_refresh(self._choose_seen)
         lines = direction * (self.scrollable_content_region.height - 1)
         target = self.scroll_y + lines
         self.release_anchor()
-        if target < 0 and self._column.before:
-            await self._move(self._column.move_up())
+        is_above, is_below = target < 0, target >= self.max_scroll_y
+        if (is_above and self._column.before) or (is_below and self._column.after):
+            await self._mount_more(up=is_above)
             self.call_after_refresh(self.scroll_relative, y=lines, animate=False)
-        elif target < self.max_scroll_y:
-            self.scroll_to(y=max(0, target), animate=False)
-        elif self._column.after:
-            await self._move(self._column.move_down())
-            self.call_after_refresh(self.scroll_relative, y=lines, animate=False)
-        else:
+        elif is_below:
             self.anchor()
+        else:
+            self.scroll_to(y=max(0, target), animate=False)
 
     async def action_begin(self) -> None:
-        """Scrolls to the first prompt."""
+        """Scroll to the first prompt."""
         if self._column.before:
             async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
@@ -485,7 +446,7 @@ class Transcript(SteadyScroll):
             self._mark_chosen(self._column.messages[0])
 
     async def action_follow(self) -> None:
-        """Scrolls to the end, and follows it."""
+        """Scroll to the end and follow it."""
         async with self._mounting:
             if self._column.after:
                 await self._column.show(self._conversation.turns)
@@ -496,20 +457,19 @@ class Transcript(SteadyScroll):
             self._mark_chosen(self._column.messages[-1])
 
     def action_unfold(self) -> None:
-        """Unfolds the chosen prompt, or folds it."""
+        """Fold or unfold the chosen prompt."""
         self.on_focus()
         if isinstance(self._chosen, PromptView):
             self._chosen.action_unfold()
 
     def action_wrap_code(self) -> None:
-        """Wraps the lines of all blocks of code, or cuts them again."""
+        """Switch between wrapping and truncating code lines in all blocks."""
         self.toggle_class("-wrap")
 
-    def on_code_block_wrap_wanted(self) -> None:
-        self.action_wrap_code()
+    on_code_block_wrap_wanted = action_wrap_code
 
     def action_scroll_code(self, steps: int) -> None:
-        """Scrolls the blocks of code of the chosen message."""
+        """Scroll the code blocks of the chosen message."""
         self.on_focus()
         if self._chosen is not None:
             for block in self._chosen.query(CodeBlock):
@@ -524,11 +484,11 @@ class Transcript(SteadyScroll):
         view.add_class("-chosen")
 
     def _choose_seen(self) -> None:
-        """Chooses the first message that is seen, where the chosen one is not."""
+        """Choose the first visible message if the chosen one is not visible."""
         if self.screen.focused is not self or self._chosen is None:
             return
         if not self._anchor_released and self._column.messages[-1:] == [self._chosen]:
-            return  # its end will be seen, when it is laid out
+            return  # its end becomes visible after layout
         here = self.content_region
         laid_out = [view for view in self._column.messages if view.region.height]
         seen = [view for view in laid_out if view.region.overlaps(here)]
@@ -548,8 +508,6 @@ class Transcript(SteadyScroll):
             view, animate=False, top=view.size.height > self.size.height, immediate=True
         )
 
-    # What is mounted
-
     def _views(self, turn: ChatTurn) -> list[Widget]:
         number = self._conversation.branch_number
         return [
@@ -557,36 +515,31 @@ class Transcript(SteadyScroll):
             AnswerView(turn, number(turn.reply_id), drafting=self.drafting, thinking=self.thinking),
         ]
 
-    async def _move(self, move: Awaitable[object]) -> None:
-        """Awaits a change of which turns are mounted."""
+    async def _mount_more(self, *, up: bool) -> None:
         async with self._mounting:
-            await move
+            await (self._column.move_up() if up else self._column.move_down())
 
     def on_answer_view_state_shown(self) -> None:
         self.call_after_refresh(self._scrolled)
 
     def _scrolled(self) -> None:
-        self.more_below.display = self._anchor_released and self._grows_below
+        is_growing = any(turn.state == "answering" for turn in self._conversation.turns[-2:])
+        is_end_hidden = self.max_scroll_y - self.scroll_y > 1 or bool(self._column.after)
+        self.more_below.display = self._anchor_released and is_end_hidden and is_growing
         if not self._update_pending:
             self._update_pending = True
             self.set_timer(
                 _UPDATE_DELAY_S, lambda: self.run_worker(self._update_nearby(), group="update")
             )
 
-    @property
-    def _grows_below(self) -> bool:
-        """Whether an answer is being written below what is seen."""
-        turns = self._conversation.turns
-        is_below = self.max_scroll_y - self.scroll_y > 1 or bool(self._column.after)
-        return is_below and any(turn.state == "answering" for turn in turns[-2:])
-
     async def _update_nearby(self) -> None:
-        """Mounts and draws what the reader comes near, and unmounts what is far."""
+        """Mount turns and sections near the viewport, and unmount distant ones."""
         self._update_pending = False
         column, near = self._column, self.size.height
         self._choose_seen()
-        async with self._mounting:  # what is decided here holds until it is done
-            if self._anchor_released and not self.is_adjusting and column.is_laid_out:
+        async with self._mounting:
+            is_laid_out = all(view.size.height for view in column.messages)
+            if self._anchor_released and not self._adjusting and is_laid_out:
                 if self.scroll_y < near and column.before:
                     await column.move_up()
                 elif self.max_scroll_y - self.scroll_y < near and column.after:
@@ -601,7 +554,7 @@ class Transcript(SteadyScroll):
             region = section.region
             distance = max(here.y - region.bottom, region.y - here.bottom)
             if not region.height:
-                continue  # it was not laid out yet
+                continue  # not laid out yet
             if section.is_unmounted and distance < _NEAR * here.height:
                 if region.bottom <= here.y:
                     await self.adjust_above(section.restore())
@@ -609,8 +562,8 @@ class Transcript(SteadyScroll):
                     below.append(section)
             elif not section.is_unmounted and distance > _FAR * here.height:
                 await section.unmount()
-        if self.is_adjusting and below:
-            self._scrolled()  # those below come when those above have their height
+        if self._adjusting and below:
+            self._scrolled()  # restores the sections below after those above have a height
         else:
             for section in below:
                 await section.restore()
