@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.arguments import loading_from
-from akunu_py.errors import (
-    DamagedModel,
-    DoesNotFit,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-)
+from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models.store import store
 from akunu_py.models.store.store import note_usage
 from akunu_py.settings import Settings, load_settings

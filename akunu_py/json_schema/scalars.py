@@ -14,14 +14,7 @@ from typing import Any
 
 from akunu_py.errors import SchemaError
 from akunu_py.json_schema import regex
-from akunu_py.json_schema.formula import (
-    FALSE,
-    TRUE,
-    Formula,
-    conjunction,
-    disjunction,
-    negation,
-)
+from akunu_py.json_schema.formula import FALSE, TRUE, Formula, conjunction, disjunction, negation
 from akunu_py.json_schema.layouts import JSON, Notation
 from akunu_py.json_schema.patterns import content_matching, is_found
 from akunu_py.json_schema.regex import CHARACTER, CONTENT, NOTHING, Expr, both, either, without
