@@ -1,8 +1,7 @@
 """Events of one request, in the order in which they occur.
 
 Reading events come during the prefill, Begun after it, then the answer. Ended or Failed comes
-last, once. Tool calls follow each other, each as CallBegun, CallArguments for every part of its
-arguments, and CallEnded.
+last, once. A tool call is one CallBegun, any number of CallArguments, and one CallEnded.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`done` of `total` tokens of the prompt are read."""
+    """Progress of the prefill."""
 
-    done: int
+    done: int  # prompt tokens processed
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The prompt is read; `cached_tokens` of it were known from before."""
+    """The prompt is processed."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # prompt tokens that needed no prefill
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """More of what the model thinks before its answer."""
+    """More of the model's thinking before its answer."""
 
     text: str
 
@@ -46,24 +45,24 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of the tokens that the next events are of, where they are asked for."""
+    """Log probabilities of the tokens of the next events, if requested."""
 
     tokens: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """The model calls a tool. id: of the call, which its result refers to."""
+    """The model begins a tool call."""
 
-    id: str
+    id: str  # of the call; the tool's result refers to it
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of the call: a part of a JSON object."""
+    """More of the arguments of the call."""
 
-    text: str
+    text: str  # part of a JSON object
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +72,27 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """More than the other events tell, for a client of ours that shows it. text: what of it is the
-    answer's or its thinking. value: all of it, ready for JSON."""
+    """Details of a piece of text, for akunu's own clients."""
 
-    text: str
-    value: Mapping[str, Any]
+    text: str  # the part that belongs to the answer or its thinking
+    value: Mapping[str, Any]  # all details, ready for JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The answer ended. stop: the stop sequence that ended it, "" for none."""
+    """The answer is complete."""
 
     reason: FinishReason
     stats: Stats
-    stop: str = ""
+    stop: str = ""  # the stop sequence that ended the answer, "" for none
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There will be no more of the answer."""
+    """The request failed; no more of the answer follows."""
 
     error: Exception
 
 
-Event = (
-    Reading
-    | Begun
-    | Thinking
-    | Text
-    | Logprobs
-    | CallBegun
-    | CallArguments
-    | CallEnded
-    | Told
-    | Ended
-    | Failed
-)
+Call = CallBegun | CallArguments | CallEnded
+Event = Reading | Begun | Thinking | Text | Logprobs | Call | Told | Ended | Failed

@@ -1,6 +1,6 @@
-"""From the name of a model to a loaded engine and its learned state.
+"""Load an engine and its learned state by the model's name.
 
-MLX is imported when a model was found: that takes a second, which no mistake should wait for.
+Importing MLX takes a second, so it waits until the model is found.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from akunu_py import paths
 from akunu_py.arguments import loading_from
-from akunu_py.errors import (
-    DamagedModel,
-    DoesNotFit,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-)
+from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models.store import store
 from akunu_py.models.store.store import note_usage
 from akunu_py.settings import Settings, load_settings
@@ -33,27 +27,26 @@ if TYPE_CHECKING:
 
 
 def load_engine(model: str | None, options: LoadOptions) -> Engine:
-    """Loads the model of that name or directory, the one in the settings for None.
+    """Load a model by name or directory; None is the model in the settings. See `Engine.load`.
 
-    Prints to stderr what the user should know of its fit; see `Engine.load` for the rest.
+    Prints warnings about memory to stderr.
     """
-    found = store.resolve(model or load_settings().model)
-    engine = load_found(found, options)
+    engine = load_found(store.resolve(model or load_settings().model), options)
     print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
     return engine
 
 
 def engine_from(args: argparse.Namespace) -> Engine:
-    """The engine that the common options ask for."""
+    """Load the engine that the common command-line options describe."""
     return load_engine(args.model, loading_from(args))
 
 
 def load_found(
     found: store.StoredModel, options: LoadOptions, settings: Settings | None = None
 ) -> Engine:
-    """Loads a model that was found, and notes that it was used and what its weights took.
+    """Load an installed model, and record its use and the memory of its weights.
 
-    settings: None for those in the file.
+    settings: read from the file if None.
     """
     store.check(found)
     import mlx.core as mx
@@ -64,14 +57,14 @@ def load_found(
     options = _with_settings(options, settings)
     before = mx.get_active_memory()
     if options.hosts:
-        engine = _load_divided(options.hosts, found, options)
+        engine = _load_partitioned(options.hosts, found, options)
     elif options.draft_model:
         draft_model = _draft_model(options.draft_model)
         engine = Engine.load(found.path, options, name=found.name, draft_model=draft_model)
     else:
-        wanted = settings.draft_model if options.draft_model is None else ""
-        engine = _load_with_setting(found, options, wanted)
-    mx.reset_peak_memory()  # of laying out the weights, which is not what a session takes
+        default = settings.draft_model if options.draft_model is None else ""
+        engine = _load_with_default_draft_model(found, options, default)
+    mx.reset_peak_memory()  # converting weights takes more than a session does
     if found.manifest is not None:
         note_usage(
             found.name,
@@ -82,13 +75,13 @@ def load_found(
     return engine
 
 
-def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) -> Engine:
-    """Among hosts. What drafts is what this one alone can know: the texts."""
+def _load_partitioned(hosts: str, found: store.StoredModel, options: LoadOptions) -> Engine:
+    """Load a model on several hosts, without neural drafters."""
     from akunu_py.decoding.hosts.hostfile import read_hosts
     from akunu_py.decoding.hosts.ring import Ring
     from akunu_py.decoding.model.engine import Engine
 
-    ring = Ring(read_hosts(divided), found, options)
+    ring = Ring(read_hosts(hosts), found, options)
     try:
         options = replace(options, weights=ring.weights, kv_bits=None)
         engine = Engine.load(found.path, options, name=found.name, ring=ring)
@@ -100,20 +93,20 @@ def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) 
     return engine
 
 
-def _load_with_setting(found: store.StoredModel, options: LoadOptions, wanted: str) -> Engine:
-    """Load with the draft model of the settings, or note why the model goes without it."""
+def _load_with_default_draft_model(
+    found: store.StoredModel, options: LoadOptions, default: str
+) -> Engine:
+    """Load with the draft model of the settings; if that fails, load without and note why."""
     from akunu_py.decoding.model.engine import Engine
 
     load = partial(Engine.load, found.path, options, name=found.name)
     try:
-        small = _draft_model(wanted) if wanted else None
-        if small is None or small[1] == found.path:
-            return load()
-        return load(draft_model=small)
+        small = _draft_model(default) if default else None
+        return load() if small is None or small[1] == found.path else load(draft_model=small)
     except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
         engine = load()
         fit = engine.plan.fit
-        note = fit.note or f"without the draft_model of the settings: {error}"
+        note = fit.note or f"draft_model of the settings not used: {error}"
         return replace(engine, plan=replace(engine.plan, fit=replace(fit, note=note)))
 
 
@@ -124,19 +117,16 @@ def _draft_model(name: str) -> tuple[str, Path]:
 
 
 def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
-    given: dict[str, Any] = {
-        name: parse_size(size)
-        for name, size in (
-            ("cache_memory", settings.cache_memory),
-            ("memory", settings.memory_limit),
-        )
-        if size and getattr(options, name) is None
-    }
-    return replace(options, **given)
+    """Fill in the memory limits of the settings where the options set none."""
+    if settings.cache_memory and options.cache_memory is None:
+        options = replace(options, cache_memory=parse_size(settings.cache_memory))
+    if settings.memory_limit and options.memory is None:
+        options = replace(options, memory=parse_size(settings.memory_limit))
+    return options
 
 
 def note_peak(engine: Engine, generation: Generation) -> None:
-    """Notes what an answer took at most, beside what was expected for as many tokens."""
+    """Record the peak memory of an answer next to the estimate for its number of tokens."""
     import mlx.core as mx
 
     tokens = generation.stats.prompt_tokens + generation.stats.generated_tokens
@@ -152,18 +142,17 @@ def note_peak(engine: Engine, generation: Generation) -> None:
 def load_learned(
     engine: Engine, *, no_memory: bool, settings: Settings | None = None
 ) -> LearnedState:
-    """The learned state of the engine's model from earlier runs. settings: None for those in the
-    file."""
+    """Return what earlier runs learned about the model. settings: read from the file if None."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 
     settings = settings or load_settings()
     layout = f"{engine.plan.weights} on {device.device_name()}"
-    if engine.ring is not None:  # passes cost otherwise with a network between
+    if engine.ring is not None:  # the network changes the costs of a forward pass
         layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
     memory = settings.memory and not no_memory
     size = parse_size(settings.cache_disk)
-    whole = engine.ring is None  # or the others' parts of a cache would have to be kept, too
+    whole = engine.ring is None  # caches of other hosts are not on this disk
     caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size and whole else None
     return LearnedState(engine.path, engine.tokens.digest, layout, memory=memory, caches=caches)

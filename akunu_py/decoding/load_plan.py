@@ -1,8 +1,7 @@
-"""The plan by which a model is loaded: format of the weights, context, KV cache, memory.
+"""The plan for loading a model: weight format, context, KV cache, memory.
 
-What a model takes in memory is found before any weights are read. One pass of two rows is built and
-never evaluated, and the shapes of what it would write show what each further token costs: that
-covers any architecture of mlx-lm without a formula for each.
+The memory estimate needs no weights. A forward pass over two tokens is built but never evaluated;
+the shapes in its KV cache show the cost of each token, for every architecture of mlx-lm.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.types import LoadOptions
 
 _UNKNOWN_CONTEXT = 4096
-_TRIALS = (256, 512)  # rows, to see how a kind of cache grows that is not known here
+_TRIALS = (256, 512)  # rows, to measure the growth of an unknown kind of cache
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How a model is loaded, decided before its weights are read."""
+    """How to load a model, decided before its weights are read."""
 
     name: str
     path: Path
-    weights: str  # their format in memory, in words
-    context_length: int  # tokens that a session may hold
+    weights: str  # format in memory, in words
+    context_length: int  # maximum tokens of a session
     kv_bits: int | None  # of the KV cache; None: not quantized
-    fit: Fit  # the memory that model and drafters need, and what the user should know of it
-    cache_memory: int  # bytes for the KV caches of several texts
-    memory_limit: int | None  # bytes for model and caches; None: what the machine has
-    forced: bool  # go on where memory will not do
+    fit: Fit  # memory of the model and its drafters, with a note for the user
+    cache_memory: int  # bytes for prompt caches
+    memory_limit: int | None  # bytes for model and caches; None: all that the machine has
+    forced: bool  # load even if memory is too small
 
 
 def make_plan(
@@ -50,10 +49,10 @@ def make_plan(
     *,
     divided: bool = False,
 ) -> LoadPlan:
-    """Plan how `opened` is loaded, whose weights have their format already, but are not read.
+    """Plan how to load `opened`, whose weights are already converted but not read.
 
-    own: its needs, drafters: those of the neural drafters beside it. divided: among hosts, whose KV
-    caches cannot be quantized. Raises UsageError for more context than the model has, DoesNotFit.
+    own, drafters: needs of the model and of its neural drafters. divided: split over several hosts,
+    where KV caches cannot be quantized. Raises UsageError if the context is too long, DoesNotFit.
     """
 
     def together(whole: Needs) -> Needs:
@@ -65,7 +64,7 @@ def make_plan(
         try:
             itemsize = own.activations.itemsize
             return None if options.kv_bits or divided else together(needs(opened, 8, itemsize))
-        except UsageError:  # the model can have no such cache
+        except UsageError:  # the model's cache cannot be quantized
             return None
 
     fit = choose_context(
@@ -90,37 +89,33 @@ def make_plan(
 
 
 def memory_limit(options: LoadOptions) -> int:
-    """Bytes that model and caches may take in all."""
+    """Return the maximum bytes for model and caches together."""
     return device.available_memory() if options.memory is None else options.memory
 
 
 def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> Needs:
-    """Return the memory that a model takes, in the format that its weights have.
+    """Return the memory that a model needs with its weights in their current format.
 
-    itemsize: bytes of a value between its layers. Raises UsageError where `kv_bits` is impossible.
+    itemsize: bytes per activation value. Raises UsageError if `kv_bits` is impossible.
     """
-    activations = activations_from(
-        opened.config,
-        on_metal=device.on_metal() and kv_bits is None,  # no kernel reads a quantized cache
-        itemsize=itemsize,
-    )
+    fused = device.on_metal() and kv_bits is None  # no kernel reads a quantized cache
     return Needs(
         weights=device.weight_bytes(opened.model),
         cache=growth(opened.model, kv_bits),
-        activations=activations,
+        activations=activations_from(opened.config, on_metal=fused, itemsize=itemsize),
         context=opened.files.context or _UNKNOWN_CONTEXT,
     )
 
 
 def growth(model: Any, kv_bits: int | None = None) -> Growth:
-    """Return what the KV cache of `model` takes.
+    """Return the memory of the KV cache of `model`.
 
-    Raises UsageError where `kv_bits` is impossible, UnsupportedModel where the model cannot run.
+    Raises UsageError if `kv_bits` is impossible, UnsupportedModel if the model cannot run.
     """
     per_token = fixed = 0
     windows: dict[int, int] = {}
     unknown = []
-    for index, entry in enumerate(_written(model, kv_bits, rows=2)):
+    for index, entry in enumerate(_filled_cache(model, kv_bits, rows=2)):
         if type(entry) in kv_cache.GROWING:
             per_token += bytes_per_row(entry)
         elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
@@ -134,27 +129,26 @@ def growth(model: Any, kv_bits: int | None = None) -> Growth:
     if unknown:
         few, many = (
             sum(_nbytes(vars(entry)) for at, entry in enumerate(entries) if at in unknown)
-            for entries in (_written(model, kv_bits, rows) for rows in _TRIALS)
+            for entries in (_filled_cache(model, kv_bits, rows) for rows in _TRIALS)
         )
         slope = (many - few) // (_TRIALS[1] - _TRIALS[0])
         per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIALS[0])
     return Growth(per_token, tuple(sorted(windows.items())), fixed)
 
 
-def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
-    """The entries of a new cache as a pass over `rows` tokens would leave them. Nothing runs."""
+def _filled_cache(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
+    """Return the entries of a new cache after a lazy pass over `rows` tokens; nothing runs."""
     cache = kv_cache.new_cache(model, kv_bits)
     try:
         model(mx.zeros((1, rows), mx.int32), cache=cache)
-    except Exception as error:  # model classes raise whatever Python raises
-        raise UnsupportedModel(
-            f"mlx-lm cannot run this model on text: {one_line(error)}"
-        ) from error
+    except Exception as error:  # model classes raise any exception
+        reason = f"mlx-lm cannot run this model on text: {one_line(error)}"
+        raise UnsupportedModel(reason) from error
     return kv_cache.leaves(cache)
 
 
 def bytes_per_row(entry: Any) -> int:
-    """Bytes of keys and values of one position; none where a layer uses another's."""
+    """Return the bytes of one position's keys and values; 0 if a layer shares another's."""
     parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
     return sum(_nbytes(part) // part.shape[-2] for part in parts)
 

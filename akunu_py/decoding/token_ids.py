@@ -1,7 +1,7 @@
-"""Plain functions on sequences of token ids.
+"""Functions on sequences of token ids.
 
-MLX reads and writes wherever an index points, so what comes from a tokenizer, a file or a user
-passes through here before it becomes one.
+MLX reads and writes out of bounds without an error. So ids from tokenizers, files and users are
+checked here before they index an array.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ _BLOCK = 256  # tokens compared at once
 
 
 def first_outside(tokens: Sequence[int], vocabulary: int) -> int | None:
-    """Where the first token stands that is no index into `vocabulary` rows; None for all well."""
+    """Return the position of the first token that is not in the vocabulary, None if all are."""
     if not tokens or 0 <= min(tokens) <= max(tokens) < vocabulary:
         return None
     return next(at for at, token in enumerate(tokens) if not 0 <= token < vocabulary)
 
 
 def inside(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    """Those of `tokens` that the vocabulary has."""
+    """Return the tokens that are in the vocabulary."""
     return [token for token in tokens if 0 <= token < vocabulary]
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both start with."""
+    """Return the length of the common prefix of two sequences."""
     length = min(len(left), len(right))
     same = 0
     while same < length and left[same : same + _BLOCK] == right[same : same + _BLOCK]:
-        same += _BLOCK  # lists are compared ten times as fast as token by token
+        same += _BLOCK  # comparing lists is ten times as fast as comparing tokens
     while same < length and left[same] == right[same]:
         same += 1
     return min(same, length)

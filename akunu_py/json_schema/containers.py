@@ -20,7 +20,14 @@ from akunu_py.json_schema.layouts import Layout
 from akunu_py.json_schema.patterns import content_matching
 from akunu_py.json_schema.regex import CONTENT, Expr
 from akunu_py.json_schema.rules import Many, Rule, Rules, Shuffle, Symbol
-from akunu_py.json_schema.simplify import Conjunction, Simplifier, item, property_value
+from akunu_py.json_schema.simplify import (
+    Conjunction,
+    Simplifier,
+    counts,
+    item,
+    of_kind,
+    property_value,
+)
 
 _MOST_WANTED = 6  # required properties that only a pattern describes
 _MOST_SHUFFLED = 60  # properties in any order: a rule's parameter has 64 bits
@@ -100,28 +107,23 @@ def choices(
     found = [([value], met)]
     for index, wish in wanted:
         if not met >> index & 1:
-            others = [
-                ([*parts, negation(wish)] if exclusive else parts, now) for parts, now in found
-            ]
+            unmet = [negation(wish)] if exclusive else []
+            others = [([*parts, *unmet], now) for parts, now in found]
             found = others + [([*parts, wish], now | 1 << index) for parts, now in found]
     return [(each, now) for parts, now in found if (each := conjunction(parts)) != FALSE]
 
 
 def add_array(builder: Builder, rule: Rule, literals: Conjunction) -> None:
     """Add the arrays that fit all of `literals`."""
-    least = max((each[1] for each in literals if each[0] == "minItems"), default=0)
-    most = min((each[1] for each in literals if each[0] == "maxItems"), default=None)
-    contained = [each for each in literals if each[0] == "contains"]
-    starts = [each[1] for each in contained]
-    prefix = max((len(each[1]) for each in literals if each[0] == "items"), default=0)
-    prefix = max([prefix, *starts])
-    while prefix > max(starts, default=0) and item(literals, prefix - 1) == item(literals, prefix):
+    least, most = counts(literals, "Items")
+    contained = of_kind(literals, "contains")
+    start = max((each[1] for each in contained), default=0)
+    prefix = max([start, *(len(each[1]) for each in of_kind(literals, "items"))])
+    while prefix > start and item(literals, prefix - 1) == item(literals, prefix):
         prefix -= 1
-    if most is None or most > prefix:
-        for at in range(prefix + 1):  # The array ends before an item that cannot exist.
-            if item(literals, at) == FALSE:
-                most = at
-                break
+    if most is None or most > prefix:  # The array ends before an item that cannot exist.
+        impossible = (at for at in range(prefix + 1) if item(literals, at) == FALSE)
+        most = next(impossible, most)
     if most is not None and most < least:
         return
     if ("unique",) in literals and (most is None or most > 1):
@@ -139,23 +141,19 @@ def _add_unique(
     builder: Builder, rule: Rule, wanted: Formula, least: int, most: int | None
 ) -> None:
     """Add arrays of distinct values, which an enum lists."""
+    layout = builder.layout
     texts: list[tuple[Symbol, ...]] = []
     for kind in TYPES:
-        left = builder.simplifier.seen(wanted, kind)
-        if left == FALSE:
-            continue
-        found = scalars.listed(kind, left, builder.layout.notation)
-        if found is None:
-            raise SchemaError("uniqueItems is supported for items of an enum only")
-        texts += found
+        if (left := builder.simplifier.seen(wanted, kind)) != FALSE:
+            if (found := scalars.listed(kind, left, layout.notation)) is None:
+                raise SchemaError("uniqueItems is supported for items of an enum only")
+            texts += found
     if len(texts) > _MOST_UNIQUE:
         raise SchemaError(f"uniqueItems is supported for {_MOST_UNIQUE} values at most")
-    values = []
-    for text in texts:
-        values.append(builder.rules.new())
-        builder.rules.add(values[-1], text)
-    layout = builder.layout
-    items = Shuffle((), tuple(values), (), layout.comma, layout.close_array, least, most)
+    values = tuple(builder.rules.new() for _ in texts)
+    for value, text in zip(values, texts, strict=True):
+        builder.rules.add(value, text)
+    items = Shuffle((), values, (), layout.comma, layout.close_array, least, most)
     builder.rules.add(rule, (layout.open_array, items))
 
 
@@ -190,7 +188,7 @@ def _add_containing(
 ) -> None:
     """Add arrays with wanted items. A state is the number of items and the wishes that are met."""
     layout, rules = builder.layout, builder.rules
-    contained = [each[1:] for each in literals if each[0] == "contains"]
+    contained = of_kind(literals, "contains")
     last = max(prefix, least, 1) if most is None else most  # Further items change nothing.
     known: dict[tuple[int, int], Rule] = {}
     pending: list[tuple[int, int]] = []
@@ -211,7 +209,7 @@ def _add_containing(
         if most is not None and at >= most:
             continue
         comma = (layout.comma,) if at else ()
-        wanted = [(index, wish) for index, (start, wish) in enumerate(contained) if at >= start]
+        wanted = [(index, wish) for index, (_, start, wish) in enumerate(contained) if at >= start]
         for value, now in choices(item(literals, at), met, wanted, exclusive=True):
             rules.add(known[key], (*comma, builder.rule(value), state(at + 1, now)))
 
@@ -225,7 +223,7 @@ def add_object(builder: Builder, rule: Rule, literals: Conjunction) -> None:
 
 @dataclass(slots=True)
 class _Names:
-    """One name of the schema, or other names that all pass the same tests."""
+    """One name of the schema, or a class of other names with the same test results."""
 
     value: Formula  # what the values must fit
     content: Expr | None  # None for all names
@@ -236,22 +234,19 @@ class _Names:
 class _Object:
     """The rules of one object.
 
-    In an ordered object a state is the number of known properties that are done, the number of
-    properties so far, and the wishes that are met.
+    A state of an ordered object: finished known properties, properties so far, wishes met.
     """
 
     def __init__(self, builder: Builder, layout: Layout, literals: Conjunction) -> None:
         self._builder, self._layout = builder, layout
-        self._properties = [each for each in literals if each[0] == "properties"]
-        self._wanted = [each for each in literals if each[0] == "some"]
+        self._properties = of_kind(literals, "properties")
+        self._wanted = of_kind(literals, "some")
         if len(self._wanted) > _MOST_WANTED:
-            raise SchemaError("too many properties are wanted by a pattern; make it simpler")
-        self._required = dict.fromkeys(each[1] for each in literals if each[0] == "required")
-        self._least = max((each[1] for each in literals if each[0] == "minProperties"), default=0)
-        self._most = min((each[1] for each in literals if each[0] == "maxProperties"), default=None)
-        self._allowed_names = builder.simplifier.seen(
-            conjunction(each[1] for each in literals if each[0] == "names"), "string"
-        )
+            raise SchemaError("too many properties are required by a pattern; make it simpler")
+        self._required = dict.fromkeys(each[1] for each in of_kind(literals, "required"))
+        self._least, self._most = counts(literals, "Properties")
+        allowed = conjunction(each[1] for each in of_kind(literals, "names"))
+        self._allowed_names = builder.simplifier.seen(allowed, "string")
         names = self._names()
         self._known = [
             _Names(value, regex.string_content(name), name)
@@ -278,7 +273,7 @@ class _Object:
         return list(dict.fromkeys(names))
 
     def _other_names(self, names: list[str]) -> list[_Names]:
-        """Return the names that are not in the schema, by what their values must fit."""
+        """Return the names that are not in the schema, grouped by the formula of their values."""
         listed = scalars.values(self._allowed_names) is not None
         if listed or any(not each[2] and each[3] == FALSE for each in self._properties):
             return []
@@ -323,10 +318,8 @@ class _Object:
 
     def _passes(self, names: _Names, test: Formula) -> bool:
         if test[0] == "other":
-            patterns = [("pattern", pattern) for pattern in test[2]]
-            return names.name not in test[1] and not any(
-                self._passes(names, each) for each in patterns
-            )
+            matched = any(self._passes(names, ("pattern", pattern)) for pattern in test[2])
+            return names.name not in test[1] and not matched
         if names.name is None:
             return names.found[test]
         return regex.matches(self._passing(test), regex.written_content(names.name).encode())
@@ -341,7 +334,7 @@ class _Object:
             self._add_state(self._pending.pop())
 
     def _may_shuffle(self) -> bool:
-        """Return whether properties come in any order, which needs that none is counted."""
+        """Return whether properties may come in any order, which excludes counting them."""
         counted = self._most is not None or self._least > 1 or self._wanted
         some = len(self._known) + bool(self._others) > 1
         return some and not counted and len(self._known) <= _MOST_SHUFFLED

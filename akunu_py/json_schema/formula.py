@@ -8,7 +8,7 @@ Titles, unknown keywords and unknown formats have no effect, as the standard say
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -118,9 +118,7 @@ class Document:
         found = self._by_uri.get(f"{uri}#{fragment}")
         if found is None and fragment[:1] in ("", "/"):
             found = _pointed(self._by_uri.get(f"{uri}#"), fragment)
-            if found is None and target.startswith(
-                "#"
-            ):  # The base came from an `id` that is no identifier.
+            if found is None and target.startswith("#"):  # the `id` was no identifier
                 found = _pointed(self._whole, fragment)
         if found is None:
             raise SchemaError(f"$ref: {target!r:.100} is not in the schema", place)
@@ -172,18 +170,16 @@ class _Keywords:
 
     def formula(self) -> Formula:
         schema = self._schema
+        targets: list[Formula] = []
         if isinstance(schema.get("$ref"), str):
-            target = self._document.resolve(schema["$ref"], self._place, self._base)
+            targets = [self._document.resolve(schema["$ref"], self._place, self._base)]
             if self._document.refs_stand_alone:
-                return target
+                return targets[0]
         for key in _REFUSED:
             if key in schema and schema[key] is not True:
                 raise SchemaError(f"{key} is not supported", self._place)
         parts = [*self._types(), *self._numbers(), *self._strings()]
-        parts += [*self._arrays(), *self._objects()]
-        if isinstance(schema.get("$ref"), str):
-            parts.append(target)
-        parts += self._combined()
+        parts += [*self._arrays(), *self._objects(), *targets, *self._combined()]
         return conjunction(parts)
 
     def _sub(self, schema: Any, *path: object) -> Formula:
@@ -203,9 +199,8 @@ class _Keywords:
         listed = self._get(key, list, "a list of schemas") or []
         return [self._sub(each, key, at) for at, each in enumerate(listed)]
 
-    def _types(self) -> list[Formula]:
+    def _types(self) -> Iterator[Formula]:
         schema = self._schema
-        parts: list[Formula] = []
         names = schema.get("type", "any")
         names = names if isinstance(names, list) else [names]
         for name in names:
@@ -213,130 +208,110 @@ class _Keywords:
                 raise SchemaError(f"unknown type {json.dumps(name):.80}", self._place)
         if "any" not in names:
             integer = conjunction([("type", "number"), ("integer",)])
-            parts.append(
-                disjunction(integer if each == "integer" else ("type", each) for each in names)
-            )
+            yield disjunction(integer if each == "integer" else ("type", each) for each in names)
         if "enum" in schema:
-            parts.append(disjunction(map(equals, self._get("enum", list, "a list"))))
+            yield disjunction(map(equals, self._get("enum", list, "a list")))
         if "const" in schema:
-            parts.append(equals(schema["const"]))
-        return parts
+            yield equals(schema["const"])
 
-    def _numbers(self) -> list[Formula]:
-        parts: list[Formula] = []
+    def _numbers(self) -> Iterator[Formula]:
         for key, kind in (("minimum", "least"), ("maximum", "most")):
             exclusive = "exclusive" + key.capitalize()
             flag = self._schema.get(exclusive)
-            bound = self._get(key, (int, float), "a number")
-            if bound is not None:
-                parts.append((kind, number(bound), flag is True))
-            if not isinstance(flag, bool) and (
-                (bound := self._get(exclusive, (int, float), "a number")) is not None
-            ):
-                parts.append((kind, number(bound), True))
-        step = self._get("multipleOf", (int, float), "a number")
-        if step is not None:
+            if (bound := self._number(key)) is not None:
+                yield kind, number(bound), flag is True
+            if not isinstance(flag, bool) and (bound := self._number(exclusive)) is not None:
+                yield kind, number(bound), True
+        if (step := self._number("multipleOf")) is not None:
             if step <= 0:
                 raise SchemaError("multipleOf must be above 0", self._place)
-            parts.append(("multiple", number(step).normalize()))
-        return parts
+            yield "multiple", number(step).normalize()
 
-    def _strings(self) -> list[Formula]:
-        parts: list[Formula] = []
+    def _number(self, key: str) -> Any:
+        return self._get(key, (int, float), "a number")
+
+    def _strings(self) -> Iterator[Formula]:
         low, high = self._count("minLength"), self._count("maxLength")
         if low or high is not None:
-            parts.append(("length", low or 0, high))
-        pattern = self._get("pattern", str, "a string")
-        if pattern is not None:
-            parts.append(("pattern", pattern))
+            yield "length", low or 0, high
+        if (pattern := self._get("pattern", str, "a string")) is not None:
+            yield "pattern", pattern
         name = self._schema.get("format")
         if isinstance(name, str) and name in FORMATS:
-            parts.append(("pattern", FORMATS[name]))
-        return parts
+            yield "pattern", FORMATS[name]
 
     def _count(self, key: str) -> int | None:
-        value = self._get(key, (int, float), "a number")
+        value = self._number(key)
         if value is not None and (value < 0 or value != int(value)):
-            raise SchemaError(f"{key} must be an integer from 0 on, is {value}", self._place)
+            raise SchemaError(f"{key} must be an integer of at least 0, is {value}", self._place)
         return None if value is None else int(value)
 
-    def _arrays(self) -> list[Formula]:
+    def _counts(self, noun: str) -> Iterator[Formula]:
+        """Yield the limits on the number of "Items" or "Properties"."""
+        if low := self._count(f"min{noun}"):
+            yield f"min{noun}", low
+        if (high := self._count(f"max{noun}")) is not None:
+            yield f"max{noun}", high
+
+    def _arrays(self) -> Iterator[Formula]:
         schema = self._schema
-        parts: list[Formula] = []
         prefix, rest = tuple(self._subs("prefixItems")), "items"
         if not prefix and isinstance(schema.get("items"), list):  # before 2020-12
             prefix, rest = tuple(self._subs("items")), "additionalItems"
         if prefix or rest in schema:
-            parts.append(("items", prefix, self._sub(schema.get(rest, True), rest)))
-        if low := self._count("minItems"):
-            parts.append(("minItems", low))
-        if (high := self._count("maxItems")) is not None:
-            parts.append(("maxItems", high))
+            yield "items", prefix, self._sub(schema.get(rest, True), rest)
+        yield from self._counts("Items")
         if schema.get("uniqueItems") is True:
-            parts.append(("unique",))
+            yield ("unique",)
         if "contains" in schema:
             least = self._count("minContains")
             if "maxContains" in schema or (least or 0) > 1:
-                raise SchemaError(
-                    "maxContains and minContains above 1 are not supported", self._place
-                )
+                why = "maxContains and minContains above 1 are not supported"
+                raise SchemaError(why, self._place)
             if least != 0:
-                parts.append(("contains", 0, self._sub(schema["contains"], "contains")))
-        return parts
+                yield "contains", 0, self._sub(schema["contains"], "contains")
 
-    def _objects(self) -> list[Formula]:
+    def _objects(self) -> Iterator[Formula]:
         schema = self._schema
-        parts: list[Formula] = []
-        names = self._get("properties", dict, "an object") or {}
-        patterns = self._get("patternProperties", dict, "an object") or {}
+        names, patterns = (
+            {name: self._sub(each, key, name) for name, each in self._mapping(key)}
+            for key in ("properties", "patternProperties")
+        )
         if names or patterns or "additionalProperties" in schema:
-            named = ((name, self._sub(each, "properties", name)) for name, each in names.items())
-            matched = (
-                (pattern, self._sub(each, "patternProperties", pattern))
-                for pattern, each in patterns.items()
-            )
             others = self._sub(schema.get("additionalProperties", True), "additionalProperties")
-            parts.append(("properties", tuple(named), tuple(matched), others))
+            yield "properties", tuple(names.items()), tuple(patterns.items()), others
         if isinstance(schema.get("required"), bool):  # of draft 3; later ones know lists only
             raise SchemaError("required must be a list of names", self._place)
-        listed = self._get("required", list, "a list of names") or []
-        parts += [("required", str(name)) for name in listed]
-        if low := self._count("minProperties"):
-            parts.append(("minProperties", low))
-        if (high := self._count("maxProperties")) is not None:
-            parts.append(("maxProperties", high))
+        for name in self._get("required", list, "a list of names") or []:
+            yield "required", str(name)
+        yield from self._counts("Properties")
         if "propertyNames" in schema:
-            parts.append(("names", self._sub(schema["propertyNames"], "propertyNames")))
-        return [*parts, *self._dependencies()]
-
-    def _dependencies(self) -> list[Formula]:
-        parts: list[Formula] = []
+            yield "names", self._sub(schema["propertyNames"], "propertyNames")
         for key in ("dependencies", "dependentRequired", "dependentSchemas"):
-            for name, wanted in (self._get(key, dict, "an object") or {}).items():
-                if isinstance(wanted, str):
-                    wanted = [wanted]
-                then: Formula
+            for name, wanted in self._mapping(key):
+                wanted = [wanted] if isinstance(wanted, str) else wanted
                 if isinstance(wanted, list):
                     then = conjunction(("required", str(each)) for each in wanted)
                 else:
                     then = self._sub(wanted, key, name)
                 has = conjunction([("type", "object"), ("required", name)])
-                parts.append(disjunction([negation(has), then]))
-        return parts
+                yield disjunction([negation(has), then])
 
-    def _combined(self) -> list[Formula]:
+    def _mapping(self, key: str) -> Iterable[tuple[str, Any]]:
+        return (self._get(key, dict, "an object") or {}).items()
+
+    def _combined(self) -> Iterator[Formula]:
         schema = self._schema
-        parts: list[Formula] = list(self._subs("allOf"))
+        yield from self._subs("allOf")
         if "anyOf" in schema:
-            parts.append(disjunction(self._subs("anyOf")))
+            yield disjunction(self._subs("anyOf"))
         if "oneOf" in schema:
-            parts.append(("one", *self._subs("oneOf")))
+            yield ("one", *self._subs("oneOf"))
         if "not" in schema:
-            parts.append(negation(self._sub(schema["not"], "not")))
+            yield negation(self._sub(schema["not"], "not"))
         if "if" in schema:
             condition = self._sub(schema["if"], "if")
             then = self._sub(schema.get("then", True), "then")
             otherwise = self._sub(schema.get("else", True), "else")
-            parts.append(disjunction([negation(condition), then]))
-            parts.append(disjunction([condition, otherwise]))
-        return parts
+            yield disjunction([negation(condition), then])
+            yield disjunction([condition, otherwise])

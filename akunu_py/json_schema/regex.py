@@ -44,22 +44,20 @@ def concat(*parts: Expr) -> Expr:
         return NOTHING
     if len(parts) < 2:
         return parts[0] if parts else EPSILON
-    nullable = all(part.nullable for part in parts)
-    inhabited = all(part.inhabited for part in parts)
+    nullable, inhabited = all(p.nullable for p in parts), all(p.inhabited for p in parts)
     if all(part.plain for part in parts):
         return Expr("".join(part.text for part in parts), True, nullable, inhabited)
-    return Expr(f"({' '.join(part.atom for part in parts)})", False, nullable, inhabited)
+    return Expr(_atoms(" ", parts), False, nullable, inhabited)
 
 
 def either(parts: Iterable[Expr]) -> Expr:
     parts = [part for part in dict.fromkeys(parts) if part != NOTHING]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
-    nullable = any(part.nullable for part in parts)
-    inhabited = any(part.inhabited for part in parts)
+    nullable, inhabited = any(p.nullable for p in parts), any(p.inhabited for p in parts)
     if all(part.plain for part in parts):
         return Expr(f"(?:{'|'.join(part.text for part in parts)})", True, nullable, inhabited)
-    return Expr(f"({' | '.join(part.atom for part in parts)})", False, nullable, inhabited)
+    return Expr(_atoms(" | ", parts), False, nullable, inhabited)
 
 
 def both(*parts: Expr) -> Expr:
@@ -68,12 +66,15 @@ def both(*parts: Expr) -> Expr:
         return NOTHING
     if len(parts) == 1:
         return parts[0]
-    text = " & ".join(part.atom for part in parts)
-    return Expr(f"({text})", False, all(part.nullable for part in parts), False)
+    return Expr(_atoms(" & ", parts), False, all(part.nullable for part in parts), False)
+
+
+def _atoms(separator: str, parts: Iterable[Expr]) -> str:
+    return f"({separator.join(part.atom for part in parts)})"
 
 
 def without(expr: Expr, other: Expr, *, inhabited: bool = False) -> Expr:
-    """Return what `expr` matches and `other` does not. inhabited: something is known to be left."""
+    """Return what `expr` matches and `other` does not. inhabited: there is known to be some."""
     if NOTHING in (expr, other):
         return expr
     text = f"({expr.atom} & ~{other.atom})"
@@ -86,9 +87,8 @@ def repeat(expr: Expr, low: int, high: int | None) -> Expr:
         return EPSILON
     if expr == NOTHING:
         return NOTHING
-    times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(
-        (low, high), f"{{{low},{'' if high is None else high}}}"
-    )
+    counts = f"{{{low},{'' if high is None else high}}}"
+    times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high), counts)
     nullable = low == 0 or expr.nullable
     text = f"(?:{expr.text}){times}" if expr.plain else f"({expr.atom}{times})"
     return Expr(text, expr.plain, nullable, low == 0 or expr.inhabited)
@@ -211,20 +211,19 @@ def matches(expr: Expr, text: bytes) -> bool:
     if not text:
         return expr.nullable
     matcher = _matcher(expr)
-    if matcher.is_error():
-        return not _says_empty(matcher)
+    if _failed(matcher):
+        return False
     taken = matcher.try_consume_tokens(list(text))
     found = taken == len(text) and matcher.is_accepting()
     matcher.rollback(taken)
     return found
 
 
-def _says_empty(matcher: LLMatcher) -> bool:
-    """Return True for the error of an empty expression. Raises ValueError for others."""
-    error = matcher.get_error()
-    if "NoExtension" not in error:
-        raise ValueError(error)
-    return True
+def _failed(matcher: LLMatcher) -> bool:
+    """Return whether the expression is found to be empty. Raises ValueError for other errors."""
+    if matcher.is_error() and "NoExtension" not in matcher.get_error():
+        raise ValueError(matcher.get_error())
+    return bool(matcher.is_error())
 
 
 @cache
@@ -233,9 +232,9 @@ def is_empty(expr: Expr) -> bool:
     if expr.inhabited or expr == NOTHING:
         return expr == NOTHING
     matcher = _matcher(expr)
-    if matcher.is_error():
-        return _says_empty(matcher)
+    if _failed(matcher):
+        return True
     if matcher.is_accepting():
         return False
     mask = matcher.compute_bitmask()
-    return _says_empty(matcher) if matcher.is_error() else not any(mask)
+    return _failed(matcher) or not any(mask)

@@ -59,9 +59,6 @@ class Rules:
         self._lines: list[str] = []
         self._size = 0  # symbols on both sides of all alternatives
 
-    def __len__(self) -> int:
-        return len(self._rules)
-
     def new(self) -> Rule:
         """Return a new rule without alternatives."""
         rule = Rule(f"{self._prefix}n{len(self._rules)}")
@@ -91,7 +88,7 @@ class Rules:
                 if kept is None:
                     continue
                 alternatives.append(self._text(kept, terminals))
-                for found in _names(kept):
+                for found in _rules_in(kept):
                     if found not in done:
                         done.add(found)
                         pending.append(found)
@@ -108,8 +105,8 @@ class Rules:
             name, alternative = pending.pop()
             if name in productive:
                 continue
-            missing = next((need for need in _needed(alternative) if need not in productive), None)
-            if missing is not None:
+            missing = _missing(alternative, productive)
+            if missing:
                 waiting.setdefault(missing, []).append((name, alternative))
             elif not any(isinstance(each, Expr) and is_empty(each) for each in alternative):
                 productive.add(name)
@@ -117,13 +114,10 @@ class Rules:
         return productive
 
     def dead_end(self, start: Rule) -> list[Rule]:
-        """Return the chain of rules that prevent the completion of `start`, as far as it is one."""
+        """Return `start` and the chain of rules that prevent its completion, while it is unique."""
         productive, found = self._productive(), [start]
         while True:
-            missing = {
-                next((need for need in _needed(each) if need not in productive), "")
-                for each in self._rules[found[-1].name]
-            }
+            missing = {_missing(each, productive) for each in self._rules[found[-1].name]}
             rule = Rule(missing.pop()) if len(missing) == 1 else Rule("")
             if not rule.name or rule in found:
                 return found
@@ -131,14 +125,14 @@ class Rules:
 
     def _kept(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
         """Return an alternative without options that cannot be completed, None if it cannot be."""
-        if any(need not in productive for need in _needed(alternative)):
+        if _missing(alternative, productive):
             return None
         kept: list[Symbol] = []
         for symbol in alternative:
             if isinstance(symbol, Expr) and is_empty(symbol):
                 return None
             if isinstance(symbol, Many) and (
-                symbol.high == 0 or any(name not in productive for name in _names(symbol.symbols))
+                symbol.high == 0 or not productive.issuperset(_rules_in(symbol.symbols))
             ):
                 continue
             if isinstance(symbol, Shuffle):
@@ -164,9 +158,8 @@ class Rules:
             case Shuffle():
                 return self._shuffled(symbol, terminals)
             case Many(symbols, low, high):
-                times = (
-                    "*" if (low, high) == (0, None) else f"{{{low},{'' if high is None else high}}}"
-                )
+                counts = f"{{{low},{'' if high is None else high}}}"
+                times = "*" if (low, high) == (0, None) else counts
                 return f"({self._text(symbols, terminals)}){times}"
         return terminals.setdefault(symbol, f"{self._prefix.upper()}T{len(terminals)}")
 
@@ -197,29 +190,25 @@ class Rules:
 
 
 def _size(symbol: Symbol) -> int:
-    """Return about how many symbols llguidance makes of this one."""
+    """Return an estimate of llguidance's number of symbols for this one."""
     if isinstance(symbol, Shuffle):
         return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
     return len(symbol.symbols) if isinstance(symbol, Many) else 1
 
 
-def _needed(symbols: Alternative) -> list[str]:
-    """Return the rules without which the symbols cannot be completed."""
-    found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
-    for symbol in symbols:
-        if isinstance(symbol, Many) and symbol.low:
-            found += _needed(symbol.symbols)
-        elif isinstance(symbol, Shuffle):
-            found += [rule.name for rule in symbol.required]
-    return found
+def _missing(symbols: Alternative, productive: set[str]) -> str:
+    """Return the first needed rule that cannot be completed, "" if there is none."""
+    needed = _rules_in(symbols, optional=False)
+    return next((name for name in needed if name not in productive), "")
 
 
-def _names(symbols: Alternative) -> list[str]:
+def _rules_in(symbols: Alternative, *, optional: bool = True) -> list[str]:
+    """Return the names of the rules in `symbols`. optional: also those that may be left out."""
     found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
     for symbol in symbols:
-        if isinstance(symbol, Many):
-            found += _names(symbol.symbols)
+        if isinstance(symbol, Many) and (symbol.low or optional):
+            found += _rules_in(symbol.symbols, optional=optional)
         elif isinstance(symbol, Shuffle):
-            listed = (*symbol.required, *symbol.optional, *symbol.others)
-            found += [rule.name for rule in listed]
+            more = (*symbol.optional, *symbol.others) if optional else ()
+            found += [rule.name for rule in (*symbol.required, *more)]
     return found

@@ -14,14 +14,7 @@ from typing import Any
 
 from akunu_py.errors import SchemaError
 from akunu_py.json_schema import regex
-from akunu_py.json_schema.formula import (
-    FALSE,
-    TRUE,
-    Formula,
-    conjunction,
-    disjunction,
-    negation,
-)
+from akunu_py.json_schema.formula import FALSE, TRUE, Formula, conjunction, disjunction, negation
 from akunu_py.json_schema.layouts import JSON, Notation
 from akunu_py.json_schema.patterns import content_matching, is_found
 from akunu_py.json_schema.regex import CHARACTER, CONTENT, NOTHING, Expr, both, either, without
@@ -175,9 +168,9 @@ def _condition(formula: Formula) -> Expr:
         case ("integer",):
             return _INTEGER
         case ("least", bound, strictly):
-            return _at_least(bound, strictly)
+            return _at_least(bound, strictly, "", "-")
         case ("most", bound, strictly):
-            return _at_most(bound, strictly)
+            return _at_least(-bound, strictly, "-", "")
         case ("multiple", step):
             return _multiples(step)
     raise AssertionError(formula)
@@ -215,26 +208,21 @@ def _parts(value: Decimal) -> tuple[str, str]:
 
 
 def _exactly(value: Decimal) -> Expr:
-    """All ways to write `value`."""
+    """Return all ways to write `value`."""
     whole, fraction = _parts(value)
     sign = "-?" if value == 0 else "-" if value < 0 else ""
     return Expr(f"{sign}{whole}" + (rf"\.{fraction}0*" if fraction else _ZEROS))
 
 
-def _at_least(value: Decimal, strictly: bool) -> Expr:
+def _at_least(value: Decimal, strictly: bool, sign: str, minus: str) -> Expr:
+    """Return the numbers from `value` on; for "-" and "", the negatives of those numbers."""
     if value > 0 or (value == 0 and strictly):
-        return Expr(_from(value, strictly))
-    return without(_PLAIN, Expr(f"-{_from(-value, not strictly)}"), inhabited=True)
-
-
-def _at_most(value: Decimal, strictly: bool) -> Expr:
-    if value < 0 or (value == 0 and strictly):
-        return Expr(f"-{_from(-value, strictly)}")
-    return without(_PLAIN, Expr(_from(value, not strictly)), inhabited=True)
+        return Expr(sign + _from(value, strictly))
+    return without(_PLAIN, Expr(minus + _from(-value, not strictly)), inhabited=True)
 
 
 def _from(value: Decimal, strictly: bool) -> str:
-    """Numbers without a sign from `value` on, which is not negative."""
+    """Return the numbers without a sign from `value` on, which is not negative."""
     whole, fraction = _parts(value)
     greater = [f"[1-9][0-9]{{{len(whole)},}}"]
     greater += [

@@ -91,13 +91,9 @@ class Simplifier:
     def _one(self, branches: tuple[Formula, ...], holds: bool) -> Formula:
         """Return the formula that exactly one branch holds."""
         if not holds:
-            pairs = [
-                conjunction([one, other])
-                for at, one in enumerate(branches)
-                for other in branches[:at]
-            ]
-            return disjunction([conjunction(map(negation, branches)), *pairs])
-        if self._proving:  # A proof of emptiness may start from more than is allowed.
+            pairs = [(one, two) for at, one in enumerate(branches) for two in branches[:at]]
+            return disjunction([conjunction(map(negation, branches)), *map(conjunction, pairs)])
+        if self._proving:  # A proof of emptiness may start from a superset of the values.
             return disjunction(branches)
         alone: list[list[Formula]] = [[branch] for branch in branches]
         for at in range(len(branches)):
@@ -133,12 +129,10 @@ class Simplifier:
         return True
 
     def _clashes(self, literals: Conjunction, depth: int) -> bool:
-        least = max((each[1] for each in literals if each[0] == "minItems"), default=0)
-        most = min((each[1] for each in literals if each[0] == "maxItems"), default=least)
-        if least > most:
+        least, most = counts(literals, "Items")
+        if most is not None and least > most:
             return True
-        must = [each[1] for each in literals if each[0] == "required"]
-        values = [property_value(literals, name) for name in must]
+        values = [property_value(literals, each[1]) for each in of_kind(literals, "required")]
         values += [item(literals, at) for at in range(min(least, 8))]
         return any(self._surely_empty(value, depth - 1) for value in values)
 
@@ -177,27 +171,32 @@ class Simplifier:
 
 
 def property_value(literals: Conjunction, name: str) -> Formula:
-    """Return what the value of the property `name` must fit."""
+    """Return the formula for the value of the property `name`."""
     return conjunction(
-        scalars.property_rule(each, name) for each in literals if each[0] == "properties"
+        scalars.property_rule(each, name) for each in of_kind(literals, "properties")
     )
 
 
 def item(literals: Conjunction, at: int) -> Formula:
-    """Return what item `at` must fit."""
-    return conjunction(
-        each[1][at] if at < len(each[1]) else each[2] for each in literals if each[0] == "items"
-    )
+    """Return the formula for item `at`."""
+    items = of_kind(literals, "items")
+    return conjunction(each[1][at] if at < len(each[1]) else each[2] for each in items)
+
+
+def of_kind(literals: Conjunction, kind: str) -> list[Formula]:
+    return [each for each in literals if each[0] == kind]
+
+
+def counts(literals: Conjunction, noun: str) -> tuple[int, int | None]:
+    """Return the smallest and largest number of "Items" or "Properties"; None for no maximum."""
+    least = max((each[1] for each in of_kind(literals, f"min{noun}")), default=0)
+    return least, min((each[1] for each in of_kind(literals, f"max{noun}")), default=None)
 
 
 def _impossible(literals: Conjunction) -> bool:
-    rules = [each for each in literals if each[0] == "properties"]
-    return any(
-        scalars.property_rule(rule, each[1]) == FALSE
-        for each in literals
-        if each[0] == "required"
-        for rule in rules
-    )
+    rules = of_kind(literals, "properties")
+    names = [each[1] for each in of_kind(literals, "required")]
+    return any(scalars.property_rule(rule, name) == FALSE for name in names for rule in rules)
 
 
 def _has(name: str, value: Formula) -> Formula:
@@ -205,14 +204,14 @@ def _has(name: str, value: Formula) -> Formula:
 
 
 def _negated(literal: Formula) -> Formula:
-    """Return the negation of an assertion about arrays or objects, for those."""
+    """Return the negation of an assertion, for values of its own type: arrays or objects."""
     match literal:
         case ("required", name):
             return ("properties", ((name, FALSE),), (), TRUE)
-        case ("minProperties", count):
-            return ("maxProperties", count - 1)
-        case ("maxProperties", count):
-            return ("minProperties", count + 1)
+        case ("minItems" | "minProperties" as kind, count):
+            return (kind.replace("min", "max"), count - 1)
+        case ("maxItems" | "maxProperties" as kind, count):
+            return (kind.replace("max", "min"), count + 1)
         case ("names", wanted):
             return ("some", ("names", negation(wanted)), TRUE)
         case ("properties", names, patterns, others):
@@ -226,14 +225,10 @@ def _negated(literal: Formula) -> Formula:
                 known = tuple(name for name, _ in names), tuple(pattern for pattern, _ in patterns)
                 parts.append(("some", ("other", *known), negation(others)))
             return disjunction(parts)
-        case ("minItems", count):
-            return ("maxItems", count - 1)
-        case ("maxItems", count):
-            return ("minItems", count + 1)
         case ("items", prefix, rest):
             parts = [
                 conjunction(
-                    [("minItems", at + 1), ("items", ((TRUE,) * at + (negation(value),)), TRUE)]
+                    [("minItems", at + 1), ("items", (*[TRUE] * at, negation(value)), TRUE)]
                 )
                 for at, value in enumerate(prefix)
                 if value != TRUE

@@ -17,12 +17,7 @@ from akunu_py.errors import SchemaError, Unsatisfiable
 from akunu_py.json_schema import grammar, rules, scalars
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.json_schema.patterns import FORMATS, content_matching, is_found
-from akunu_py.json_schema.regex import (
-    byte_tables,
-    limits,
-    matches,
-    quoted,
-)
+from akunu_py.json_schema.regex import byte_tables, limits, matches, quoted
 from tests.support.json_schema import is_valid, schemas, values
 
 ATOMS = ["a", "b", ".", r"\d", r"\w", r"\s", "[a-c]", '[^a"]', r"\n", r"\x41", "é"]

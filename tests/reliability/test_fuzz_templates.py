@@ -147,7 +147,7 @@ def test_a_template_without_an_end_is_stopped(
     tiny: Engine, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.2)
-    with pytest.raises(UnsupportedModel, match=r"did not come to an end within 0\.2 seconds"):
+    with pytest.raises(UnsupportedModel, match=r"did not finish within 0\.2 seconds"):
         says(tiny, template)
     monkeypatch.undo()
     assert "Hello" in says(tiny, GOOD)  # and the next one is not

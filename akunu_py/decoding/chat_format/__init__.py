@@ -1,1 +1,1 @@
-"""How a conversation is written for a model: its chat template, and what templates differ in."""
+"""Chat templates: rendering of conversations, and the variables for reasoning effort."""

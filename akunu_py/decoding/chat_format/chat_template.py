@@ -1,8 +1,7 @@
-"""Chat templates: small programs that come with models, run in Jinja's sandbox.
+"""Render chat templates, programs in Jinja that come with models.
 
-They run in a process of their own (`template_process`), with limits of time, memory and output:
-Python cannot interrupt one expression, nor bound what it allocates. The process starts while a
-model is loaded and renders for all models.
+They run in a separate process (`template_process`) with limits on time, memory and output, because
+Python can neither interrupt an expression nor limit its memory. One process serves all models.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _Found = TypeVar("_Found")
 
 TIME_LIMIT_S = 10.0  # long conversations take milliseconds
 MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja take 30 million
-LONGEST = 2_000_000  # characters beside those of the conversation
-_START_S = 60.0  # on a machine that is busy with other things
-_LOOK_S = 0.05  # between two looks at the memory of the process
+LONGEST = 2_000_000  # characters in addition to the conversation
+_START_S = 60.0  # on a busy machine
+_POLL_S = 0.05  # between two checks of the memory of the process
 
 
 def once_per_tokenizer(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
-    """Remember what `find` returns, as long as the tokenizer lives."""
+    """Cache the result of `find` for the lifetime of the tokenizer."""
     known: WeakKeyDictionary[Any, _Found] = WeakKeyDictionary()
 
     @functools.wraps(find)
@@ -55,21 +54,15 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] = {},
 ) -> str:
-    """Render a conversation, up to where the model's answer starts.
+    """Render a conversation, up to the start of the model's answer.
 
-    turns, tools: in the shape of OpenAI's API. variables: further ones of the template.
-
+    turns, tools: in the format of OpenAI's API. variables: further ones of the template.
     Raises UnsupportedModel if the template fails, takes too long or writes too much.
     """
     try:
-        if tokenizer.has_own_renderer:  # code of mlx-lm or transformers, no template
-            text = tokenizer.apply_chat_template(
-                list(turns),
-                tools=list(tools) or None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **variables,
-            )
+        if tokenizer.has_own_renderer:  # Python code of mlx-lm or transformers
+            options = {"add_generation_prompt": True, "tokenize": False, **variables}
+            text = tokenizer.apply_chat_template(list(turns), tools=list(tools) or None, **options)
         else:
             text = _process.render(
                 tokenizer.get_chat_template(tools=list(tools) or None),
@@ -79,10 +72,10 @@ def render(
                 | dict(variables),
                 LONGEST + 2 * (_length(turns) + _length(tools)),
             )
-        text.encode()  # a lone surrogate would only show in the tokenizer
-    except Exception as error:  # a tokenizer's own renderer raises whatever Python raises
+        text.encode()  # reports lone surrogates before the tokenizer does
+    except Exception as error:  # a tokenizer's renderer raises any exception
         raise UnsupportedModel(
-            f"the chat template of {model} does not take this conversation: {one_line(error)}; "
+            f"the chat template of {model} does not accept this conversation: {one_line(error)}; "
             "continue a text instead (akunu run --raw), or use another model"
         ) from error
     return str(text)
@@ -122,12 +115,12 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # not interrupted by Ctrl-C
         )
         self._ready = False
 
     def render(self, template: str, variables: Mapping[str, Any], longest: int) -> str:
-        """Render a template. Raises RuntimeError with the reason if there is no text."""
+        """Render a template. Raises RuntimeError with the reason if that fails."""
         request = {"template": template, "variables": variables, "longest": longest}
         line = json.dumps(request, default=str).encode() + b"\n"
         with self.lock:
@@ -141,7 +134,7 @@ class _Process:
                 self._running.stdin.write(line)
                 self._running.stdin.flush()
                 reply = json.loads(self._read(TIME_LIMIT_S))
-            except BaseException:  # also an interrupt: the answer would be taken for the next one
+            except BaseException:  # after an interrupt, the next request would get this reply
                 self.end()
                 raise
         if "error" in reply:
@@ -155,14 +148,14 @@ class _Process:
         waiting = select.poll()
         waiting.register(self._running.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
-        while not waiting.poll(_LOOK_S * 1000):
+        while not waiting.poll(_POLL_S * 1000):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"it did not come to an end within {seconds:g} seconds")
+                raise RuntimeError(f"it did not finish within {seconds:g} seconds")
             if _memory(self._running.pid) > MEMORY_LIMIT:  # macOS sets no limit
-                raise RuntimeError("it asks for more memory than a template needs")
+                raise RuntimeError("it requests more memory than a template needs")
         line = self._running.stdout.readline()
         if not line.endswith(b"\n"):
-            raise RuntimeError("it ended the process that renders it")
+            raise RuntimeError("it crashed the process that renders it")
         return line
 
     def end(self) -> None:
@@ -170,7 +163,7 @@ class _Process:
             self._running.kill()
             for pipe in (self._running.stdin, self._running.stdout):
                 assert pipe is not None
-                with contextlib.suppress(OSError):  # it never took what was written
+                with contextlib.suppress(OSError):  # unread input remains in the pipe
                     pipe.close()
             self._running.wait()
             self._running = None

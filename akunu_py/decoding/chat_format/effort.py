@@ -1,8 +1,8 @@
-"""Reasoning effort: the variables that turn thinking on, off, up and down in chat templates.
+"""Reasoning effort: the variables of chat templates that control thinking.
 
 Templates have a switch (`enable_thinking` of Qwen 3, GLM 4.5 and others; `thinking` of DeepSeek
-V3.1 and Granite), degrees (`reasoning_effort` of gpt-oss), both or neither. A short conversation,
-rendered with different values, shows which.
+V3.1 and Granite), degrees (`reasoning_effort` of gpt-oss), both or neither. Rendering a short
+conversation with different values shows which.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _SWITCHES = ("enable_thinking", "thinking")
 _DEGREES = "reasoning_effort"
-# The degrees that templates know, by those that clients send.
+# Degrees that templates know, by those in requests.
 _NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
 _PROBE = [{"role": "user", "content": "probe"}]
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingVariables:
-    """What a chat template can be told of thinking."""
+    """The variables of a chat template that control thinking."""
 
     thinks: bool = False  # whether the model thinks
     switch: str = ""  # name of the variable that turns thinking on and off, "" for none
@@ -44,7 +44,7 @@ class ThinkingVariables:
         return found or None
 
     def of(self, effort: Effort | None) -> dict[str, Any] | None:
-        """Return the variables for a request's effort; None if it cannot be honoured."""
+        """Return the variables for a request's effort; None if it has no effect."""
         if effort is None:
             return {}
         return self.off() if effort == "none" else self.on(effort)
@@ -52,7 +52,7 @@ class ThinkingVariables:
 
 @chat_template.once_per_tokenizer
 def thinking_variables(tokenizer: Any) -> ThinkingVariables:
-    """Find out what a tokenizer's chat template can be told."""
+    """Return the variables that control thinking in a tokenizer's chat template."""
     thinks = bool(tokenizer.has_thinking)
     if not tokenizer.has_chat_template:
         return ThinkingVariables(thinks)

@@ -2,7 +2,7 @@
 
 `chat_template` runs this file with the memory limit in bytes and the directories of Jinja. It
 imports only Jinja and the standard library, to start within 0.1 s. Requests and replies are lines
-of JSON; the first, empty reply says that it is ready. Templates see the same sandbox as in
+of JSON; the first, empty reply means that it is ready. Templates see the same sandbox as in
 transformers (utils/chat_template_utils.py).
 """
 
@@ -79,9 +79,8 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    form = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+    return json.dumps(value, **form, sort_keys=sort_keys)
 
 
 @lru_cache(maxsize=4)
@@ -104,8 +103,8 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     try:
         text = compiled(request["template"]).render(request["variables"])
     except MemoryError:
-        return {"error": "it asks for more memory than a template needs"}
-    except Exception as error:  # noqa: BLE001 - a template can raise whatever Python raises
+        return {"error": "it requests more memory than a template needs"}
+    except Exception as error:  # noqa: BLE001 - a template can raise any exception
         return {"error": str(error)[:4000] or type(error).__name__}
     if len(text) > request["longest"]:
         return {"error": f"it writes {len(text)} characters"}

@@ -1,8 +1,8 @@
-"""Likely JSON: guesses where a grammar leaves the answer open, to draft from.
+"""Likely JSON: draft tokens where a grammar leaves the answer open.
 
-A model that follows a schema mostly writes properties in the schema's order and no others, and
-whitespace as before. So a narrower grammar without whitespace guesses the text, which is then
-spaced like the answer. Where a string or a number may end, the text behind it is known as well.
+Models mostly write the schema's properties in its order and no others, with uniform whitespace. So
+a narrower grammar without whitespace proposes text, which is then spaced like the answer. At the
+possible end of a string or number, the text behind it is proposed as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
 _DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
-_MOST_WRITTEN = 8  # tokens of a value that are counted
+_MAX_COUNTED = 8  # tokens of a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,19 @@ class _Place:
     escaped: bool = False
     before: bytes = b""  # the last byte outside of strings that is not whitespace
     gap: bytes = b""  # the whitespace behind `before`
-    gaps: Mapping[bytes, bytes] = field(default_factory=dict)  # the last whitespace of each name
+    gaps: Mapping[bytes, bytes] = field(default_factory=dict)  # last whitespace, see `_between`
     written: int = 0  # bytes of the current string, number or word
 
 
 class LikelyText:
-    """Guesses by grammars that are narrower than the answer's. There are none once the answer
-    leaves the last of them."""
+    """Draft tokens from grammars narrower than the answer's, until the answer violates them all."""
 
     def __init__(
         self,
         grammars: Sequence[Callable[[], LLMatcher | None]],
         encode: Callable[[bytes], list[int]],
     ) -> None:
-        """grammars: factories of matchers, the narrowest first. encode: text to tokens."""
+        """grammars: factories of matchers, the narrowest first. encode: of text to tokens."""
         self._grammars, self._encode = list(grammars), encode
         self._matcher: LLMatcher | None = None
         self._tokens: list[int] = []
@@ -49,10 +48,10 @@ class LikelyText:
         self._lost_at: int | None = None  # the first token that does not fit
 
     def forced(self, tokens: Sequence[int], settled: int) -> list[int]:
-        """Return the likely next tokens of the answer, none where the answer is open.
+        """Return the likely next tokens of the answer, none where the grammar has a choice.
 
-        tokens: the answer and the draft, which continue those of the last call, see `rewind`.
-        settled: the number of tokens that are not a draft.
+        tokens: answer and draft, which begin with the last call's tokens unless `rewind` undid
+        them. settled: number of answer tokens among them.
         """
         for token in tokens[len(self._tokens) :]:
             self._take(token)
@@ -67,8 +66,10 @@ class LikelyText:
         return self._guess(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Return the likely end of the current value with the text behind it, and how many tokens
-        the value has. Call only where `forced` returns nothing."""
+        """Return the likely end of the current value with the text behind it, and its token count.
+
+        Call only if `forced` returns nothing.
+        """
         return [], 0
 
     def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
@@ -94,7 +95,7 @@ class LikelyText:
         self._note(token, [token])
 
     def _note(self, token: int, written: list[int]) -> None:
-        """Consume a token, which is `written` for the matcher."""
+        """Consume a token. written: what the matcher consumes for it."""
         consumed = 0
         if self._matcher is not None and self._lost_at is None and written:
             consumed = self._matcher.try_consume_tokens(written)
@@ -105,7 +106,7 @@ class LikelyText:
 
 
 class LikelyJson(LikelyText):
-    """Guesses of JSON, by matchers of bytes without whitespace."""
+    """Draft tokens of JSON, from byte matchers without whitespace."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class LikelyJson(LikelyText):
         *,
         compact: bool,
     ) -> None:
-        """decode: token to bytes. compact: the answer has no whitespace."""
+        """decode: of a token to bytes. compact: the answer has no whitespace."""
         super().__init__(grammars, encode)
         self._decode, self._compact = decode, compact
         self._places = [_Place()]  # behind no token, one, two, ...
@@ -146,9 +147,9 @@ class LikelyJson(LikelyText):
         return self._encode(self._spaced(text)) if text else [], self._tokens_written()
 
     def _tokens_written(self) -> int:
-        """Return the number of tokens of the current value, up to _MOST_WRITTEN."""
+        """Return the number of tokens of the current value, up to _MAX_COUNTED."""
         count = 0
-        for before, after in itertools.pairwise(self._places[: -2 - _MOST_WRITTEN : -1]):
+        for before, after in itertools.pairwise(self._places[: -2 - _MAX_COUNTED : -1]):
             count += 1
             if not 0 < after.written < before.written:
                 break
@@ -160,7 +161,7 @@ class LikelyJson(LikelyText):
         self._places.append(place)
 
     def _spaced(self, text: bytes) -> bytes:
-        """Return `text` with the whitespace that the answer would have."""
+        """Return `text` with the expected whitespace."""
         if self._compact:
             return text
         place = self._places[-1]
@@ -177,14 +178,14 @@ class LikelyJson(LikelyText):
             place, _ = _advanced(place, byte)
         if result and not place.in_string and place.before in (b",", b":"):
             result += _gap(place, b'"')
-        # A space becomes one token with what follows it.
+        # A space and the text behind it become one token.
         return result.removesuffix(b" ") if text else result
 
     def _behind(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of `text`.
 
-        If the answer begins with a bare bracket, although bracket and text have a common token,
-        then the answer is probably indented.
+        An answer that begins with a bare bracket is probably indented, if bracket and text have a
+        common token.
         """
         place = self._places[-1]
         if len(tokens) == 1 and place.before in (b"{", b"[") and not (place.gap or self._compact):
@@ -237,8 +238,10 @@ def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
 
 
 def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
-    """Return the name of the gap between two bytes: the bracket at it, the colon, or the comma with
-    its container. Empty where there is never whitespace."""
+    """Return the name of the gap between two bytes: its bracket, colon, or comma with container.
+
+    Returns b"" for a gap that never has whitespace.
+    """
     if not before or (before in _OPEN and after in _CLOSE):
         return b""
     if after in _CLOSE or before in _OPEN or before == b":":
@@ -247,7 +250,7 @@ def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
 
 
 def _by_level(gap: bytes, depth: int) -> bytes:
-    """Reduce whitespace with a newline to the newline and the indentation of one level."""
+    """Reduce whitespace with a newline to the newline and one level of indentation."""
     if b"\n" not in gap:
         return gap
     indent = gap[gap.rindex(b"\n") + 1 :]
@@ -255,7 +258,7 @@ def _by_level(gap: bytes, depth: int) -> bytes:
 
 
 def _gap(place: _Place, after: bytes) -> bytes:
-    """Return the whitespace that the answer would have before `after`."""
+    """Return the expected whitespace before `after`."""
     where = _between(place.containers, place.before, after)
     if not where:
         return place.gap if place.before else b""

@@ -1,8 +1,8 @@
-"""Structured output: which tokens a grammar allows at each position, by llguidance.
+"""Structured output: masks of the tokens that a grammar allows, by llguidance.
 
-The mask is applied to the logits before anything is sampled, so an answer is distributed as the
-model's own among those that match, and a drafted token that the grammar forbids is never accepted.
-Verification walks the draft (consume, mask) with a copy of the matcher.
+Masks apply to the logits before sampling. So answers keep the model's distribution among those that
+match, and a forbidden draft token is never accepted. Verification walks the draft (consume, mask)
+with a copy of the matcher.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -49,20 +50,20 @@ _Result = TypeVar("_Result")
 
 
 class ConstraintMatcher:
-    """How far an answer has come in its grammar.
+    """The position of an answer in its grammar.
 
-    A reasoning model may think first; until its thinking is closed nothing but the end of the
-    answer is forbidden.
+    A reasoning model may think first; until its thinking ends, only the end of the answer is
+    forbidden.
     """
 
     def __init__(self, codec: TokenCodec, constraint: Constraint, prompt: Sequence[int]) -> None:
-        """Raises UsageError where the constraint cannot be honoured."""
+        """Raises UsageError if the constraint cannot be enforced."""
         self._name = _NAMES[constraint.kind]
         self._codec, self._constraint = codec, constraint
         self._matcher = compile_constraint(codec, constraint)
         self._likely = self._new_likely()
         self._before: tuple[Any, ...] = ()
-        self._structure: list[int] = []  # the tokens that the matcher consumed
+        self._structure: list[int] = []  # tokens consumed by the matcher
         self._ends = codec.stop_tokens
         self._mask_bytes = 4 * -(-codec.vocabulary // _WORD)
         self._start, self._end, self._newlines = _thinking_tokens(codec)
@@ -73,22 +74,31 @@ class ConstraintMatcher:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether the answer must end here."""
         return self._state == "structure" and self._matcher.is_stopped()
 
     def masked(self, logits: mx.array, draft: Sequence[int]) -> mx.array:
-        """Logits [1 + draft, vocab] with minus infinity for what may not follow the answer so far
-        and, row by row, the draft. Behind a drafted token that is forbidden rows stay as they are:
-        that token is never accepted."""
-        return _masked(logits, self._masks(draft))
+        """Return logits [1 + draft, vocab] with minus infinity for forbidden tokens.
+
+        Row n follows the answer and n draft tokens. Rows behind a forbidden draft token stay
+        unchanged, because that token is never accepted.
+        """
+        self.begin_draft()
+        masks = [self._mask()]
+        for token in draft:
+            if not self._step(token) or self.complete:
+                break
+            masks.append(self._mask())
+        self.end_draft()
+        masks += [b"\xff" * self._mask_bytes] * (1 + len(draft) - len(masks))
+        return _masked(logits, masks)
 
     def masked_ahead(self, logits: mx.array) -> mx.array:
-        """The same of logits [1, vocab] that are not the target's, behind the draft that `advance`
-        has walked through."""
+        """Return a drafter's logits [1, vocab], masked behind the draft that `advance` walked."""
         return logits if self.complete else _masked(logits, [self._mask()])
 
     def consume(self, tokens: Sequence[int]) -> list[int]:
-        """Takes in what was sampled; returns it up to where the grammar is complete."""
+        """Consume sampled tokens; return them up to the end of the grammar."""
         for index, token in enumerate(tokens):
             if not self._step(token):
                 raise UsageError(self._failure())
@@ -97,13 +107,11 @@ class ConstraintMatcher:
         return list(tokens)
 
     def begin_draft(self) -> None:
-        """See `DraftGuide`."""
-        # On a copy, which costs 2 us: llguidance 1.9.1 does not forget all that it goes back over.
+        # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
         self._before = self._state, self._tail, len(self._structure), self._matcher
         self._matcher = self._matcher.deep_copy()
 
     def forced(self) -> tuple[list[int], bool]:
-        """See `DraftGuide`."""
         if self._state == "thinking" or self.complete:
             return [], True
         likely = self._likely
@@ -113,17 +121,14 @@ class ConstraintMatcher:
         return forced_tokens(token_tables(self._codec), text), True
 
     def ending(self) -> tuple[list[int], int]:
-        """See `DraftGuide`."""
         if self._state != "structure" or self._likely is None:
             return [], 0
         return self._likely.ending()
 
     def advance(self, token: int) -> bool:
-        """See `DraftGuide`."""
         return not self.complete and self._step(token)
 
     def end_draft(self) -> None:
-        """See `DraftGuide`."""
         self._state, self._tail, length, self._matcher = self._before
         if len(self._structure) > length:
             del self._structure[length:]
@@ -133,42 +138,21 @@ class ConstraintMatcher:
     def _new_likely(self) -> LikelyText | None:
         constraint, tables = self._constraint, token_tables(self._codec)
         if constraint.guesses:
-            return LikelyText(
-                [partial(_guessed, tables, text) for text in constraint.guesses],
-                partial(forced_tokens, tables),
-            )
+            texts = [replace(constraint, text=text) for text in constraint.guesses]
+            grammars = [partial(_narrower, tables, text, FREE) for text in texts]
+            return LikelyText(grammars, partial(forced_tokens, tables))
         if constraint.kind not in ("json_schema", "json"):
             return None
-
-        def matcher(layout: Layout) -> LLMatcher | None:
-            try:
-                made, error = _compiled(byte_tables(), _grammar(constraint, layout))
-            except UsageError:  # too large, where that of the answer is not
-                return None
-            return None if error else made
-
+        layouts = LIKELY, COMPACT if constraint.compact else UNORDERED
         return LikelyJson(
-            [
-                lambda: matcher(LIKELY),
-                lambda: matcher(COMPACT if constraint.compact else UNORDERED),
-            ],
+            [partial(_narrower, byte_tables(), constraint, layout) for layout in layouts],
             lambda token: tables.decode_bytes([token]),
             tables.tokenize_bytes,
             compact=constraint.compact,
         )
 
-    def _masks(self, draft: Sequence[int]) -> list[bytes]:
-        """For each row a bit for each token, the lowest first."""
-        self.begin_draft()
-        masks = [self._mask()]
-        for token in draft:
-            if not self._step(token) or self.complete:
-                break
-            masks.append(self._mask())
-        self.end_draft()
-        return masks + [b"\xff" * self._mask_bytes] * (1 + len(draft) - len(masks))
-
     def _mask(self) -> bytes:
+        """Return a bit for each token, the lowest first."""
         if self._state == "thinking":
             mask = bytearray(b"\xff" * self._mask_bytes)
             for token in self._ends:
@@ -186,7 +170,7 @@ class ConstraintMatcher:
         return bytes(mask)
 
     def _step(self, token: int) -> bool:
-        """Takes in a token; False, and nothing changes, where it is forbidden."""
+        """Consume a token; if it is forbidden, change nothing and return False."""
         if self._state == "thinking":
             if token in self._ends:
                 return False
@@ -207,8 +191,17 @@ class ConstraintMatcher:
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
 
+def _narrower(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> LLMatcher | None:
+    """Compile a grammar to draft from; return None if it is too large or useless."""
+    try:
+        matcher, error = _compiled(tables, _grammar(constraint, layout))
+    except UsageError:
+        return None
+    return None if error else matcher
+
+
 def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
-    """Logits [rows, vocab] with minus infinity where a row's mask has no bit."""
+    """Return logits [rows, vocab] with minus infinity where a row's mask has no bit."""
     words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
     bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.uint32)) & 1
     allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
@@ -216,13 +209,13 @@ def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
 
 
 def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
-    """Raises UsageError where it is too large, takes too long, or cannot be satisfied."""
+    """Compile a constraint. Raises UsageError if it is too large, too slow, or unsatisfiable."""
     name = _NAMES[constraint.kind]
     size = len(constraint.text) + sum(map(len, constraint.choices))
     if size > MAX_CONSTRAINT:
         raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
     if not codec.stop_tokens:
-        raise UsageError(f"{codec.name} has no token that ends an answer, so nothing can be held")
+        raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
     tables = token_tables(codec)
     layout = COMPACT if constraint.compact else FREE
     matcher, error = _within(
@@ -234,28 +227,29 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
 
 
 def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
-    """Whether `text`, which the model need not have written, matches. Raises UsageError as
-    `compile_constraint` does."""
+    """Return whether any text, not only an answer, matches. See `compile_constraint`."""
     matcher = compile_constraint(codec, constraint)
     tokens = token_tables(codec).tokenize_bytes(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def _grammar(constraint: Constraint, layout: Layout) -> str:
-    """In llguidance's own format. layout: how JSON is to be written. Raises UsageError."""
+    """Return the grammar in llguidance's own format. layout: of JSON. Raises UsageError."""
     from llguidance import LLMatcher
 
     kind = constraint.kind
     if constraint.compact and kind not in ("json_schema", "json"):
-        raise UsageError("compact is for JSON: give a JSON schema, or ask for any JSON")
+        raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
     if kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
     return LLMatcher.grammar_from_lark(lark(constraint, layout))
 
 
 def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
-    """In llguidance's dialect of Lark. prefix: of the names of all its rules, which a `grammar` has
-    of its own. Raises UsageError."""
+    """Return the grammar in llguidance's dialect of Lark. Raises UsageError.
+
+    prefix: of all rule names, except those of a constraint that is a grammar itself.
+    """
     kind = constraint.kind
     if kind == "grammar":
         return constraint.text
@@ -267,16 +261,13 @@ def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
         return f"{prefix}start: {prefix.upper()}R\n{prefix.upper()}R: /{text}/\n"
     if not constraint.choices or not all(constraint.choices):
         raise UsageError("expected at least one choice, none of them empty")
-    choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.choices)
-    # The one character that JSON leaves as it is and a string in a grammar cannot hold.
-    return f"{prefix}start: {choices}\n".replace("\x7f", "\\u007f")
+    return f"{prefix}start: {' | '.join(map(literal, constraint.choices))}\n"
 
 
-def _guessed(tables: LLTokenizer, text: str) -> LLMatcher | None:
-    from llguidance import LLMatcher
-
-    made, error = _compiled(tables, LLMatcher.grammar_from_lark(text))
-    return None if error else made
+def literal(text: str) -> str:
+    """Return `text` as a string of a grammar."""
+    # JSON leaves DEL unescaped, but strings in a grammar cannot contain it.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
@@ -287,26 +278,32 @@ def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
     try:
         return json_grammar(schema, layout, prefix)
     except SchemaError as error:
-        place = "" if error.place == "#" else f" at {error.place}"
-        reason = on_one_line(str(error))
-        raise UsageError(f"{_NAMES[constraint.kind]} cannot be used{place}: {reason}") from error
+        raise refusal(_NAMES[constraint.kind], error) from error
+
+
+def refusal(what: str, error: SchemaError) -> UsageError:
+    """Return the error for a schema that no grammar expresses."""
+    place = "" if error.place == "#" else f" at {error.place}"
+    return UsageError(f"{what} cannot be used{place}: {on_one_line(str(error))}")
 
 
 def _compiled(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
-    """The matcher, and why it cannot be used, empty where it can."""
+    """Return the matcher, and why it cannot be used, "" if it can."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
-        mask = matcher.compute_bitmask()  # the first is the dearest
+        mask = matcher.compute_bitmask()  # the first mask is the slowest to compute
         if not matcher.is_error() and not any(mask):
-            return matcher, "there is nothing that it allows"
+            return matcher, "it allows no text"
     return matcher, matcher.get_error()
 
 
 def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
-    """What `work` returns. It runs in a thread of its own, which is left alone where it takes too
-    long: llguidance holds no lock meanwhile, and has limits to its work."""
+    """Return the result of `work` from a daemon thread. Raises UsageError after `seconds`.
+
+    llguidance releases the GIL and limits its own work, so a thread that is too slow ends later.
+    """
     done: Future[_Result] = Future()
 
     def run() -> None:
@@ -314,7 +311,7 @@ def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
             done.set_result(work())
         except UsageError as error:
             done.set_exception(error)
-        except BaseException as error:  # noqa: BLE001  (a panic of Rust's is no Exception)
+        except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             done.set_exception(UsageError(f"{name} cannot be used: {on_one_line(str(error))}"))
 
     threading.Thread(target=run, daemon=True).start()
@@ -325,7 +322,7 @@ def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
 
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """What opens thinking (one token, or none), what closes it, and the newlines after that."""
+    """Return the opening token of thinking, if it is one, the closing tokens, and newlines."""
     tokenizer = codec.tokenizer
     if thinking_markers(tokenizer) is None:
         return (), (), ()

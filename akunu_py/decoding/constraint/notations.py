@@ -28,10 +28,10 @@ _ESCAPED = re.compile(
     r"|u(?P<code>[0-9a-f]{4})|(?P<letter>" + _SYMBOL + "))"
 )
 _LETTERS = {letter: code for code, letter in SHORT_ESCAPES.items()}
-# Names that stand without quotes, and need none.
+# Names that are written without quotes.
 _PLAIN_NAME = re.compile(r"""[^\s:=,{}()\[\]<>"'\x00-\x1f]+""")
 _PLAIN_NAMES = Expr(r"[^\x{0}-\x{20}\x{22}\x{27}-\x{29}\x{2c}\x{3a}<=>\[\]\{\}\x{a0}]+")
-# As Python writes strings; newlines and tabs may stand there as they are.
+# Strings as Python writes them, but with raw newlines and tabs.
 _PYTHON_ESCAPE = (
     r"\x{5c}(?:[\x{22}\x{27}\x{5c}bfnrt]|x[0-9a-fA-F]{2}"
     r"|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|u(?:[0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
@@ -64,7 +64,7 @@ class Marked(Notation):
         held = _ANY if content is None else unescaped(content)
         begin = raw_text(self.begin) if isinstance(self.begin, str) else None
         if isinstance(self.end, str):
-            # One terminal, because the text must stop at its end.
+            # One terminal, so that the text stops at the end marker.
             end = raw_text(self.end)
             ended = without(held, concat(_ANY, end, _ANY), inhabited=content is None)
             parts: tuple[Symbol, ...] = (concat(ended, raw_text(self.line + self.end)),)
@@ -115,21 +115,13 @@ def marked(begin: str | Verbatim, end: str | Verbatim, line: str = "") -> Layout
 
 
 def keywords(*, spaced: bool = False) -> Layout:
-    """Return the layout of the arguments of a call in Python, with brackets.
-
-    spaced: a space follows each comma and colon, otherwise it may.
-    """
+    """Return the layout of a Python call's arguments. spaced: commas and colons need a space."""
     space = r"\x{20}" if spaced else r"\x{20}?"
     comma, colon = Expr(f",{space}"), Expr(f":{space}")
     inside = replace(UNORDERED, comma=comma, colon=colon, notation=Python())
-    outside = replace(
-        inside,
-        open_object=Expr(r"\("),
-        close_object=Expr(r"\)"),
-        colon=Expr("="),
-        notation=Python(keywords=True),
-    )
-    return replace(inside, outermost=outside)
+    opening, closing, named = Expr(r"\("), Expr(r"\)"), Python(keywords=True)
+    outside = replace(inside, open_object=opening, close_object=closing, notation=named)
+    return replace(inside, outermost=replace(outside, colon=Expr("=")))
 
 
 def unescaped(content: Expr) -> Expr:
@@ -142,15 +134,9 @@ def _plain_names(content: Expr | None) -> Expr:
 
 
 def _character(found: re.Match[str]) -> str:
-    if found["letters"]:
-        codes = [_code(each) for each in re.findall(_SYMBOL, found["letters"])]
-    elif found["controls"]:
-        codes = [int(each, 16) for each in found["controls"].split("|")]
+    if symbols := re.findall(_SYMBOL, found["letters"] or found["letter"] or ""):
+        letters = (chr(int(each[3:-1], 16)) if len(each) > 1 else each for each in symbols)
+        codes = [_LETTERS[letter] for letter in letters]
     else:
-        codes = [int(found["code"], 16) if found["code"] else _code(found["letter"])]
+        codes = [int(each, 16) for each in (found["controls"] or found["code"]).split("|")]
     return "[" + "".join(f"\\x{{{code:x}}}" for code in codes) + "]"
-
-
-def _code(symbol: str) -> int:
-    letter = chr(int(symbol[3:-1], 16)) if len(symbol) > 1 else symbol
-    return _LETTERS[letter]

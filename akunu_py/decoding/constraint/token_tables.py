@@ -1,7 +1,7 @@
-"""The bytes of a model's tokens in a trie, which grammars are held against.
+"""The trie of a model's tokens as bytes, which llguidance matches grammars against.
 
-llguidance takes them out of the tokenizer, which is half of the work. So they are kept on disk, and
-checked: a file that is damaged, or of another tokenizer, is made again.
+Extracting the bytes from the tokenizer takes half of the time, so a file stores them. A damaged
+file is rebuilt.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from akunu_py.text import on_one_line
 _MAGIC = b"akunu tokens 1\n"
 _LARGEST = 1 << 26  # bytes of a file
 _SPECIAL = 1 << 31  # in the length of a token
-# What both ways to the tables must tokenize alike.
+# Tables from the tokenizer and from the file must tokenize these texts alike.
 _SAMPLES = ('{"name": "A b", "c": [1, 2.5]}', '\n  "ä": {', ": ", "}")
 _FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
-_built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
+_built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # of the last model only
 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
-    """Built once for a model. Raises UsageError for tokenizers that llguidance does not know."""
+    """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
     key = codec.digest, codec.vocabulary, codec.stop_tokens
     if key not in _built:
-        tables = _loaded(codec) or _made(codec)
+        tables = _loaded(codec) or _extracted(codec)
         _built.clear()
         _built[key] = tables
     return _built[key]
 
 
 def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
-    """The tokens of a text that a matcher forces, in which special tokens stand by number."""
-    parts = _FORCED_SPECIAL.split(text)
+    """Return the tokens of a matcher's forced text, which names special tokens by id."""
     tokens: list[int] = []
-    for index, part in enumerate(parts):
+    for index, part in enumerate(_FORCED_SPECIAL.split(text)):
         tokens += [int(part)] if index % 2 else tables.tokenize_bytes(part) if part else []
     return tokens
 
 
 class _Tokens:
-    """The tokenizer as llguidance wants one."""
+    """A tokenizer with the interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -64,18 +63,15 @@ class _Tokens:
         return list(self._encode(text, add_special_tokens=False).ids)
 
 
-def _made(codec: TokenCodec) -> LLTokenizer:
-    """From the tokenizer; kept on disk, if the disk does not refuse."""
+def _extracted(codec: TokenCodec) -> LLTokenizer:
+    """Build the tables from the tokenizer, and save them if possible."""
+    text, ends = codec.tokenizer.backend_tokenizer.to_str(), sorted(codec.stop_tokens)
     try:
-        tables = LLTokenizer(
-            codec.tokenizer.backend_tokenizer.to_str(),
-            n_vocab=codec.vocabulary,
-            eos_token=sorted(codec.stop_tokens),
-        )
+        tables = LLTokenizer(text, n_vocab=codec.vocabulary, eos_token=ends)
     except ValueError as error:
+        reason = on_one_line(str(error))
         raise UsageError(
-            f"the tokenizer of {codec.name} is of a kind that answers cannot be constrained "
-            f"with: {on_one_line(str(error))}"
+            f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
         ) from error
     tokens = [tables.decode_bytes([token]) for token in range(codec.vocabulary)]
     special = [token for token in range(codec.vocabulary) if tables.is_special_token(token)]
@@ -89,7 +85,7 @@ def _made(codec: TokenCodec) -> LLTokenizer:
 
 
 def _loaded(codec: TokenCodec) -> LLTokenizer | None:
-    """From the file; None where there is none that can be used."""
+    """Load the tables from the file; return None without a valid one."""
     try:
         tokens, special = _parsed(read_bounded(_file(codec), _LARGEST))
     except (OSError, ValueError):
@@ -114,11 +110,11 @@ def _dumped(tokens: list[bytes], special: list[int]) -> bytes:
 
 
 def _parsed(data: bytes) -> tuple[list[bytes], list[int]]:
-    """The tokens, and which are special. Raises ValueError for what is no such file."""
+    """Return all tokens and the ids of special ones. Raises ValueError for an invalid file."""
     head = len(_MAGIC) + 32
     digest, body = data[len(_MAGIC) : head], data[head:]
     if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
-        raise ValueError("not the bytes of tokens")
+        raise ValueError("damaged token tables")
     count = int.from_bytes(body[:4], "little")
     lengths = array("I", body[4 : 4 + 4 * count])
     tokens, special, at = [], [], 4 + 4 * count

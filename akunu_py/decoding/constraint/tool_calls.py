@@ -1,7 +1,7 @@
-"""Forced and strict tool calls, as a grammar in llguidance's dialect of Lark.
+"""Grammars of forced and strict tool calls, in llguidance's dialect of Lark.
 
-`tool_choice` "required" and "named" allow nothing but calls, after the thinking of a reasoning
-model. Strict tools allow text, and calls that fit their schemas.
+`tool_choice` "required" and "named" allow only calls, after the thinking of a reasoning model.
+Strict tools allow text, and calls that fit their schemas.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from akunu_py.decoding.constraint.matcher import lark
+from akunu_py.decoding.constraint.matcher import lark, literal, refusal
 from akunu_py.decoding.constraint.notations import keywords, marked
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tools.formats import HARMONY
 from akunu_py.decoding.tools.rendering import abilities, format_of
-from akunu_py.decoding.tools.syntaxes import STRING, CallLayout, types_of
+from akunu_py.decoding.tools.syntaxes import STRING, CallLayout, Tags, types_of
 from akunu_py.errors import SchemaError, Unsatisfiable, UsageError
 from akunu_py.json_schema import grammar
 from akunu_py.json_schema.layouts import COMPACT, FREE, ONE_LINE, Layout
 from akunu_py.json_schema.rules import Verbatim
-from akunu_py.text import on_one_line
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 _ANY_OBJECT = {"type": "object"}
@@ -43,7 +42,7 @@ def constrained(
     *,
     parallel: bool,
 ) -> SamplingOptions:
-    """Add the constraint of a tool choice and of strict tools to `sampling`.
+    """Return `sampling` with the constraint of a tool choice and of strict tools.
 
     With a response format the answer either matches the format or consists of calls. Raises
     UsageError for an unknown tool, and for a tool format or strict schema without a grammar.
@@ -60,7 +59,9 @@ def constrained(
         raise UsageError(f"tool_choice {choice.mode!r}: there {named} in this request")
     format = None if forced else sampling.constraint
     if format is not None and format.kind == "grammar":
-        raise UsageError("tools: an answer held to a grammar cannot call any; use tool_choice none")
+        raise UsageError(
+            "an answer constrained by a grammar cannot call tools; use tool_choice 'none'"
+        )
     written = format_of(codec.tokenizer)
     layout = written.layout_for(abilities(codec.tokenizer).template)
     one = choice.mode == "named" or not parallel
@@ -68,10 +69,10 @@ def constrained(
     if constraint is not None:
         return replace(sampling, constraint=constraint)
     if not forced:
-        return sampling  # what it calls is not held to the schema
+        return sampling  # calls may violate the schema
     raise UsageError(
         f"tool_choice {choice.mode!r}: {codec.name} calls tools in a format ({written.name}) that "
-        "it cannot be held to; use tool_choice 'auto'"
+        "cannot be enforced; use tool_choice 'auto'"
     )
 
 
@@ -89,7 +90,7 @@ class Wanted:
     """What a grammar of calls must allow."""
 
     tools: Sequence[Tool]
-    forced: bool  # nothing but calls; otherwise text with calls in it
+    forced: bool  # only calls; otherwise text with calls in it
     one: bool  # at most one call
     format: Constraint | None = None  # of a text instead of calls
 
@@ -111,7 +112,7 @@ def calls_constraint(codec: TokenCodec, layout: CallLayout, wanted: Wanted) -> C
 
 
 class _Unbounded(Exception):
-    """A text would end with a special token in the middle of other text: no terminal says that."""
+    """The end of a text has a special token within other text, which no terminal can express."""
 
 
 class _Writer:
@@ -173,8 +174,7 @@ class _Writer:
         layout = COMPACT if format.compact else self._guessed(FREE)
         bare = not (self._calls.opener or self._calls.text_first)
         if bare and format.kind in ("json_schema", "json"):
-            # Both are JSON, so that only a grammar of one kind of JSON can tell them apart: it
-            # has one call.
+            # Both are JSON, so one schema has to cover the format and a single call.
             return lark(_or_call(format, wanted.tools), layout)
         rules, text, calls = lark(format, layout, "format"), "formatstart", self._calls
         if calls.around:
@@ -194,7 +194,7 @@ class _Writer:
             return "", ""
         begin, end, last = self._calls.around
         if not wanted.forced and isinstance(self._marker(end), str):
-            raise _Unbounded  # it could hold the opener
+            raise _Unbounded  # the text could contain the opener
         text = self._text(end) if wanted.forced else self._text_until(end)
         return f"(({self._text(begin)})? {text})?", f"({self._text(last)})?"
 
@@ -203,12 +203,13 @@ class _Writer:
         if isinstance(found, Verbatim):
             return f"text {found.text}"
         rule = self._new()
-        self._lines.append(f"{rule}[suffix={_quoted(found)}]: {_TEXT}")
+        self._lines.append(f"{rule}[suffix={literal(found)}]: {_TEXT}")
         return rule
 
     def _call(self, tool: Tool) -> str:
         """Add a rule for a call of a tool and return its name."""
-        arguments = self._parameters(tool) if self._calls.tags else self._object(tool)
+        tags = self._calls.tags
+        arguments = self._parameters(tool, tags) if tags else self._object(tool)
         parts = []
         for part in _PLACES.split(self._calls.call):
             if part == "ARGUMENTS":
@@ -247,63 +248,33 @@ class _Writer:
         self._lines += text.splitlines()
         return f"{prefix}start"
 
-    def _parameters(self, tool: Tool) -> str:
+    def _parameters(self, tool: Tool, tags: Tags) -> str:
         """Return markup for each parameter, in the order of the schema."""
         properties = tool.parameters.get("properties")
         required = tool.parameters.get("required")
         required = required if isinstance(required, list) else []
         parts = []
         for name, schema in properties.items() if isinstance(properties, Mapping) else ():
-            if part := self._parameter(tool, name, schema):
+            if part := self._parameter(tool, tags, name, schema):
                 parts.append(part if name in required else f"({part})?")
         return " ".join(parts) or '""'
 
-    def _parameter(self, tool: Tool, name: str, schema: Any) -> str:
+    def _parameter(self, tool: Tool, tags: Tags, name: str, schema: Any) -> str:
         """Return alternatives by the type of the value, "" if there are none."""
-        tags = self._calls.tags
-        assert tags is not None
-        options, refusal = [], None
-        for begin, types in self._kinds(tool, name):
+        options, refused = [], None
+        for begin, types in _openings(tool, tags, name):
             try:
-                value = self._value(tool, schema, types)
+                value = self._value(tool, tags, schema, types)
             except Unsatisfiable as error:
-                refusal = error
-                continue
-            options.append(f"{self._text(begin)} {value} {self._text(tags.behind)}")
-        if not options and tool.strict and refusal is not None:
-            raise _refused(tool, refusal)
+                refused = error
+            else:
+                options.append(f"{self._text(begin)} {value} {self._text(tags.behind)}")
+        if not options and tool.strict and refused is not None:
+            raise _refused(tool, refused)
         return f"({' | '.join(options)})" if options else ""
 
-    def _kinds(self, tool: Tool, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield what begins a value of which types; no types stand for all."""
-        tags = self._calls.tags
-        assert tags is not None
-        declared = types_of(tool.parameters, name)
-        possible = [
-            each
-            for each in _TYPES
-            if not declared or each in declared or (each == "number" and "integer" in declared)
-        ]
-        key = name
-        if '"KEY"' in tags.other:
-            key = name.replace("&", "&amp;").replace('"', "&quot;")
-        begins = {each: getattr(tags, each).replace("KEY", key) for each in ("string", "other")}
-        if tags.string == tags.other:
-            yield begins["string"], (("string",) if declared == STRING else ())
-            return
-        if "string" in possible:
-            yield begins["string"], ("string",)
-        others = tuple(each for each in possible if each != "string")
-        if "TYPE" in tags.other:
-            for each in others:
-                yield begins["other"].replace("TYPE", each), (each,)
-        elif others:
-            yield begins["other"], others
-
-    def _value(self, tool: Tool, schema: Any, types: tuple[str, ...]) -> str:
-        """Return the value of a parameter and what ends it."""
-        tags = self._calls.tags
-        assert tags is not None
+    def _value(self, tool: Tool, tags: Tags, schema: Any, types: tuple[str, ...]) -> str:
+        """Return the value of a parameter with its closing tag."""
         defined = {key: tool.parameters[key] for key in _DEFINED if key in tool.parameters}
         typed = {"type": list(types)} if types else {}
         whole = {"allOf": [schema, typed], **defined}
@@ -314,7 +285,7 @@ class _Writer:
         return self._rule(whole, tool, typed, marked("", end, tags.line + head))
 
     def _marker(self, text: str) -> str | Verbatim:
-        """Return the end of a text: as it is, or as symbols that begin with a special token."""
+        """Return an end of text unchanged, or as symbols if it begins with a special token."""
         head, end = self._end(text)
         if head:
             raise _Unbounded
@@ -334,10 +305,10 @@ class _Writer:
             if self._special(token):
                 marker = self._tokenizer.decode([token], skip_special_tokens=False)
                 before, _, text = text.partition(marker)
-                symbols += [_quoted(before)] if before else []
+                symbols += [literal(before)] if before else []
                 symbols.append(f"<[{token}]>")
         if text or not symbols:
-            symbols.append(_quoted(text))
+            symbols.append(literal(text))
         return " ".join(symbols)
 
     def _new(self) -> str:
@@ -345,11 +316,34 @@ class _Writer:
         return f"x{self._count}"
 
 
+def _openings(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the opening tags of a parameter, each with the types of its value; none for all."""
+    declared = types_of(tool.parameters, name)
+    possible = [
+        each
+        for each in _TYPES
+        if not declared or each in declared or (each == "number" and "integer" in declared)
+    ]
+    quoted = '"KEY"' in tags.other
+    key = name.replace("&", "&amp;").replace('"', "&quot;") if quoted else name
+    string, other = tags.string.replace("KEY", key), tags.other.replace("KEY", key)
+    if tags.string == tags.other:
+        yield string, (("string",) if declared == STRING else ())
+        return
+    if "string" in possible:
+        yield string, ("string",)
+        possible.remove("string")
+    if "TYPE" in tags.other:
+        yield from ((other.replace("TYPE", each), (each,)) for each in possible)
+    elif possible:
+        yield other, tuple(possible)
+
+
 def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
-    """Allow what matches the format, or a call as Llama writes it."""
+    """Allow the format, or a call as Llama writes it."""
     schemas: list[Any] = [json.loads(format.text) if format.kind == "json_schema" else True]
     schemas += [{**_ANY_OBJECT, **tool.parameters} for tool in tools]
-    apart = [  # their references are their own
+    apart = [  # each schema resolves its own references
         {"$id": f"http://{index}.invalid/", **each} if isinstance(each, dict) else each
         for index, each in enumerate(schemas)
     ]
@@ -366,13 +360,4 @@ def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
 
 
 def _refused(tool: Tool, error: SchemaError) -> UsageError:
-    place = "" if error.place == "#" else f" at {error.place}"
-    reason = on_one_line(str(error))
-    return UsageError(
-        f"the parameters of the strict tool {tool.name!r} cannot be used{place}: {reason}"
-    )
-
-
-def _quoted(text: str) -> str:
-    # JSON leaves this character unescaped, but no string in a grammar contains it.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return refusal(f"the parameters of the strict tool {tool.name!r}", error)

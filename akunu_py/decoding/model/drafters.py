@@ -1,7 +1,6 @@
-"""The models that draft beside a target: a smaller model, or its own MTP head.
+"""Open and load a target's neural drafters: a smaller draft model, or its own MTP head.
 
-They are opened and loaded here; `networks` makes them draft. Speculative decoding as Leviathan et
-al. (2023) have it.
+Source of speculative decoding: Leviathan et al. (2023).
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles
 from akunu_py.models.mtp import Head, Trunk, load_head
 from akunu_py.types import WeightMode
 
-_FEWEST = 0.9  # of the target's tokens that a draft model must know
+_MIN_SHARED = 0.9  # minimum share of the target's tokens in a draft model's vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A smaller model that drafts for another one."""
+    """A smaller model that drafts for a target."""
 
     name: str
     path: Path
     model: Any
     vocabulary: int  # width of its logits
     needs: Needs
-    share: float  # of the target's weights, in bytes: about what a pass takes of one of the target
+    share: float  # its weights in bytes per byte of the target: the relative cost of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,11 @@ class MtpHead:
 
     head: Head
     needs: Needs
-    share: float  # see `DraftModel`; with the lm_head that both compute with
+    share: float  # see `DraftModel`; includes the lm_head that it shares with the model
 
 
 def open_draft_model(name: str, path: Path, weights: WeightMode, target: Needs) -> DraftModel:
-    """Open the draft model in the directory `path`; its weights are not read yet.
+    """Open the draft model in the directory `path` without reading its weights.
 
     Raises what `open_model` does, and UsageError if its cache cannot be rolled back.
     """
@@ -64,10 +63,9 @@ def open_draft_model(name: str, path: Path, weights: WeightMode, target: Needs) 
 def open_head(
     opened: OpenModel, weights: WeightMode, target: Needs, limit: int
 ) -> tuple[MtpHead | None, str]:
-    """Open the model's MTP head; without one, return None and why. Its weights are not read yet.
+    """Open the model's MTP head without reading its weights, or return None and the reason.
 
-    target: needs of the model. limit: bytes that there are; a head that leaves too few of them for
-    the least context is not used.
+    target: needs of the model. limit: available bytes, which must suffice for MIN_CONTEXT.
     """
     try:
         head = load_head(opened.files.path, opened.model, opened.config)
@@ -78,9 +76,9 @@ def open_head(
     lm_head = tree_flatten(Trunk(opened.model).lm_head.parameters())
     needs = _head_needs(head, target, weights)
     if target.beside(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
-        return None, "there is no memory for its MTP head"
-    read = needs.weights + sum(value.nbytes for _, value in lm_head)
-    return MtpHead(head, needs, read / max(1, target.weights)), ""
+        return None, "there is not enough memory for its MTP head"
+    size = needs.weights + sum(value.nbytes for _, value in lm_head)
+    return MtpHead(head, needs, size / max(1, target.weights)), ""
 
 
 def _head_needs(head: Head, target: Needs, weights: WeightMode) -> Needs:
@@ -92,40 +90,35 @@ def _head_needs(head: Head, target: Needs, weights: WeightMode) -> Needs:
 
 
 def check_draft_model(small: DraftModel, target: TokenCodec) -> None:
-    """Raise UsageError if the tokens of a draft model mean other texts than those of its target."""
-    ours, theirs = small.path / "tokenizer.json", target.path / "tokenizer.json"
-    both = ours.exists() and theirs.exists()
-    if not both or _content(ours) != _content(theirs):
-        files = ModelFiles.read(small.path)
-        check_tokens(TokenCodec.load(small.name, files, small.vocabulary), target)
-
-
-def _content(file: Path) -> bytes:
-    return read_bounded(file, MAX_TOKENIZER_BYTES)
+    """Raise UsageError if a draft model's vocabulary differs from the target's."""
+    files = [each / "tokenizer.json" for each in (small.path, target.path)]
+    both = all(file.exists() for file in files)
+    if not both or len({read_bounded(file, MAX_TOKENIZER_BYTES) for file in files}) > 1:
+        codec = TokenCodec.load(small.name, ModelFiles.read(small.path), small.vocabulary)
+        check_tokens(codec, target)
 
 
 def check_tokens(small: TokenCodec, target: TokenCodec) -> None:
-    """Raise UsageError if two models that should have the same tokens have not."""
+    """Raise UsageError if a draft model's tokens differ from the target's."""
     if why := difference(target.tokenizer.get_vocab(), small.tokenizer.get_vocab()):
         raise UsageError(
-            f"{small.name} cannot draft for {target.name}: {why}; take a smaller model of the same "
+            f"{small.name} cannot draft for {target.name}: {why}; use a smaller model of the same "
             "family as --draft-model"
         )
 
 
 def difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """Where two vocabularies differ that should be one, "" where they do not. Tokens that only one
-    of them has, as families add some from size to size, are none while they are few."""
+    """Describe how two vocabularies differ; "" if they match.
+
+    A few tokens may be in only one of them: sizes of a model family often differ so.
+    """
     theirs = {token: text for text, token in target.items()}
     ours = {token: text for text, token in draft.items()}
-    differing = [token for token in theirs.keys() & ours.keys() if theirs[token] != ours[token]]
-    if differing:
+    shared = theirs.keys() & ours.keys()
+    if differing := [token for token in shared if theirs[token] != ours[token]]:
         first = min(differing)
-        return (
-            f"their tokens differ, {len(differing):,} of them; the first is {first}: "
-            f"{theirs[first]!r:.40} and {ours[first]!r:.40}"
-        )
-    known = len(theirs.keys() & ours.keys())
-    if known < _FEWEST * len(theirs):
-        return f"it knows {known:,} of its {len(theirs):,} tokens only"
+        texts = f"{theirs[first]!r:.40} and {ours[first]!r:.40}"
+        return f"their tokens differ, {len(differing):,} of them; the first is {first}: {texts}"
+    if len(shared) < _MIN_SHARED * len(theirs):
+        return f"it knows {len(shared):,} of its {len(theirs):,} tokens only"
     return ""

@@ -1,4 +1,4 @@
-"""Engine: a loaded model, immutable. Front ends use it through sessions and never touch arrays."""
+"""Engine: a loaded model, immutable. Front ends use it through sessions."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _DEFAULTS = LoadOptions()
 class Engine:
     """A model that is ready to run."""
 
-    plan: LoadPlan  # what it was loaded with: context, memory, format of the weights
-    tokens: TokenCodec  # its tokenizer side
-    model: Any  # of mlx-lm; with other hosts, what runs it on all of them
-    no_draft: str | None  # why this model cannot draft
-    recurrent: bool  # a rejected draft means running accepted tokens again
+    plan: LoadPlan
+    tokens: TokenCodec
+    model: Any  # of mlx-lm, or a wrapper that runs it on all hosts
+    no_draft: str | None  # why drafts cannot be rolled back, None if they can
+    recurrent: bool  # after a rejected draft, accepted tokens must run again
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
-    no_mtp_head: str = "it was not looked for"
-    load_s: float = 0.0  # seconds that loading took
-    ring: Ring | None = None  # the other hosts, if the model is divided
+    no_mtp_head: str = "it was not looked for"  # why there is no `mtp_head`
+    load_s: float = 0.0  # loading time in seconds
+    ring: Ring | None = None  # the other hosts, if the model is split over several
 
     @property
     def name(self) -> str:
@@ -68,12 +68,10 @@ class Engine:
     ) -> Engine:
         """Load the model in the directory `path`.
 
-        draft_model: name and directory of a smaller one that drafts; that of `options` is not
-        looked up here, nor are its hosts. ring: the other hosts.
+        draft_model, ring: used instead of the draft model and hosts that `options` name.
 
-        Raises DamagedModel or UnsupportedModel, whatever the files make mlx-lm raise; UsageError if
-        `options` cannot be met or the draft model has other tokens; DoesNotFit before any weights
-        are read.
+        Raises DamagedModel or UnsupportedModel for every failure of mlx-lm; UsageError if `options`
+        cannot be met or the draft model has other tokens; DoesNotFit before weights are read.
         """
         started = time.perf_counter()
         name = name or path.name
@@ -86,28 +84,23 @@ class Engine:
         return replace(engine, load_s=time.perf_counter() - started)
 
     def drafted_by(self, small: Engine) -> Engine:
-        """Return this engine with another one's model as its draft model.
-
-        Raises UsageError if that has other tokens.
-        """
+        """Return this engine with `small` as draft model. Raises UsageError for other tokens."""
         check_tokens(small.tokens, self.tokens)
-        needed = small.plan.fit.needs
+        needed, width = small.plan.fit.needs, small.tokens.vocabulary
         share = needed.weights / max(1, self.plan.fit.needs.weights)
-        draft = DraftModel(
-            small.name, small.path, small.model, small.tokens.vocabulary, needed, share
-        )
+        draft = DraftModel(small.name, small.path, small.model, width, needed, share)
         return replace(self, draft_model=draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model and its neural drafters, opened: the shapes are known, no weights are read."""
+    """A model and its neural drafters with known shapes, before weights are read."""
 
     opened: OpenModel
     needs: Needs  # of the model alone
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
-    no_mtp_head: str = "the model is divided among hosts"
+    no_mtp_head: str = "the model is split over several hosts"
     ring: Ring | None = None
 
     @property
@@ -118,7 +111,7 @@ class Parts:
 def open_parts(
     path: Path, options: LoadOptions, draft_model: tuple[str, Path] | None, ring: Ring | None
 ) -> Parts:
-    """Open the model in `path` and what drafts beside it; see `Engine.load`."""
+    """Open the model in `path` and its neural drafters; see `Engine.load`."""
     opened = open_model(path)
     if ring is not None:
         itemsize = ring.take_share(opened.model)
@@ -133,11 +126,11 @@ def open_parts(
 
 
 def load(parts: Parts, plan: LoadPlan) -> Engine:
-    """Read the weights of `parts`, as planned. Raises what `Engine.load` does."""
+    """Read the weights of `parts` according to the plan. Raises what `Engine.load` does."""
     opened, ring = parts.opened, parts.ring
     model = opened.model
     device.wire_memory(model)
-    with ThreadPoolExecutor(1) as other:  # the device reads the weights meanwhile
+    with ThreadPoolExecutor(1) as other:  # loads the tokenizer while the device reads the weights
         loading = other.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if ring is None:
             mx.eval(model.parameters())

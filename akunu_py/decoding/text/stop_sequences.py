@@ -1,7 +1,7 @@
 """Stop sequences: an answer ends before the first of some literal texts.
 
-`Finder` searches a stream of text for literals, also for `thinking`, and keeps track of which
-characters came from drafts. Text in, text out: nothing here knows tokens.
+`Finder`, which `thinking` also uses, searches a stream of text for literals and keeps track of the
+characters from drafts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ class TextRun:
 
 
 class StopText:
-    """Passes a text on up to the first stop sequence in it, as early as is certain.
+    """Streams text up to the first stop sequence, as early as is certain.
 
     The sequence that is complete first wins; of several at the same character, the longest.
-    Neither the sequence nor what follows is passed on. Compares code points.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -41,7 +40,7 @@ class StopText:
 
     @property
     def found(self) -> str | None:
-        """The stop sequence that ended the text, None as long as none did."""
+        """The stop sequence that ended the text, None if none did."""
         return self._finder.found if self._finder else None
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
@@ -51,15 +50,15 @@ class StopText:
         return self._finder.read(text, drafted)[0] if self.found is None else []
 
     def finish(self) -> list[TextRun]:
-        """Return what is still held back at the end of the text; nothing after a match."""
+        """Return the text held back at the end; nothing after a match."""
         return self._finder.take_held() if self._finder and self.found is None else []
 
 
 class Finder:
-    """Finds in a stream of text which of some non-empty literals is complete first.
+    """Finds the first of some non-empty literals to complete in a stream of text.
 
-    Holds back the longest end of the text so far that begins a literal. Linear time in the text
-    for each literal. Source: Knuth, Morris and Pratt, "Fast pattern matching in strings" (1977).
+    Holds back the longest end of the text that begins a literal. Linear time for each literal.
+    Source: Knuth, Morris and Pratt, "Fast pattern matching in strings" (1977).
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
@@ -71,10 +70,10 @@ class Finder:
         self.found: str | None = None
 
     def read(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
-        """Read text[begin:] up to the end of the first literal that becomes complete.
+        """Read text[begin:] up to the end of the first complete literal.
 
         Returns the text that is certain to be no part of it, and the index behind the read text.
-        Once `found` is set, the literal is held for `take_held`, and no more can be read.
+        Once `found` is set, `take_held` returns the literal, and no more can be read.
         """
         assert self.found is None
         end = len(text)
@@ -94,7 +93,7 @@ class Finder:
         return self._take(self._length - keep), end
 
     def take_held(self) -> list[TextRun]:
-        """Return what was held back: the beginning of a literal, or the one that was found."""
+        """Return the text held back: the beginning of a literal, or the found literal."""
         self._matched = [0] * len(self._literals)
         return self._take(self._length)
 
@@ -124,7 +123,7 @@ class Finder:
 
 
 def _fallbacks(literal: str) -> list[int]:
-    """Return for each beginning of `literal` the length of its longest proper end that is one."""
+    """Return the KMP failure function: for each prefix, the length of its longest border."""
     fallbacks, length = [0], 0
     for character in literal[1:]:
         while length and literal[length] != character:
@@ -135,6 +134,6 @@ def _fallbacks(literal: str) -> list[int]:
 
 
 def joined(runs: Iterable[TextRun]) -> list[TextRun]:
-    """Return the same text in as few runs as possible, none of them empty."""
+    """Merge adjacent runs of the same origin and kind, and drop empty ones."""
     groups = groupby((run for run in runs if run.text), lambda run: (run.drafted, run.kind))
     return [TextRun("".join(run.text for run in group), *key) for key, group in groups]

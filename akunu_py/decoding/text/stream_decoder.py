@@ -1,4 +1,4 @@
-"""Stream of tokens to stream of text: the answer up to a stop sequence, and thinking."""
+"""Decode a stream of tokens to text: thinking, and the answer up to a stop sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StreamDecoder:
         stops: Sequence[str],
         markers: Sequence[str] = (),
     ) -> None:
-        """markers: texts that are given out though they may be special tokens."""
+        """markers: texts to keep although they may be special tokens."""
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
         self._splitter, special = splitter_for(tokenizer, prompt)
         self._markers = special | special_tokens_in(tokenizer, markers)
@@ -42,7 +42,7 @@ class StreamDecoder:
         return self._stop.found or ""
 
     def add(self, piece: Piece) -> tuple[TextPiece, int]:
-        """Return the text of a piece, and how many of its tokens belong to the answer."""
+        """Return the text of a piece, and the number of its tokens that belong to the answer."""
         runs: list[TextRun] = []
         for index, token in enumerate(piece.tokens):
             if token in self._ends:
@@ -59,18 +59,19 @@ class StreamDecoder:
         return _joined(runs, piece), len(piece.tokens)
 
     def finish(self) -> TextPiece:
-        """Return what is still held back at the end of the answer."""
+        """Return the text held back at the end of the answer."""
         if self.stopped:
             return TextPiece("", Piece(()))
         rest = self._splitter.add(self._detokenizer.finish()) + self._splitter.finish()
         return _joined([*self._split(rest), *self._stop.finish()], Piece(()))
 
     def _split(self, runs: Sequence[TextRun]) -> list[TextRun]:
-        """Pass thinking as it is, and the answer up to a stop sequence."""
-        given: list[TextRun] = []
-        for run in runs:
-            given += [run] if run.kind == "thinking" else self._stop.add(run.text, run.drafted)
-        return given
+        """Pass thinking unchanged, and the answer up to a stop sequence."""
+        return [
+            part
+            for run in runs
+            for part in ([run] if run.kind == "thinking" else self._stop.add(run.text, run.drafted))
+        ]
 
 
 def _joined(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
@@ -87,18 +88,18 @@ def _joined(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
 
 
 class Detokenizer:
-    """Turns a stream of tokens into a stream of text whose pieces join to the whole.
+    """Decodes a stream of tokens to a stream of text.
 
-    Each step decodes a short window without and with the new token and returns the difference, so
-    that a token's text does not depend on the window (SentencePiece's leading space). A window that
-    ends in an incomplete character is held back.
+    Decodes a short window without and with the new token and returns the difference, so that a
+    token's text does not depend on the window (SentencePiece's leading space). Holds back a window
+    that ends in an incomplete character.
     """
 
     def __init__(self, tokenizer: Any, last_prompt_token: int | None = None) -> None:
-        """last_prompt_token: context for the first token decoded."""
+        """last_prompt_token: context for the first token."""
         self._tokenizer = tokenizer
         self._window: list[int] = [] if last_prompt_token is None else [last_prompt_token]
-        self._given = len(self._window)  # how many tokens of the window were given out
+        self._given = len(self._window)  # tokens of the window whose text was returned
 
     def add(self, token: int) -> str:
         """Return the text that became complete with `token`."""
@@ -106,7 +107,7 @@ class Detokenizer:
         return self._release(force=False)
 
     def finish(self) -> str:
-        """Return what is still held back; U+FFFD for an incomplete character."""
+        """Return the text held back; U+FFFD for an incomplete character."""
         return self._release(force=True)
 
     def _release(self, *, force: bool) -> str:
@@ -122,7 +123,5 @@ class Detokenizer:
         return text
 
     def _decode(self, tokens: list[int]) -> str:
-        text = self._tokenizer.decode(
-            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return str(text)
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(tokens, **options))

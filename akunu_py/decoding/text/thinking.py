@@ -1,13 +1,12 @@
-"""Thinking and answer, told apart by the markers or the channels of a model.
+"""Separate thinking from the answer by a model's markers or channels.
 
-Most models put thinking between two markers. A block opens only before the answer has begun: an
-answer that explains a marker stays an answer. So thinking always precedes the answer.
+Most models put thinking between two markers. A block opens only before the answer, so an answer
+that explains a marker stays an answer.
 
-Some models write in channels, messages with a header each. gpt-oss (the harmony format) writes
+Some models write in channels: messages, each with a header. gpt-oss (the harmony format) writes
 `<|channel|>analysis<|message|>` before thinking, `<|channel|>final<|message|>` before the answer,
-and the function of a call in its header. Muse Spark names the recipient of each message: itself,
-the user, a tool. Sources: OpenAI, "OpenAI Harmony Response Format" (2025); mlx-lm,
-chat_templates/muse_spark.py.
+and the function of a call in its header. Muse Spark names the recipient of each message. Sources:
+OpenAI, "OpenAI Harmony Response Format" (2025); mlx-lm, chat_templates/muse_spark.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Markers = tuple[str, str]
 def splitter_for(
     tokenizer: Any, prompt: Sequence[int]
 ) -> tuple[ChannelSplitter | ThinkingSplitter, dict[int, str]]:
-    """Return what splits the answer to a prompt, and the special tokens that it must see."""
+    """Return a splitter for the answer to a prompt, and the special tokens that it needs."""
     if (channels := channels_of(tokenizer)) is not None:
         return ChannelSplitter(channels), special_tokens_in(tokenizer, markers_of(channels))
     start, end = thinking_markers(tokenizer) or (None, None)
@@ -37,10 +36,9 @@ def splitter_for(
 
 
 def thinking_markers(tokenizer: Any) -> Markers | None:
-    """Return what opens and closes thinking, from mlx-lm's TokenizerWrapper; None without any."""
-    if not getattr(tokenizer, "has_thinking", False):
-        return None
-    return str(tokenizer.think_start), str(tokenizer.think_end)
+    """Return the opening and closing marker of mlx-lm's TokenizerWrapper, None if it has none."""
+    found = getattr(tokenizer, "has_thinking", False)
+    return (str(tokenizer.think_start), str(tokenizer.think_end)) if found else None
 
 
 def special_marker_tokens(tokenizer: Any) -> dict[int, str]:
@@ -70,7 +68,7 @@ def opens_thinking(prompt_text: str, markers: Markers | None) -> bool:
 
 
 def prompt_opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """Like `opens_thinking`, for a prompt in token ids."""
+    """Return whether a prompt in token ids ends with the opening marker."""
     end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
     return opens_thinking(end, thinking_markers(tokenizer))
 
@@ -83,15 +81,13 @@ class ThinkingSplitter:
     """
 
     def __init__(self, start: str | None, end: str | None, *, inside: bool) -> None:
-        """inside: whether the prompt opened a block. Without markers everything is answer."""
+        """inside: whether the prompt opened a block. Without markers, all text is the answer."""
         self._start, self._end = start or "", end or ""
         self._thinking = inside
-        self._trim = inside  # whether newlines are left out until other text arrives
+        self._trim = inside  # whether to drop newlines until other text arrives
         self._blank: list[TextRun] = []  # whitespace before the answer or an opening marker
-        self._finder: Finder | None = None  # None: only answer from here on
-        if start and end:
-            self._turn(thinking=inside)
-            self._trim = inside
+        # None: only answer from here on.
+        self._finder = Finder([end if inside else start]) if start and end else None
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
         """Return what `text` made certain, in order, each run with its kind."""
@@ -145,11 +141,11 @@ def _thinking(runs: Iterable[TextRun]) -> list[TextRun]:
 class Channels:
     """How a model writes its messages."""
 
-    begins: tuple[str, ...]  # of a header
-    ends: tuple[str, ...]  # of a message
+    begins: tuple[str, ...]  # beginnings of a header
+    ends: tuple[str, ...]  # ends of a message
     thinking: str  # part of the header of thinking
-    call: str | None  # part of the header of a call
-    markers: tuple[str, ...]  # further special tokens
+    call: str | None = None  # part of the header of a call, None if calls are markup
+    markers: tuple[str, ...] = ()  # further special tokens
 
 
 HARMONY = Channels(
@@ -159,17 +155,11 @@ HARMONY = Channels(
     call="to=functions.",
     markers=("<|channel|>", "<|constrain|>"),
 )
-MUSE = Channels(
-    begins=("to=", " to=", _START),
-    ends=("<|eom|>", "<|eot|>"),
-    thinking="to=self",
-    call=None,  # its calls are markup
-    markers=(),
-)
+MUSE = Channels(begins=("to=", " to=", _START), ends=("<|eom|>", "<|eot|>"), thinking="to=self")
 
 
 def channels_of(tokenizer: Any) -> Channels | None:
-    """Return the channels of a model; None if it writes without."""
+    """Return the channels of a model, None if it has none."""
     find = tokenizer.backend_tokenizer.token_to_id
     if find(_MESSAGE) is None or find(_START) is None:
         return None
@@ -179,20 +169,20 @@ def channels_of(tokenizer: Any) -> Channels | None:
 
 
 def markers_of(channels: Channels) -> tuple[str, ...]:
-    """Return the texts that the splitter must see, though they may be special tokens."""
+    """Return the texts that the splitter needs, although they may be special tokens."""
     return (_START, _MESSAGE, *channels.ends, *channels.markers)
 
 
 class ChannelSplitter:
     """Separates thinking in channels from the answer.
 
-    A call stays as it was written, from `<|start|>` on, for the parser of tool calls.
+    Calls stay unchanged from `<|start|>` on, for the parser of tool calls.
     """
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._header: str | None = ""  # None: in a message
-        self._first: list[TextRun] | None = []  # until it is certain that there is a header
+        self._first: list[TextRun] | None = []  # held back until the first header is certain
         self._kind: Kind = "answer"
         self._finder = Finder([_MESSAGE])
 
@@ -222,7 +212,7 @@ class ChannelSplitter:
         return joined(runs)
 
     def _begin(self, *, certain: bool = False) -> list[TextRun]:
-        """Pass an answer without any header, as a grammar may force one, as it is."""
+        """Pass an answer without any header unchanged; a grammar may force one."""
         if self._first is None:
             return []
         text = "".join(run.text for run in self._first)

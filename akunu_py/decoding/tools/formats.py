@@ -1,8 +1,8 @@
 """The table of tool-call formats. A new format is one more entry of `FORMATS`.
 
-An entry says how calls are read (`syntax`), how they are written (`layout`), and which models use
-the format. The parser (`parser`), the grammar of forced calls (`constraint/tool_calls`) and the
-rendering of earlier calls (`rendering`) follow from it.
+An entry says how to read calls (`syntax`), how to write them (`layout`), and which models use the
+format. The parser (`parser`), the grammar of forced calls (`constraint/tool_calls`) and the
+rendering of earlier calls (`rendering`) use the table.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class ToolFormat:
     """How a family of models calls tools."""
 
     name: str
-    openers: Mapping[str, str]  # what begins calls, and what closes them ("": nothing)
-    syntax: Syntax  # reads what is between the two
+    openers: Mapping[str, str]  # opener of calls: closer, "" for none
+    syntax: Syntax  # reads the text between opener and closer
     layout: CallLayout
-    layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # for templates with a text
-    # How a model's format is found, see `rendering.format_of`.
+    layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # by a text in the template
+    # How `rendering.format_of` finds a model's format.
     aliases: tuple[str, ...] = ()  # further names of mlx-lm's tool parsers and chat templates
-    sign: str = ""  # the first format with a sign in the chat template is used
-    weak_sign: str = ""  # counts if there is no `sign` of any format
+    sign: str = ""  # selects the format if the chat template contains it
+    weak_sign: str = ""  # like `sign`, but only if the template contains no format's `sign`
     token: str = ""  # vocabulary entry that selects the format if the template renders no calls
     # Details of reading.
     bare: str = ""  # begins a call without an opener at the beginning of an answer
@@ -99,9 +99,16 @@ def _derived(
     around: tuple[str, str, str] | None = None,
     **more: Any,
 ) -> ToolFormat:
-    """A format whose syntax says how calls are written. around: markup of the text."""
+    """Return a format with the layout of its syntax. around: markup of the text."""
     layout = replace(syntax.layout(*next(iter(openers.items()))), around=around)
     return ToolFormat(name, openers, syntax, layout, dropped=around or (), **more)
+
+
+def _invoke(prefix: str = "", typed: tuple[str, str, str] | None = None) -> Xml:
+    """Return the syntax with `<invoke name=...>` and `<parameter name=...>`."""
+    invoke, parameter = f"{prefix}invoke", f"{prefix}parameter"
+    tags = f"<{invoke}", f"</{invoke}>", f"<{parameter}", f"</{parameter}>"
+    return Xml(*tags, name="name", key="name", typed=typed)
 
 
 def _listed(
@@ -112,7 +119,7 @@ def _listed(
     notation: Literal["json", "python"] = "json",
     **more: Any,
 ) -> ToolFormat:
-    """A format with all calls in one array."""
+    """Return a format with all calls in one array."""
     opener, closer = next(iter(openers.items()))
     layout = CallLayout(f"{opener}[", call, ", ", f"]{closer}", opener=opener, notation=notation)
     return ToolFormat(name, openers, syntax, layout, **more)
@@ -146,15 +153,7 @@ _TABLE = (
     _derived(
         "dsml",
         {f"<{_DSML}{tag}>": f"</{_DSML}{tag}>" for tag in ("function_calls", "tool_calls")},
-        Xml(
-            call=f"<{_DSML}invoke",
-            call_end=f"</{_DSML}invoke>",
-            parameter=f"<{_DSML}parameter",
-            parameter_end=f"</{_DSML}parameter>",
-            name="name",
-            key="name",
-            typed=("string", "true", "false"),
-        ),
+        _invoke(_DSML, typed=("string", "true", "false")),
         aliases=("deepseek_v32",),
         sign=_DSML,
         markers=(_DSML,),
@@ -232,28 +231,13 @@ _TABLE = (
         {"<tool_call>": "</tool_call>"},
         Xml("<function=", "</function>", "<parameter=", "</parameter>", newlines=True),
     ),
-    _derived(
-        "minimax_m2",
-        {"<minimax:tool_call>": "</minimax:tool_call>"},
-        Xml("<invoke", "</invoke>", "<parameter", "</parameter>", name="name", key="name"),
-    ),
+    _derived("minimax_m2", {"<minimax:tool_call>": "</minimax:tool_call>"}, _invoke()),
     _derived(
         "minicpm5",
         {"<function name=": ""},
         Xml("", "</function>", "<param name=", "</param>", quote='"', between=""),
     ),
-    _derived(
-        "muse_spark",
-        {"<atem:function_calls>": "</atem:function_calls>"},
-        Xml(
-            call="<atem:invoke",
-            call_end="</atem:invoke>",
-            parameter="<atem:parameter",
-            parameter_end="</atem:parameter>",
-            name="name",
-            key="name",
-        ),
-    ),
+    _derived("muse_spark", {"<atem:function_calls>": "</atem:function_calls>"}, _invoke("atem:")),
     _derived(
         "kimi_k3",
         {"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},

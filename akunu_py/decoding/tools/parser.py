@@ -1,8 +1,8 @@
 """Parser of tool calls in the text of an answer, streamed or whole.
 
 Emits text and calls as early as is certain, without the markup of calls and whitespace next to it.
-A malformed call, or one that the end of the answer cuts off, is not lost: it becomes text behind
-MALFORMED or UNFINISHED. Its arguments may have streamed by then, but it has no CallEnded.
+A malformed or unfinished call becomes text behind MALFORMED or UNFINISHED. Its arguments may have
+streamed by then, but it has no CallEnded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from akunu_py.types import Tool
 MALFORMED = "[malformed tool call] "
 UNFINISHED = "[unfinished tool call] "
 REFUSED = "[refused tool call] "
-_LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
+_LEFTOVERS = SPACE + "]},;"  # characters that may follow the arguments of a call
 
 
 def parser_for(
@@ -56,7 +56,7 @@ class ToolCallParser:
         allowed: bool = True,
         either: bool = False,
     ) -> None:
-        """format: None if there are no calls. new_id: makes the ids of calls."""
+        """format: None if there are no calls. new_id: returns a new id for a call."""
         self._format, self._either = format, either
         self._reader = Reader()
         self._events: list[Event] = []
@@ -83,7 +83,7 @@ class ToolCallParser:
         """Return what is still held back at the end of the answer."""
         if self._running is None:
             return []
-        self._reader.close()
+        self._reader.closed = True
         events = self._resume()
         self._running = None
         return events
@@ -175,8 +175,7 @@ class ToolCallParser:
             yield from format.syntax(reader, self._calls)
             if not closer:
                 return
-            yield from reader.skip(_LEFT)
-            if (yield from reader.accept(closer)):
+            if (yield from reader.accept(closer, skip=_LEFTOVERS)):
                 return
             if reader.ended_within(closer):
                 raise CutOff
@@ -187,7 +186,7 @@ class ToolCallParser:
         if reader.closed:
             reader.take(len(reader.rest))
         text = reader.taken
-        if opener and not self._calls.open and closer.startswith(text.strip(_LEFT)):
+        if opener and not self._calls.open and closer.startswith(text.strip(_LEFTOVERS)):
             return  # only the closer of complete calls is missing
         if not opener and not self._calls.open:  # the answer is JSON or a list
             self._said = True
@@ -204,7 +203,7 @@ class ToolCallParser:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Return the same with as few events as possible."""
+    """Merge adjacent events of the same kind."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None

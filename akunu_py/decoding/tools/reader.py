@@ -1,7 +1,7 @@
 """Incremental reader of a text that arrives in pieces.
 
-Syntaxes are generators that yield wherever they need more text. So how the text is cut changes
-when something is found, but never what.
+Syntaxes are generators that yield wherever they need more text, so where the text is cut changes
+when events come, but never which.
 """
 
 from __future__ import annotations
@@ -31,27 +31,24 @@ class CutOff(Malformed):
 
 
 class Reader:
-    """A text and the position in it. `taken`: what was read since `mark`."""
+    """A text and the position in it."""
 
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
         self._taken: list[str] = []
-        self.closed = False
+        self.closed = False  # no more text follows
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0
-
-    def close(self) -> None:
-        """Mark the end of the text."""
-        self.closed = True
 
     def mark(self) -> None:
         self._taken.clear()
 
     @property
     def taken(self) -> str:
+        """The text that was read since `mark`."""
         return "".join(self._taken)
 
     @property
@@ -72,19 +69,21 @@ class Reader:
             yield
         return self._text[self._at : self._at + count]
 
-    def skip(self, characters: str = SPACE, emit: Emit | None = None) -> Reading[None]:
-        """Read all `characters` that come next."""
+    def skip(self, characters: str = SPACE, emit: Emit | None = None) -> Reading[str]:
+        """Read all `characters` that come next; return the one behind them, "" at the end."""
         while True:
             rest = self.rest
             skipped = self.take(len(rest) - len(rest.lstrip(characters)))
             if emit and skipped:
                 emit(skipped)
             if self._at < len(self._text) or self.closed:
-                return
+                return self.rest[:1]
             yield
 
-    def accept(self, *literals: str) -> Reading[str]:
-        """Read the first of `literals` that comes next; return "" if none does."""
+    def accept(self, *literals: str, skip: str = "") -> Reading[str]:
+        """Skip characters, then read the first of `literals` that comes next; "" if none does."""
+        if skip:
+            yield from self.skip(skip)
         for literal in literals:
             while literal.startswith(rest := self.rest) and rest != literal and not self.closed:
                 yield
@@ -92,9 +91,9 @@ class Reader:
                 return self.take(len(literal))
         return ""
 
-    def expect(self, *literals: str) -> Reading[str]:
+    def expect(self, *literals: str, skip: str = "") -> Reading[str]:
         """Like `accept`, but raise Malformed or CutOff if none of `literals` comes next."""
-        found = yield from self.accept(*literals)
+        found = yield from self.accept(*literals, skip=skip)
         if not found:
             rest = self.rest
             cut = self.closed and any(literal.startswith(rest) for literal in literals)
@@ -102,7 +101,7 @@ class Reader:
         return found
 
     def ended_within(self, literal: str) -> bool:
-        """Whether the text ends here, or within `literal`."""
+        """Return whether the text ends here, or within `literal`."""
         return self.closed and literal.startswith(self.rest)
 
     def pass_until(self, ends: tuple[str, ...], emit: Emit) -> Reading[str]:
@@ -140,8 +139,7 @@ class Reader:
 
         Models write control characters in strings, which JSON forbids: these become escapes.
         """
-        yield from self.skip(emit=emit)
-        bracket = yield from self.peek()
+        bracket = yield from self.skip(emit=emit)
         if bracket == '"':
             yield from self._string(emit)
             return
@@ -206,10 +204,7 @@ class Reader:
 
 
 def first_of(text: str, literals: tuple[str, ...]) -> tuple[int, str]:
-    """Return where the first of `literals` begins and which it is; (0, "") if there is none.
-
-    Of several that begin there the longest counts.
-    """
+    """Return where the first of `literals` begins, and the longest there; (0, "") if none does."""
     found = [(text.find(literal), -len(literal), literal) for literal in literals]
     at, _, literal = min((each for each in found if each[0] >= 0), default=(0, 0, ""))
     return at, literal

@@ -1,9 +1,8 @@
-"""A conversation with tools as the model's chat template renders it.
+"""Render conversations with tools by the model's chat template.
 
-Templates differ in what they accept: arguments as an object or as text, ids of a certain shape,
-several calls in a message or one. `abilities` finds out by rendering a short conversation. For a
-template that does not show tools, a system message describes them and the format of a call, calls
-are written in that format, and results are user messages.
+Templates differ in the arguments, ids and number of calls that they accept; `abilities` renders a
+short conversation to find out. If a template does not show tools, a system message describes them
+and the format of calls; calls are written in that format, and results become user messages.
 """
 
 from __future__ import annotations
@@ -57,16 +56,16 @@ class Abilities:
     """What a chat template can show."""
 
     template: str
-    tools: bool = False  # tools, calls of them and their results
-    arguments_as_text: bool = False  # takes arguments as JSON text, not as an object
+    tools: bool = False  # tools, calls and results
+    arguments_as_text: bool = False  # accepts arguments as JSON text, not as an object
     system: bool = True  # a system message
-    written: ToolFormat | None = None  # format of calls that it does not render itself
-    thinking: str = ""  # its name for the thinking of a message, "" if it shows none
+    written: ToolFormat | None = None  # format of calls that the template does not render
+    thinking: str = ""  # its key for a message's thinking, "" if it shows none
 
 
 @chat_template.once_per_tokenizer
 def abilities(tokenizer: Any) -> Abilities:
-    """Find out what a tokenizer's chat template can show."""
+    """Return what a tokenizer's chat template can show."""
     if not tokenizer.has_chat_template:
         return Abilities("")
     template = ""
@@ -77,7 +76,7 @@ def abilities(tokenizer: Any) -> Abilities:
     known = Abilities(template, thinking=next((name for name in order if name in named), ""))
 
     def shown(messages: Sequence[Message], known: Abilities, *texts: str) -> str:
-        """Return the rendered text, "" if one of `texts` is not part of it."""
+        """Return the rendered text, "" if it lacks one of `texts`."""
         try:
             text = _render(tokenizer, messages, [_PROBE], "", known)
         except UnsupportedModel:
@@ -90,7 +89,7 @@ def abilities(tokenizer: Any) -> Abilities:
         for as_text in (False, True):
             tried = replace(known, tools=True, arguments_as_text=as_text)
             text = shown(_PROBED, tried, "probe_value", "probe_result")
-            # Printed by Python, or as JSON in a string of JSON.
+            # Neither a printed Python dictionary nor escaped as JSON within a JSON string.
             if text and "'probe_argument'" not in text and '\\"probe_argument' not in text:
                 return tried
         find = tokenizer.backend_tokenizer.token_to_id
@@ -112,8 +111,8 @@ def format_of(tokenizer: Any) -> ToolFormat:
         module = str(getattr(part, "__module__", "")).rpartition(".")[2]
         if module in _BY_MODULE:
             return _BY_MODULE[module]
-    signs = [(each.sign, each) for each in FORMATS.values()]
-    signs += [(each.weak_sign, each) for each in FORMATS.values()]
+    formats = FORMATS.values()
+    signs = [(each.sign, each) for each in formats] + [(each.weak_sign, each) for each in formats]
     return next((each for sign, each in signs if sign and sign in known.template), UNKNOWN)
 
 
@@ -124,14 +123,8 @@ def render(
     model: str,
     variables: Mapping[str, Any] = {},
 ) -> str:
-    """Return the prompt for a conversation. Raises UnsupportedModel.
-
-    variables: of the template, see `effort`.
-    """
-    plain = not tools and not any(
-        message.tool_calls or message.role == "tool" or message.thinking for message in messages
-    )
-    if plain:
+    """Return the prompt for a conversation. variables: see `effort`. Raises UnsupportedModel."""
+    if not tools and not any(m.tool_calls or m.role == "tool" or m.thinking for m in messages):
         turns = [{"role": message.role, "content": message.content} for message in messages]
         return chat_template.render(tokenizer, turns, model, variables=variables)
     known = abilities(tokenizer)
@@ -194,7 +187,7 @@ def _call(call: ToolCall, ids: Mapping[str, str], known: Abilities) -> dict[str,
 
 
 def _as_object(arguments: str) -> dict[str, Any]:
-    """Parse the arguments of a call; wrap what is no JSON object, as models may have written."""
+    """Parse the arguments of a call; wrap anything that a model wrote instead of a JSON object."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -203,7 +196,7 @@ def _as_object(arguments: str) -> dict[str, Any]:
 
 
 def _written(calls: Sequence[ToolCall], format: ToolFormat) -> str:
-    """Write calls as the model does."""
+    """Write calls as the model writes them."""
     layout = format.layout
 
     def one(call: ToolCall) -> str:
@@ -219,9 +212,9 @@ def _written(calls: Sequence[ToolCall], format: ToolFormat) -> str:
 
 def _history_ids(messages: Sequence[Message], template: str) -> dict[str, str]:
     """Return the ids that a template accepts, by the ids in the conversation."""
-    formats = (each for each in FORMATS.values() if each.history_id)
-    found = (each.history_id for each in formats if next(iter(each.openers)) in template)
-    if (convert := next(found, None)) is None:
+    signs = ((next(iter(each.openers)), each.history_id) for each in FORMATS.values())
+    convert = next((found for sign, found in signs if found and sign in template), None)
+    if convert is None:
         return {}
     calls = [call for message in messages for call in message.tool_calls]
     results = {message.tool_call_id for message in messages if message.tool_call_id}
@@ -235,9 +228,10 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
     split: list[Message] = []
     placed: set[str] = set()
     for message in messages:
+        if message.role == "tool" and message.tool_call_id in placed:
+            continue
         if len(message.tool_calls) < 2:
-            if not (message.role == "tool" and message.tool_call_id in placed):
-                split.append(message)
+            split.append(message)
             continue
         for call in message.tool_calls:
             split.append(replace(message, tool_calls=(call,)))

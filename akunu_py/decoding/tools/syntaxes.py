@@ -1,7 +1,7 @@
 """Syntaxes in which models write the calls between two markers.
 
-A syntax is a callable that reads one call or several, and passes names and arguments on as they
-arrive. Its `layout` says how the same calls are written; a plain function has none.
+A syntax is a callable that reads one call or several and streams names and arguments to `Calls`.
+`layout(opener, closer)` returns how the same calls are written; a plain function has none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Calls:
         self._tools = {tool.name: tool for tool in tools}
         self._emit, self._new_id = emit, new_id
         self.allowed = allowed  # whether the answer may call tools at all
-        self.known_only = False  # whether a call must be of one of `tools`
+        self.known_only = False  # whether only `tools` can be called
         self.open = False
         self._first = True  # whether the next parameter is the first of its call
 
@@ -72,7 +72,7 @@ class Calls:
         self._first = False
 
     def end(self, *, parameters: bool = False) -> None:
-        """End the call. parameters: whether its arguments came by `parameter`."""
+        """End the call. parameters: whether `parameter` built its arguments."""
         if parameters:
             self.arguments("{}" if self._first else "}")
         self.open = False
@@ -121,12 +121,9 @@ class CallLayout:
 
 def json_calls(reader: Reader, calls: Calls) -> Reading[None]:
     """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
-    yield from reader.skip()
-    if not (yield from reader.accept("[")):
+    if not (yield from reader.accept("[", skip=SPACE)):
         yield from _json_call(reader, calls)
-        return
-    yield from reader.skip()
-    if not (yield from reader.accept("]")):
+    elif not (yield from reader.accept("]", skip=SPACE)):
         yield from _items(reader, calls, _json_call)
 
 
@@ -135,8 +132,7 @@ def _items(reader: Reader, calls: Calls, call: Syntax) -> Reading[None]:
     while True:
         yield from reader.skip()
         yield from call(reader, calls)
-        yield from reader.skip()
-        if (yield from reader.expect(",", "]")) == "]":
+        if (yield from reader.expect(",", "]", skip=SPACE)) == "]":
             return
 
 
@@ -148,10 +144,9 @@ def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
     done = unknown = False
     while (yield from _next_key(reader)):
         key = json.loads((yield from reader.json_text()))
-        yield from reader.skip()
-        yield from reader.expect(":")
-        yield from reader.skip()
-        if key in _ARGUMENTS and name and not done and (yield from reader.peek()) == "{":
+        yield from reader.expect(":", skip=SPACE)
+        bracket = yield from reader.skip()
+        if key in _ARGUMENTS and name and not done and bracket == "{":
             yield from _arguments(reader, calls, name)
             done = True
             continue
@@ -174,8 +169,7 @@ def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
 
 
 def _next_key(reader: Reader) -> Reading[bool]:
-    yield from reader.skip(" \t\r\n,")
-    if (yield from reader.peek()) == '"':
+    if (yield from reader.skip(SPACE + ",")) == '"':
         return True
     yield from reader.expect("}")
     return False
@@ -201,8 +195,7 @@ def _as_object(value: Any) -> str:
 
 def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
     """Read the JSON object that completes a call."""
-    yield from reader.skip()
-    if (yield from reader.peek()) != "{":
+    if (yield from reader.skip()) != "{":
         yield from reader.expect("{")
     calls.begin(name)
     yield from reader.json(calls.arguments)
@@ -211,28 +204,23 @@ def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
 
 def keyed_json(reader: Reader, calls: Calls) -> Reading[None]:
     """Read an array of objects whose only key is the function's name."""
-    yield from reader.skip()
-    yield from reader.expect("[")
+    yield from reader.expect("[", skip=SPACE)
     yield from _items(reader, calls, _keyed_call)
 
 
 def _keyed_call(reader: Reader, calls: Calls) -> Reading[None]:
     yield from reader.expect("{")
-    yield from reader.skip()
-    if (yield from reader.peek()) != '"':
+    if (yield from reader.skip()) != '"':
         raise Malformed
     name = _loaded((yield from reader.json_text()))
-    yield from reader.skip()
-    yield from reader.expect(":")
+    yield from reader.expect(":", skip=SPACE)
     yield from _arguments(reader, calls, name)
-    yield from reader.skip()
-    yield from reader.expect("}")
+    yield from reader.expect("}", skip=SPACE)
 
 
 def mistral(reader: Reader, calls: Calls) -> Reading[None]:
     """Read `[{"name": ..., "arguments": ...}, ...]`, or `NAME[CALL_ID]ID[ARGS]{...}`, repeated."""
-    yield from reader.skip()
-    if (yield from reader.peek()) in ("[", "{"):
+    if (yield from reader.skip()) in ("[", "{"):
         yield from json_calls(reader, calls)
         return
     while True:
@@ -267,15 +255,12 @@ class NamedJson:
         found = re.search(self.name, header, re.DOTALL)
         name = found[1] if found else ""
         left = SPACE
-        if self.fenced:
-            yield from reader.skip()
-            if (yield from reader.peek()) != "{":
-                if name.strip() != "function":
-                    raise Malformed
-                name, _ = yield from reader.until("\n")
-                yield from reader.skip()
-                yield from reader.expect("```json", "```")
-                left += "`"
+        if self.fenced and (yield from reader.skip()) != "{":
+            if name.strip() != "function":
+                raise Malformed
+            name, _ = yield from reader.until("\n")
+            yield from reader.expect("```json", "```", skip=SPACE)
+            left += "`"
         yield from _arguments(reader, calls, name)
         if self.end:
             yield from reader.skip(left)
@@ -284,11 +269,10 @@ class NamedJson:
 
     @property
     def call(self) -> str:
-        """How a call is written, see `CallLayout`."""
+        """The text of a call, see `CallLayout`."""
         return f"{self.begin}{self.header}{self.separator}ARGUMENTS{self.end}"
 
     def layout(self, opener: str, closer: str) -> CallLayout:
-        """Return how calls between `opener` and `closer` are written."""
         return CallLayout(opener, self.call, "", closer, opener=opener)
 
 
@@ -303,23 +287,20 @@ class Xml:
     head: str = ">"  # ends an opening tag
     name: str = ""  # attribute with the function; "" if it follows `call`
     key: str = ""  # attribute with the parameter; "" if it follows `parameter`
-    typed: tuple[str, str, str] | None = None  # attribute that tells strings: name, string, other
-    newlines: bool = False  # whether a newline at both ends of a value is no part of it
+    typed: tuple[str, str, str] | None = None  # attribute with the type: name, string, other
+    newlines: bool = False  # whether newlines surround a value
     quote: str = ""  # of a name that is no attribute
     between: str = "\n"  # between two tags
     extra: str = ""  # further attributes of a call
 
     def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
-        yield from reader.skip()
         if self.call:
-            yield from reader.expect(self.call)
+            yield from reader.expect(self.call, skip=SPACE)
         head, _ = yield from reader.until(self.head)
         name = _named(head, self.name)
         calls.begin(name)
-        while True:
-            yield from reader.skip()
-            if (yield from reader.expect(self.parameter, self.call_end)) == self.call_end:
-                break
+        ends = self.parameter, self.call_end
+        while (yield from reader.expect(*ends, skip=SPACE)) == self.parameter:
             head, _ = yield from reader.until(self.head)
             key = _named(head, self.key)
             types = calls.types(name, key)
@@ -331,7 +312,6 @@ class Xml:
         calls.end(parameters=True)
 
     def layout(self, opener: str, closer: str) -> CallLayout:
-        """Return how calls between `opener` and `closer` are written."""
         line = "\n" if self.newlines else ""
         kinds = [f' {self.typed[0]}="{each}"' for each in self.typed[1:]] if self.typed else [""]
         begin = self.parameter + self._attribute(self.key, "KEY")
@@ -343,7 +323,7 @@ class Xml:
             return CallLayout("", opener + call, tags=tags, opener=opener)
         if not self.name:
             return CallLayout("", f"{opener}\n{call}\n{closer}", tags=tags, opener=opener)
-        # A line ends with a call: one of two texts that begin alike would be lost.
+        # The newline belongs to the call: a grammar cannot choose between texts that begin alike.
         before, call = opener + self.between, call + self.between
         return CallLayout(before, call, "", closer, tags, opener)
 
@@ -357,8 +337,7 @@ def _value(
     """Read a value and the tag `end`. A string streams; `newline` at both ends is left out."""
     if (yield from reader.accept(_CDATA[0])):
         text, _ = yield from reader.until(_CDATA[1])
-        yield from reader.skip()
-        yield from reader.expect(end)
+        yield from reader.expect(end, skip=SPACE)
         calls.arguments(from_text(text, types))
     elif types != STRING:
         text, _ = yield from reader.until(end)
@@ -394,7 +373,7 @@ def _named(head: str, attribute: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """The name, then keys and values in tags of their own, whose names begin with `prefix`."""
+    """The name, then keys and values in separate tags, whose names begin with `prefix`."""
 
     prefix: str = ""
 
@@ -406,21 +385,17 @@ class KeyValue:
         while (character := (yield from reader.peek())) not in ("<", "\n", ""):
             name += reader.take(len(character))
         calls.begin(name)
-        while True:
-            yield from reader.skip()
-            if not (yield from reader.accept(key)):
-                break
-            parameter, _ = yield from reader.until(key_end)
-            yield from reader.skip()
-            yield from reader.expect(value)
-            calls.parameter(parameter.strip())
-            yield from _value(reader, calls, calls.types(name, parameter.strip()), value_end)
+        while (yield from reader.accept(key, skip=SPACE)):
+            text, _ = yield from reader.until(key_end)
+            parameter = text.strip()
+            yield from reader.expect(value, skip=SPACE)
+            calls.parameter(parameter)
+            yield from _value(reader, calls, calls.types(name, parameter), value_end)
         if (yield from reader.peek(2)) != "</":
             yield from reader.expect("</")
         calls.end(parameters=True)
 
     def layout(self, opener: str, closer: str) -> CallLayout:
-        """Return how calls between `opener` and `closer` are written."""
         key = f"<{self.prefix}arg_key>KEY</{self.prefix}arg_key>\n<{self.prefix}arg_value>"
         tags = Tags(key, key, f"</{self.prefix}arg_value>")
         return CallLayout("", f"{opener}NAME\nARGUMENTS{closer}", tags=tags, opener=opener)
@@ -433,15 +408,13 @@ class Gemma:
     quote: str
 
     def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
-        yield from reader.skip()
-        yield from reader.expect("call:")
+        yield from reader.expect("call:", skip=SPACE)
         name, _ = yield from reader.until("{")
         calls.begin(name)
         yield from self._members(reader, calls.arguments, "{", _DEEPEST)
         calls.end()
 
     def layout(self, opener: str, closer: str) -> CallLayout:
-        """Return how calls between `opener` and `closer` are written."""
         call = f"{opener}call:NAMEARGUMENTS{closer}"
         return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
 
@@ -450,10 +423,7 @@ class Gemma:
         close = "}" if bracket == "{" else "]"
         emit(bracket)
         first = True
-        while True:
-            yield from reader.skip()
-            if (yield from reader.accept(close)):
-                break
+        while not (yield from reader.accept(close, skip=SPACE)):
             if not first:
                 yield from reader.expect(",")
                 emit(", ")
@@ -464,11 +434,9 @@ class Gemma:
         emit(close)
 
     def _key(self, reader: Reader, emit: Emit) -> Reading[None]:
-        yield from reader.skip()
-        if (yield from reader.accept(self.quote)):
+        if (yield from reader.accept(self.quote, skip=SPACE)):
             key, _ = yield from reader.until(self.quote)
-            yield from reader.skip()
-            yield from reader.expect(":")
+            yield from reader.expect(":", skip=SPACE)
         else:
             key, _ = yield from reader.until(":")
         emit(as_json(key.strip().strip('"')) + ": ")
@@ -476,8 +444,7 @@ class Gemma:
     def _value(self, reader: Reader, emit: Emit, depth: int) -> Reading[None]:
         if not depth:
             raise Malformed
-        yield from reader.skip()
-        if (yield from reader.accept(self.quote)):
+        if (yield from reader.accept(self.quote, skip=SPACE)):
             emit('"')
             yield from reader.pass_until((self.quote,), lambda text: emit(escaped(text)))
             emit('"')
@@ -497,8 +464,7 @@ class Gemma:
 
 def pythonic(reader: Reader, calls: Calls) -> Reading[None]:
     """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
-    yield from reader.skip()
-    if (yield from reader.accept("[")):
+    if (yield from reader.accept("[", skip=SPACE)):
         yield from _items(reader, calls, _python_call)
     else:
         yield from _python_call(reader, calls)
@@ -508,10 +474,7 @@ def pythonic(reader: Reader, calls: Calls) -> Reading[None]:
 def _python_call(reader: Reader, calls: Calls) -> Reading[None]:
     name, _ = yield from reader.until("(")
     calls.begin(name)
-    while True:
-        yield from reader.skip()
-        if (yield from reader.accept(")")):
-            break
+    while not (yield from reader.accept(")", skip=SPACE)):
         key, _ = yield from reader.until("=")
         if not _PYTHON_KEY.fullmatch(key.strip()):
             raise Malformed
@@ -528,7 +491,7 @@ def _python_call(reader: Reader, calls: Calls) -> Reading[None]:
 
 
 class _Literals(ast.NodeTransformer):
-    """Replaces the literals of JSON in nested values, which are names in Python."""
+    """Replaces JSON's literals, which are names in Python."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_PYTHON_JSON[node.id]) if node.id in _PYTHON_JSON else node
@@ -554,12 +517,12 @@ def _expression(reader: Reader) -> Reading[str]:
         else:
             depth += (character in "([{") - (character in ")]}")
         reader.take(1)
-        # Models write newlines in strings, where Python wants an escape.
+        # Models write newlines in strings, where Python needs an escape.
         text += "\\n" if quote and character == "\n" else character
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the types that a parameter may have, none where the schema does not say."""
+    """Return the types that a parameter may have, none if the schema declares none."""
     properties = schema.get("properties")
     found = properties.get(name) if isinstance(properties, Mapping) else None
     return frozenset(_types(found, schema, 8))

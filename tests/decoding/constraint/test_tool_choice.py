@@ -182,7 +182,7 @@ def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.Monk
     assert ask("none", TOOLS).constraint is format
     assert "formatstart" in ask("auto", [loose]).constraint.text
     sampling = SamplingOptions(constraint=Constraint("grammar", "start: A"))
-    with pytest.raises(UsageError, match="held to a grammar"):
+    with pytest.raises(UsageError, match="constrained by a grammar"):
         ask("auto", TOOLS)
     sampling = SamplingOptions()
     for args, reason in (

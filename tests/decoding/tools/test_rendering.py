@@ -14,10 +14,7 @@ from akunu_py.types import Message, Tool, ToolCall
 
 WEATHER = Tool("weather", "Says it.", {"type": "object", "properties": {"city": {}}})
 TOOLS = (WEATHER, Tool("now"))
-CALLS = (
-    ToolCall("weather", '{"city": "Ås"}', "call_1"),
-    ToolCall("now", "{}", "call_2"),
-)
+CALLS = (ToolCall("weather", '{"city": "Ås"}', "call_1"), ToolCall("now", "{}", "call_2"))
 ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
 TALK = (
     *ASKED,
@@ -98,10 +95,7 @@ def rendered(
         (THINKING, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
         (HARMONY, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
         (NAMED, "weather<tool>wetnow<tool>noon"),
-        (
-            SINGLE,
-            '<assistant>[weather {"city": "Ås"}]<tool>wet<assistant>[now {}]<tool>noon',
-        ),
+        (SINGLE, '<assistant>[weather {"city": "Ås"}]<tool>wet<assistant>[now {}]<tool>noon'),
     ],
 )
 def test_templates_get_what_they_want(template: str, called: str) -> None:
