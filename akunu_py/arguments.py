@@ -1,4 +1,4 @@
-"""The argument parser, and the options that several commands share."""
+"""The argument parser, and options shared by several commands."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.commands import models as command, run
+from akunu_py.commands import models as command
+from akunu_py.commands import run
 from akunu_py.decoding.generate import warm
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState, forget
