@@ -1,7 +1,6 @@
-"""akunu-py: a local LLM app that drafts tokens with n-gram tables.
+"""akunu-py: a local LLM app with fast, exact decoding.
 
-Importing the package installs the workarounds that must come before `mlx.core`, mlx-lm and
-transformers are imported: MLX binds to the BLAS that the process already holds.
+The import installs workarounds that must precede `mlx.core`, mlx-lm and transformers.
 """
 
 from akunu_py.sigint import end_at_once

@@ -1,4 +1,4 @@
-"""`python -m akunu_py` is `akunu`."""
+"""Run `akunu` as `python -m akunu_py`."""
 
 from akunu_py.cli import entry
 

@@ -1,10 +1,11 @@
-"""The argument parser, and the options that several commands share."""
+"""The argument parser, and options shared by several commands."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,12 +25,38 @@ from akunu_py.types import (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports wrong usage on one line. Options are never guessed from their beginnings."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """Short usage lines, lists of commands without a heading, and the default of every option."""
 
-    def __init__(self, **options: object) -> None:
-        super().__init__(**({"allow_abbrev": False} | options))  # type: ignore[arg-type]
-        # Suppressed where it is not given: the parser of a command would unset its parent's.
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        arguments = [action for action in actions if not action.option_strings]
+        if len(arguments) < len(actions):
+            self._prog += " [OPTIONS]"
+        super().add_usage(usage, arguments, [], prefix)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(map(self._format_action, action._get_subactions()))
+        return super()._format_action(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help or "", action.default
+        if "default" in text or default is False or default in (None, [], argparse.SUPPRESS):
+            return text
+        return f"{text} (default: %(default){'g' if isinstance(default, float) else 's'})"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong usage on one line and accepts only full option names."""
+
+    def __init__(self, *, add_help: bool = True, **options: Any) -> None:
+        formatter = partial(_HelpFormatter, max_help_position=32)
+        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
+        super().__init__(add_help=False, **(defaults | options))
+        self._positionals.title = "arguments"
+        if add_help:
+            self.add_argument("-h", "--help", action="help", help="Show this help and exit")
+        # Without SUPPRESS, a command's parser would reset the value of its parent's parser.
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
@@ -38,8 +65,30 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse's own takes a full disk for success."""
+        """Raise OSError if the disk is full; argparse ignores it."""
         (file or sys.stderr).write(message)
+
+
+AddAction = Callable[[str, str, Callable[..., None]], argparse.ArgumentParser]
+
+
+def add_actions(parser: argparse.ArgumentParser) -> AddAction:
+    """Return a function that adds a subcommand, given its name, summary and `args.act`."""
+    actions = parser.add_subparsers(
+        title="commands", dest="action", metavar="COMMAND", required=True, parser_class=Parser
+    )
+
+    def add(name: str, summary: str, act: Callable[..., None]) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=summary, description=f"{summary}.")
+        action.set_defaults(act=act)
+        return action
+
+    return add
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add --format."""
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="Output format")
 
 
 def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
@@ -55,7 +104,7 @@ def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> l
 
 
 def positive(text: str) -> int:
-    """The type of an option that must be an integer above 0."""
+    """Parse the value of an option that must be a positive integer."""
     try:
         value = int(text)
     except ValueError:
@@ -72,80 +121,104 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+Option = tuple[str, str, Any, Any, str]  # name, metavar, type, default, help
+
+
+def add_values(group: argparse._ActionsContainer, *options: Option) -> None:
+    """Add options that have a value."""
+    for name, metavar, kind, default, text in options:
+        group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
+
+
+def add_model(parser: argparse.ArgumentParser, default: str = "as in the settings") -> None:
+    """Add --model. default: described for its help text."""
+    add_values(parser, ("--model", "NAME_OR_PATH", str, None, f"Model to use (default: {default})"))
+
+
 def add_generation(
     parser: argparse.ArgumentParser, *, temperature: float | None, top_p: float
 ) -> None:
-    """Adds how an answer is generated. temperature: None for the one in the settings."""
-    parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
+    """Add the options of one answer. temperature: None for the value in the settings."""
+    limit = "Maximum tokens to generate"
+    add_values(parser, ("--max-tokens", "N", positive, DEFAULT_MAX_TOKENS, limit))
     parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated"
+        "--stop", action="append", metavar="TEXT", help="Stop at this text; repeatable"
     )
     drafting = parser.add_argument_group("drafting")
     add_drafting(drafting)
-    _add_leniency(drafting)
-    _add_sampling(parser.add_argument_group("sampling"), temperature, top_p)
+    accept = "Accept more draft tokens, which CHANGES the output;"
+    add_values(
+        drafting,
+        ("--lenience", "L", float, 1.0, f"{accept} below 1: lenient, 1: exact"),
+        ("--typical", "E", float, 0.0, f"{accept} above 0: typical acceptance, 0: exact"),
+    )
+    default = "as in the settings" if temperature is None else "%(default)g, greedy"
+    add_values(
+        parser.add_argument_group("sampling"),
+        ("--temperature", "T", float, temperature, f"Sampling temperature (default: {default})"),
+        ("--top-p", "P", float, top_p, "Sample from tokens up to this total probability; 1: all"),
+        ("--top-k", "K", int, 0, "Sample from the K most likely tokens; 0: all"),
+        ("--min-p", "P", float, 0.0, "Minimum probability relative to the most likely token"),
+        ("--repetition-penalty", "F", float, 1.0, "Divide the logits of repeated tokens by F"),
+        ("--presence-penalty", "X", float, 0.0, "Subtract X from the logits of repeated tokens"),
+        ("--frequency-penalty", "X", float, 0.0, "Subtract X from a logit for each repetition"),
+        ("--seed", "N", int, None, "Random seed (default: random)"),
+    )
+    bias = "Add X to the logit of a token id; repeatable"
+    parser.add_argument("--logit-bias", type=_bias, action="append", metavar="ID=X", help=bias)
     add_loading(parser)
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
-    """Adds how a model is loaded."""
-    parser.add_argument(
+    """Add the options of loading a model."""
+    group = parser.add_argument_group("model loading")
+    group.add_argument(
         "--weights",
         choices=WEIGHT_MODES,
         default="auto",
-        help="auto: float32 on a CPU, the model's own format on a GPU",
+        help="Data type of the weights; auto: float32 on a CPU, unchanged on a GPU",
     )
-    parser.add_argument(
-        "--kv-bits", type=int, default=None, metavar="4|8", help="quantize the KV cache"
+    add_values(
+        group,
+        ("--kv-bits", "4|8", int, None, "Quantize the KV cache to 4 or 8 bits (default: off)"),
+        ("--context", "N", positive, None, "Context length (default: the longest that fits)"),
+        ("--memory", "SIZE", _size, None, "Memory limit, such as 12GB (default: available memory)"),
+        (
+            "--cache-memory",
+            "SIZE",
+            _size,
+            None,
+            "Memory limit for prompt caches (default: the rest)",
+        ),
     )
-    parser.add_argument(
-        "--context",
-        type=positive,
-        default=None,
-        metavar="N",
-        help="tokens to hold at most (default: the model's own, or what fits into memory)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=_size,
-        default=None,
-        metavar="SIZE",
-        help="for the model and all it reads, such as 12GB (default: what this machine has)",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="load a model, or read a prompt, that will not fit"
-    )
-    parser.add_argument(
-        "--cache-memory",
-        type=_size,
-        default=None,
-        metavar="SIZE",
-        help="for the KV caches of several texts, such as 2GB (default: as much as the fit leaves)",
+    group.add_argument(
+        "--force", action="store_true", help="Load models and prompts that exceed the memory limit"
     )
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Adds that a model is divided among several."""
+    """Add --hosts."""
     parser.add_argument(
         "--hosts",
-        default=None,
         metavar="FILE|N",
-        help="divide the model among the hosts of mlx.launch's hostfile, the first of which is "
-        "this one, or among N processes here",
+        help="Split the model over the hosts in an mlx.launch hostfile, starting with this one, "
+        "or over N local processes (default: no split)",
     )
 
 
 def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object) -> None:
-    """Raises UsageError where a model is to be divided, and what does not go with that is asked
-    for. drafts: modes of drafting. others: what other options were given, by their names."""
+    """Raise UsageError if an option that is set cannot be combined with --hosts.
+
+    drafts: values of --draft. others: values of other options, by name.
+    """
     given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     given += [f"--draft {mode}" for mode in drafts if mode in NETWORK_MODES]
     if hosts and given:
-        raise UsageError(f"{given[0]} and --hosts do not go together; leave one of them out")
+        raise UsageError(f"{given[0]} cannot be combined with --hosts; remove one of them")
 
 
 def loading_from(args: argparse.Namespace) -> LoadOptions:
-    """How a model shall be loaded. Raises UsageError for what does not go together."""
+    """Return the options of `add_loading`. Raises UsageError if options conflict."""
     hosts = getattr(args, "hosts", None)
     check_hosts(hosts, [args.draft], kv_bits=args.kv_bits, draft_model=args.draft_model)
     return LoadOptions(
@@ -161,8 +234,7 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:
-    """The options of an answer. Their ranges are checked where they are used."""
-    defaults = SamplingOptions()
+    """Return the options of `add_generation`; generation checks their ranges."""
     sampling = SamplingOptions(
         temperature=args.temperature,
         top_p=args.top_p,
@@ -171,46 +243,45 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
         repetition_penalty=args.repetition_penalty,
         presence_penalty=args.presence_penalty,
         frequency_penalty=args.frequency_penalty,
-        penalty_window=defaults.penalty_window,
         logit_bias=tuple(args.logit_bias or ()),
         seed=args.seed,
         lenience=args.lenience,
         typical=args.typical,
     )
-    return GenerateOptions(
-        max_tokens=args.max_tokens,
-        draft=args.draft,
-        draft_tokens=args.draft_tokens,
-        sampling=sampling,
-        stop=tuple(args.stop or ()),
-    )
+    stop = tuple(args.stop or ())
+    return GenerateOptions(args.max_tokens, args.draft, args.draft_tokens, sampling, stop)
 
 
 MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
 
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
-    """Adds what an answer must match."""
-    group = parser.add_argument_group("structured output: the answer matches, or is cut off")
+    """Add the options of structured output."""
+    group = parser.add_argument_group("structured output")
     kinds = group.add_mutually_exclusive_group()
-    kinds.add_argument("--json-schema", metavar="FILE|JSON", help="JSON that fits a JSON schema")
-    kinds.add_argument("--json", action="store_true", help="any JSON")
-    kinds.add_argument("--regex", metavar="RE", help="the whole answer matches RE")
     kinds.add_argument(
-        "--choice", action="append", metavar="TEXT", help="one of these; may be repeated"
+        "--json-schema", metavar="FILE|JSON", help="Generate JSON that matches this JSON schema"
     )
-    kinds.add_argument("--grammar", metavar="FILE", help="a Lark grammar in a file")
+    kinds.add_argument("--json", action="store_true", help="Generate JSON of any shape")
+    kinds.add_argument("--regex", metavar="RE", help="Match this regular expression as a whole")
+    kinds.add_argument(
+        "--choice",
+        action="append",
+        metavar="TEXT",
+        help="Answer with one of the choices; repeatable",
+    )
+    kinds.add_argument("--grammar", metavar="FILE", help="Match the Lark grammar in this file")
     group.add_argument(
         "--compact",
         action="store_true",
-        help="JSON without whitespace, which CHANGES what a model would write",
+        help="Generate JSON without whitespace, which CHANGES the output",
     )
 
 
 def constraint_from(args: argparse.Namespace) -> Constraint | None:
-    """What `add_constraint` was given. Raises UsageError for files that cannot be read."""
+    """Return the constraint of `add_constraint`. Raises UsageError for unreadable files."""
     if args.compact and args.json_schema is None and not args.json:
-        raise UsageError("--compact is for JSON: use it with --json-schema or --json")
+        raise UsageError("--compact requires --json-schema or --json")
     if args.json_schema is not None:
         return json_constraint(args.json_schema, "--json-schema", compact=args.compact)
     if args.json:
@@ -225,21 +296,23 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
 
 
 def json_constraint(given: str, name: str, *, compact: bool = False) -> Constraint:
-    """given: a JSON schema, or the path of a file with one. name: who was given it. Raises
-    UsageError."""
+    """Return the constraint of a JSON schema. Raises UsageError.
+
+    given: the schema or the path of a file. name: the option, for errors.
+    """
     text = given.strip()
     if not text.startswith(("{", "[")):
         text = _text_of(given, name)
     try:
         parse_json(text)
     except ValueError as error:
-        raise UsageError(f"{name}: the JSON schema is not JSON: {error}") from error
+        raise UsageError(f"{name}: the JSON schema is not valid JSON: {error}") from error
     return Constraint("json_schema", text, compact=compact)
 
 
 def _text_of(path: str, option: str) -> str:
     if not path.strip():
-        raise UsageError(f"{option}: expected the path of a file, found an empty text")
+        raise UsageError(f"{option}: expected the path of a file, found an empty string")
     try:
         return read_bounded(Path(path), MAX_CONSTRAINT_FILE).decode("utf-8-sig")
     except OSError as error:
@@ -249,66 +322,26 @@ def _text_of(path: str, option: str) -> str:
 
 
 def add_drafting(group: argparse._ArgumentGroup) -> None:
-    """Adds how drafts are made."""
+    """Add the options of drafting."""
     group.add_argument(
         "--draft",
         choices=DRAFT_MODES,
+        metavar="MODE",
         default="auto",
-        help="auto: as many tokens as pay, from all there is but exit; ngram, mtp, model, exit: "
-        "the same from n-grams, heads of the model, --draft-model or first layers alone; fixed: "
-        "always up to --draft-tokens; off: none",
+        help="Drafters to use. auto: all but exit, when expected to be faster; ngram, mtp, model "
+        "or exit: only n-grams, MTP heads, the draft model or early exit; fixed: always up to "
+        "N draft tokens; off: no drafting",
     )
-    group.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
-    group.add_argument(
-        "--draft-model",
-        default=None,
-        metavar="NAME_OR_PATH",
-        help="a smaller model with the same tokens, which drafts where that pays",
+    add_values(
+        group,
+        ("--draft-tokens", "N", positive, DEFAULT_DRAFT_TOKENS, "Draft tokens with --draft fixed"),
+        ("--draft-model", "NAME_OR_PATH", str, None, "Draft model (default: as in the settings)"),
     )
     group.add_argument(
         "--no-memory",
         action="store_true",
-        help="neither use nor keep earlier answers of the model, nor what it had read",
+        help="Do not use or store earlier answers and prompt caches",
     )
-
-
-def _add_leniency(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--lenience",
-        type=float,
-        default=1.0,
-        metavar="L",
-        help="below 1 accepts more of a draft, and CHANGES the output (1: exact)",
-    )
-    group.add_argument(
-        "--typical",
-        type=float,
-        default=0.0,
-        metavar="E",
-        help="above 0 accepts typical tokens of a draft, and CHANGES the output (0: exact)",
-    )
-
-
-def _add_sampling(group: argparse._ArgumentGroup, temperature: float | None, top_p: float) -> None:
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=temperature,
-        metavar="T",
-        help=f"0: greedy (default: {'as in the settings' if temperature is None else temperature})",
-    )
-    group.add_argument(
-        "--top-p", type=float, default=top_p, metavar="P", help="1: off (default: %(default)s)"
-    )
-    group.add_argument("--top-k", type=int, default=0, metavar="K")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P")
-    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="F")
-    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
-    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
-    group.add_argument(
-        "--logit-bias", type=_bias, action="append", metavar="TOKEN=X", help="may be repeated"
-    )
-    group.add_argument("--seed", type=int, default=None, metavar="N", help="makes it repeatable")
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -1,9 +1,7 @@
-"""The command line: which command is asked for, and its exit code.
+"""The command line: runs one command and maps exceptions to exit codes.
 
-Each command is a module with `add_options(parser)` and `run(args) -> exit code`, imported only when
-it is asked for. Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130
-interrupted. A broken pipe is quiet. Only this module turns exceptions into exit codes; of one that
-nobody foresaw it leaves the details in a file, and `--debug` shows them.
+Exit codes: 0 success; 1 failure, with one line on stderr; 2 wrong usage; 130 interrupted. A broken
+pipe is silent. An unexpected exception is saved to a file, and `--debug` prints it.
 """
 
 from __future__ import annotations
@@ -24,24 +22,22 @@ from akunu_py.text import escape_what_cannot_be_encoded, print_warnings
 from akunu_py.version import __version__
 
 _TOP_LEVEL = ("-h", "--help", "--version")
-_COMMANDS = {  # name: (module, summary)
-    "chat": ("akunu_py.commands.chat", "talk to a model in the terminal"),
-    "run": ("akunu_py.commands.run", "one answer to stdout, statistics to stderr"),
-    "complete": ("akunu_py.commands.complete", "complete code, for an editor that feeds it"),
-    "serve": ("akunu_py.commands.serve", "the model for other programs, over HTTP"),
-    "launch": ("akunu_py.commands.launch", "a coding agent on a model of yours"),
-    "models": ("akunu_py.commands.models", "the models on this machine"),
-    "chats": ("akunu_py.commands.chats", "the conversations that were kept"),
-    "cache": ("akunu_py.commands.cache", "what models had read, kept on disk"),
-    "info": ("akunu_py.commands.info", "this machine, versions, store: for a bug report"),
-    "bench": ("akunu_py.bench.cli", "measure the speed of decoding"),
+_COMMANDS = {  # name: summary; bench has its own parser, the others are modules in commands/
+    "chat": "Chat with a model in the terminal (the default command)",
+    "run": "Answer one prompt: the answer to stdout, statistics to stderr",
+    "complete": "Complete code at the cursor, for editors and scripts",
+    "serve": "Serve a model over HTTP with OpenAI, Anthropic and llama.cpp APIs",
+    "launch": "Start a coding agent with a local model",
+    "models": "Download, list, verify and remove models",
+    "chats": "List, search, export and delete saved chats",
+    "cache": "List, verify and delete prompt caches on disk",
+    "info": "Show versions, hardware and file locations for a bug report",
+    "bench": "Measure decoding speed",
 }
-_LAUNCH = "launch"
-_BENCH = "bench"  # its module has a parser of its own, with a default action
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and return its exit code."""
     _replace_closed_streams()
     escape_what_cannot_be_encoded()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -65,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         if debug:
             crashes.print_traceback(error)
-        print_warnings([f"{error.strerror or error}{_at(error.filename)}"])
+        where = f": {error.filename}" if error.filename else ""
+        print_warnings([f"{error.strerror or error}{where}"])
         return 1
-    except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exception
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is not an Exception
         if _is_interrupt(error):
             return INTERRUPTED
         crashes.report(error, debug=debug)
@@ -76,10 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["--debug"]:
-        arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # after the command
+        arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
-    own, rest = _for_others(arguments)
+    own, rest = arguments, list[str]()  # rest: parsed by bench, or by the program to launch
+    if arguments[0] == "bench":
+        own, rest = arguments[:1], arguments[1:]
+    elif arguments[0] == "launch" and "--" in arguments:
+        at = arguments.index("--")
+        own, rest = arguments[:at], arguments[at + 1 :]
     try:
         args = _parser(arguments[0]).parse_args(own)
         args.rest = rest
@@ -89,64 +91,56 @@ def _run(arguments: list[str]) -> int:
     return code
 
 
-def _for_others(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments that are parsed here, and those that another program or parser gets."""
-    if arguments[0] == _BENCH:
-        return arguments[:1], arguments[1:]
-    if arguments[0] == _LAUNCH and "--" in arguments:
-        at = arguments.index("--")
-        return arguments[:at], arguments[at + 1 :]
-    return arguments, []
-
-
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """Knows the names of all commands, and the options of the one that is `asked` for."""
+    """Return a parser of all command names; only the `asked` command is imported."""
     parser = Parser(
         prog="akunu",
-        description="Talk to a local model. It drafts with n-gram tables and verifies the draft "
-        "in one pass: the same words, in fewer passes.",
-        epilog="Without a command: akunu chat. --debug after any of them shows errors in full.",
+        description="Chat with local models, complete code in your editor, and serve models over "
+        "HTTP. Drafting makes decoding faster without changing the output.",
+        epilog="Without a command, akunu starts a chat. 'akunu COMMAND --help' shows the options "
+        "of a command. Every command accepts --debug, which prints errors with tracebacks.",
     )
-    parser.add_argument("--version", action="version", version=f"akunu {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for name, (path, summary) in _COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, description=summary, add_help=name != _BENCH
-        )
+    version = f"akunu {__version__}"
+    parser.add_argument(
+        "--version", action="version", version=version, help="Show the version and exit"
+    )
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", parser_class=Parser
+    )
+    for name, summary in _COMMANDS.items():
+        own = name != "bench"
+        command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=own)
         if name == asked:
+            path = f"akunu_py.commands.{name}" if own else "akunu_py.bench.cli"
             module = importlib.import_module(path)
             command.set_defaults(run=module.run)
-            if name != _BENCH:
+            if own:
                 module.add_options(command)
     return parser
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """An import of MLX that is interrupted fails with an ImportError whose cause tells."""
+    """Return True if an interrupt caused `error`, as when it stops the import of MLX."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
     return error is not None
 
 
 def _replace_closed_streams() -> None:
-    """Python has None for a stream that the caller closed (`>&-`)."""
+    """Open the null device for streams that the caller closed (`>&-`): Python has None there."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the whole run
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for the whole run
 
 
 def _discard_output() -> None:
-    """Nothing can be written any more. Python would complain again when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):  # stdout may be no file
+    """Redirect a broken stdout to the null device: Python flushes it again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # stdout may not be a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _at(path: object) -> str:
-    return f": {path}" if path else ""
-
-
 def entry(argv: Sequence[str] | None = None) -> NoReturn:
-    """The console script."""
+    """Run the console script."""
     raise_again()
     code = main(argv)
     end_at_once()

@@ -1,4 +1,4 @@
-"""The last resort: an exception that nobody foresaw is one line, and a file with the details."""
+"""Reports of unexpected exceptions: one line on stderr, and a file with the details."""
 
 from __future__ import annotations
 
@@ -15,25 +15,33 @@ from akunu_py.text import displayable, print_warnings
 from akunu_py.version import __version__
 
 MAX_KEPT = 10  # files
-_MAX_LENGTH = 32_768  # characters of the beginning of a traceback, and of its end
+_MAX_LENGTH = 32_768  # characters of the beginning and of the end of a traceback
 _MAX_SHOWN = 200  # characters of an exception's own text
 
 
 def report(error: BaseException, *, debug: bool = False) -> None:
-    """Says on stderr what failed, where the details are and what to do with them; all of it where
-    `debug` asks for it. Never raises."""
+    """Report a bug on stderr; debug: with the traceback. Never raises."""
     if debug:
         print_traceback(error)
     file = keep(error)
-    where = f"the details are in {file}" if file else "run it again with --debug for the details"
-    print_warnings(
-        [f"this is a bug: {_name(error)}; {where}; report them with what `akunu info` prints"]
-    )
+    where = f"details are in {file}" if file else "for details, run it again with --debug"
+    how = "please report them with the output of akunu info"
+    print_warnings([f"this is a bug: {_name(error)}; {where}; {how}"])
 
 
 def keep(error: BaseException) -> Path | None:
-    """Writes the details into a new file; None where the disk refuses. Never raises."""
-    return _write(_details(error))
+    """Save the details in a new private file; None if that fails. Never raises."""
+    directory = paths.cache_dir() / "crashes"
+    file = directory / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}.txt"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
+            output.write(_details(error).encode("utf-8", "backslashreplace"))
+        for old in sorted(directory.glob("*.txt"))[:-MAX_KEPT]:
+            old.unlink()
+    except OSError:
+        return None
+    return file
 
 
 def print_traceback(error: BaseException) -> None:
@@ -44,8 +52,8 @@ def print_traceback(error: BaseException) -> None:
 def _details(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception as other:  # noqa: BLE001 - an exception that cannot even be shown
-        text = f"{type(error).__name__}, which cannot be shown: {type(other).__name__}\n"
+    except Exception as other:  # noqa: BLE001 - str() of the exception can fail
+        text = f"{type(error).__name__}, whose traceback failed: {type(other).__name__}\n"
     if len(text) > 2 * _MAX_LENGTH:
         text = f"{text[:_MAX_LENGTH]}\n[...]\n{text[-_MAX_LENGTH:]}"
     return f"akunu {__version__}, Python {sys.version}, {platform.platform()}\n\n{text}"
@@ -57,18 +65,3 @@ def _name(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - as above
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _write(details: str) -> Path | None:
-    """A new file for its owner alone; the oldest of more than MAX_KEPT go."""
-    directory = paths.cache_dir() / "crashes"
-    file = directory / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}.txt"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
-            output.write(details.encode("utf-8", "backslashreplace"))
-        for old in sorted(directory.glob("*.txt"))[:-MAX_KEPT]:
-            old.unlink()
-    except OSError:
-        return None
-    return file

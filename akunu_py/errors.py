@@ -1,41 +1,18 @@
-"""Everything that akunu raises on purpose.
+"""The exceptions that akunu raises on purpose; the CLI maps them to exit codes.
 
-    AkunuError
-    ├── UsageError            an option or an input that cannot be honoured
-    │   ├── PromptTooLong     the prompt does not fit the model's context
-    │   ├── EmptyPrompt
-    │   └── SchemaError       a JSON schema that no grammar can be made of
-    │       └── Unsatisfiable no value can fit it
-    ├── ModelError
-    │   ├── UnknownModel      no such model in the store or on disk
-    │   ├── DamagedModel      files missing, cut off or altered
-    │   ├── UnsupportedModel  intact, but of a kind that we cannot load
-    │   └── DoesNotFit        more memory than this machine can give it
-    ├── DamagedCache          a saved session that is cut off, altered or something else
-    ├── FetchError            a download failed: no network, or not what was expected
-    │   └── Cancelled         whoever asked for it called it off
-    ├── HostLost              another host of a model died, hangs or cannot be reached
-    ├── ServerGone            a running server does not answer any more
-    ├── StoreError            the disk refused: full, read-only, no permission
-    └── ConversationError     conversations that cannot be kept, found or read
-
-Each message says what was expected, what was found and what to run next, in one line.
-Only the CLI turns these into exit codes.
+Each message is one line that says what was expected, what was found and what to do.
 """
 
 from __future__ import annotations
 
-INTERRUPTED = 130  # the exit code where the user, not an error, ended it
-
-
+INTERRUPTED = 130  # the exit code after an interrupt
 _LONGEST = 1000  # characters of a message
 
 
 class AkunuError(Exception):
-    """The root. `exit_code` is what the CLI ends with. Where a message quotes something endless,
-    its middle is left out."""
+    """The base class; shortens long messages in the middle."""
 
-    exit_code = 1
+    exit_code = 1  # of the CLI
 
     def __init__(self, message: str = "") -> None:
         if len(message) > _LONGEST:
@@ -44,92 +21,97 @@ class AkunuError(Exception):
 
 
 class UsageError(AkunuError):
+    """An invalid option or input."""
+
     exit_code = 2
 
 
 class PromptTooLong(UsageError):
-    """tokens: of the prompt. maximum: of those that may be."""
+    """The prompt exceeds the context length."""
 
     exit_code = 1
 
     def __init__(self, message: str, tokens: int = 0, maximum: int = 0) -> None:
         super().__init__(message)
-        self.tokens = tokens
-        self.maximum = maximum
+        self.tokens = tokens  # of the prompt
+        self.maximum = maximum  # tokens that fit
 
 
 class EmptyPrompt(UsageError):
-    pass
+    """The prompt has no text."""
 
 
 class SchemaError(UsageError):
-    """A JSON schema that no grammar can be made of."""
+    """A JSON schema that cannot become a grammar."""
 
     def __init__(self, reason: str, place: str = "#") -> None:
         super().__init__(reason)
-        self.place = place  # a JSON pointer, as a fragment
+        self.place = place  # a JSON pointer in a fragment
 
 
 class Unsatisfiable(SchemaError):
-    """No value can fit the schema."""
+    """No value can match the schema."""
 
 
 class HostLost(AkunuError):
-    pass
+    """Another host of a split model failed or is unreachable."""
 
 
 class ServerGone(AkunuError):
-    pass
+    """A running server does not respond any more."""
 
 
 class ModelError(AkunuError):
-    pass
+    """A model cannot be used."""
 
 
 class UnknownModel(ModelError):
-    pass
+    """The model is not installed."""
 
 
 class DamagedModel(ModelError):
-    pass
+    """Files of the model are missing or altered."""
 
 
 class UnsupportedModel(ModelError):
-    pass
+    """The model is intact, but its kind is not supported."""
 
 
 class DoesNotFit(ModelError):
-    pass
+    """The model needs more memory than the limit."""
 
 
 class DamagedCache(AkunuError):
-    pass
+    """A saved prompt cache is damaged or is another file."""
 
 
 class FetchError(AkunuError):
-    pass
+    """A download failed."""
 
 
 class Cancelled(FetchError):
+    """The caller cancelled a download."""
+
     exit_code = INTERRUPTED
 
 
 class StoreError(AkunuError):
-    pass
+    """The disk is full, read-only or lacks permission."""
 
 
 class ConversationError(AkunuError):
-    pass
+    """Conversations cannot be saved, found or read."""
 
 
 def one_line(error: object, longest: int = 200) -> str:
-    """The text of somebody else's exception on one line; its class where it has none."""
+    """Return the text of a foreign exception on one line, or its class if it has no text."""
     return " ".join(str(error).split())[:longest] or type(error).__name__
 
 
 def describe(error: BaseException) -> str:
-    """Any exception on one line: ours speak for themselves, others with the name of their class."""
+    """Return any exception on one line; foreign exceptions with the name of their class."""
     text = " ".join(str(error).split())
+    kind = type(error).__name__
     if isinstance(error, AkunuError):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{kind}: {text}" if text else kind

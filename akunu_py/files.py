@@ -1,4 +1,4 @@
-"""Foreign files, read within bounds; our own, written whole or not at all."""
+"""Bounded reads of untrusted files, and atomic writes of our own files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def open_regular(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
-    """`path` opened for reading: a regular file, or a link to one, of at most `limit` bytes.
-
-    Never waits, as opening a FIFO does.
+    """Open a regular file, or a link to one, of at most `limit` bytes; never blocks on a FIFO.
 
     Raises: OSError: EINVAL for other kinds of files, EISDIR for directories, EFBIG for larger ones.
     """
@@ -34,16 +32,13 @@ def open_regular(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """All of a regular file of at most `limit` bytes.
-
-    Raises: OSError as `open_regular`, also where the file grows beyond the limit meanwhile.
-    """
+    """Return the data of a regular file of at most `limit` bytes; raises like `open_regular`."""
     with open_regular(path, limit) as file:
         return read_stream(file, limit, str(path))
 
 
 def read_stream(file: BinaryIO, limit: int, name: str = "stdin") -> bytes:
-    """All of an open file of at most `limit` bytes. Raises OSError, EFBIG where there are more."""
+    """Return the data of an open file. Raises OSError, EFBIG above `limit` bytes."""
     data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", name)
@@ -51,11 +46,10 @@ def read_stream(file: BinaryIO, limit: int, name: str = "stdin") -> bytes:
 
 
 def parse_json(data: bytes | str, *, infinity: bool = False) -> Any:
-    """The value of a JSON text that somebody else wrote.
+    """Return the value of an untrusted JSON text.
 
-    infinity: NaN and Infinity are taken, as Python writes them into the settings of models.
-    Raises: ValueError for everything that is not JSON: nesting that Python cannot follow, integers
-    of thousands of digits, NaN and Infinity, text that is not UTF-8.
+    infinity: accept NaN and Infinity, which Python writes into the configs of models.
+    Raises: ValueError, also for deep nesting, integers of thousands of digits and invalid UTF-8.
     """
     try:
         return json.loads(data, parse_constant=None if infinity else _refuse_constant)
@@ -64,10 +58,7 @@ def parse_json(data: bytes | str, *, infinity: bool = False) -> Any:
 
 
 def read_json(path: Path, limit: int, *, infinity: bool = False) -> Any:
-    """The value of a JSON file of at most `limit` bytes.
-
-    Raises: OSError as `read_bounded`, ValueError as `parse_json`.
-    """
+    """Return the value of a JSON file; raises like `read_bounded` and `parse_json`."""
     return parse_json(read_bounded(path, limit), infinity=infinity)
 
 
@@ -77,8 +68,7 @@ def _refuse_constant(name: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, for its owner alone (mode 0600), that replaces `path` where the
-    block ends without an error, and is removed where it does not."""
+    """Yield a new private file (mode 0600) that replaces `path` unless the block raises."""
     descriptor, name = tempfile.mkstemp(
         dir=path.parent, prefix=temporary_prefix(path), suffix=path.suffix
     )
@@ -93,9 +83,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Writes `path` whole or not at all, readable by its owner alone.
+    """Write a private file completely or not at all.
 
-    durable: it survives a power cut too, and keeps the permissions that the file had.
+    durable: survive a power failure, and keep the permissions of the existing file.
     """
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
@@ -107,5 +97,5 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def temporary_prefix(path: Path) -> str:
-    """How the names of the temporary files of `path` begin, those of killed writers too."""
+    """Return the prefix of the temporary files of `path`, including those of killed writers."""
     return f".{path.name}-"

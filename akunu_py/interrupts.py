@@ -1,4 +1,4 @@
-"""How the process ends while a thread is deep in MLX, where Python would wait for it, or crash."""
+"""Exit while a thread runs in MLX, where Python would wait or crash."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from akunu_py.errors import INTERRUPTED
 
 
 def exit_without_teardown(code: int) -> NoReturn:
-    """Ends the process while a thread is deep in MLX: Python would tear itself down under it, which
-    may crash."""
+    """Exit without Python's teardown, which may crash while a thread runs in MLX."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader is gone
             stream.flush()
     os._exit(code)
 
 
 @contextlib.contextmanager
 def ends_within(seconds: float) -> Iterator[None]:
-    """An interrupt that has not ended the block after `seconds` ends the process.
+    """Exit if the block does not end within `seconds` of an interrupt; call in the main thread.
 
-    Python calls its handler between two of its own instructions, and a pass over hundreds of tokens
-    is one: on a loaded machine that was 67 seconds. Call in the main thread.
+    Python calls its handler only between its own instructions. A forward pass over hundreds of
+    tokens is one instruction; on a loaded machine it took 67 seconds.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -36,7 +35,7 @@ def ends_within(seconds: float) -> Iterator[None]:
     def watch() -> None:
         while number := os.read(read, 1):
             if number[0] == signal.SIGINT and not ended.wait(seconds):
-                os._exit(INTERRUPTED)  # nothing is flushed: who reads it may be what is waited for
+                os._exit(INTERRUPTED)  # without flushing, which may block
         os.close(read)
 
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)

@@ -1,7 +1,7 @@
-"""Where akunu keeps its files. Nothing else in the project names a directory of the user's.
+"""Paths of akunu's files.
 
-XDG_DATA_HOME, XDG_CACHE_HOME and XDG_CONFIG_HOME are honoured on every system;
-without them the system's own places are used (on a Mac, ~/Library/...).
+XDG_DATA_HOME, XDG_CACHE_HOME and XDG_CONFIG_HOME apply on every system; the defaults are the
+system's own directories (on a Mac, ~/Library/...).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _APP = "akunu"
 
 
 def data_dir() -> Path:
-    """What must not be lost: models, conversations."""
+    """Models and conversations."""
     return _xdg("XDG_DATA_HOME") or platformdirs.user_data_path(_APP)
 
 
 def cache_dir() -> Path:
-    """What can be made again."""
+    """Files that can be rebuilt."""
     return _xdg("XDG_CACHE_HOME") or platformdirs.user_cache_path(_APP)
 
 
 def config_dir() -> Path:
-    """What the user wrote."""
+    """Settings."""
     return _xdg("XDG_CONFIG_HOME") or platformdirs.user_config_path(_APP)
 
 
@@ -41,28 +41,27 @@ def conversations_file() -> Path:
 
 
 def chat_file() -> Path:
-    """What the chat remembers besides conversations."""
+    """The state of the chat's user interface."""
     return data_dir() / "chat.json"
 
 
 def acceptance_file() -> Path:
-    """What became of completions: counts."""
+    """Counts of shown and accepted completions."""
     return data_dir() / "completions.json"
 
 
 def servers_dir() -> Path:
-    """A file for each server that runs."""
+    """One file for each running server."""
     return data_dir() / "servers"
 
 
 def prompt_caches_dir() -> Path:
-    """What models had read: a directory for each."""
+    """Prompt caches, in one directory for each model."""
     return cache_dir() / "prompt-caches"
 
 
 def name_of_model(model: Path) -> str:
-    """What a directory about the model in the directory `model` is called: models may be named by
-    any path, so it is a legible part of that, and a digest of all."""
+    """Return the name of a directory for the data of `model`: a legible part and a digest."""
     path = model.resolve()
     legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]
     return f"{legible}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"

@@ -1,7 +1,6 @@
-"""Ctrl-C before the command line is there and after it is done: it ends a process that is akunu at
-once, without a traceback; nothing changes in other programs that import us.
+"""Let Ctrl-C end the akunu process without a traceback before and after the command line runs.
 
-Imported before all else, so it imports hardly anything: until then an interrupt is Python's.
+Imported first, so it imports little. Other programs that import akunu_py are unaffected.
 """
 
 import os
@@ -10,15 +9,15 @@ import sys
 
 
 def end_at_once() -> None:
-    """An interrupt ends the process from here on, if it is ours and interrupts are not ignored."""
-    # While Python looks for the module that `python -m` names, that is what the program is called.
+    """End the process on an interrupt, if it is akunu's and does not ignore interrupts."""
+    # argv[0] is "-m" while Python looks for the module.
     name = os.path.basename((getattr(sys, "argv", None) or [""])[0])
     if name in ("akunu", "-m", "__main__.py"):
         _replace(signal.default_int_handler, signal.SIG_DFL)
 
 
 def raise_again() -> None:
-    """An interrupt is a KeyboardInterrupt again."""
+    """Raise KeyboardInterrupt on an interrupt."""
     _replace(signal.SIG_DFL, signal.default_int_handler)
 
 

@@ -1,6 +1,6 @@
-"""Text for a terminal: control characters made visible, sizes, and how lines are printed.
+"""Text for a terminal: visible control characters, sizes, and printed lines.
 
-What cannot be shown is replaced character for character, so that ranges into the text stay true.
+Replacements keep the length of the text, so that ranges into it stay valid.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ _REPLACEMENT = "\ufffd"
 
 
 def _shown() -> dict[int, str]:
-    """What stands for each character that a terminal might obey."""
+    """Return the replacement of each character that a terminal might interpret."""
     table = {code: chr(0x2400 + code) for code in range(0x20)}  # ESC becomes ␛
     table |= {0x7F: "\u2421"}
     table |= dict.fromkeys(range(0x80, 0xA0), _REPLACEMENT)
-    table |= dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT)  # halves that no encoder takes
-    # What turns the direction of the text around it, so that it reads as another one.
+    table |= dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT)  # lone surrogates
+    # These change the direction of the surrounding text.
     table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT)
-    # Python's splitlines breaks a line at these and a Markdown parser does not; the two would
-    # count lines differently, so they become what both agree on.
+    # Python's splitlines breaks a line at these and a Markdown parser does not.
     table |= dict.fromkeys((0x0B, 0x0C, 0x85, 0x2028, 0x2029), "\n")
     table |= {0x0D: " "}
     del table[0x09], table[0x0A]
@@ -38,49 +37,49 @@ _TYPED = {code: "\n" if shown == "\n" else "" for code, shown in _SHOWN.items()}
 
 
 def displayable(text: str) -> str:
-    """`text` with control characters made visible, as long as before; newline and tab stay."""
+    """Make control characters visible, except for newline and tab; keeps the length."""
     return text.translate(_SHOWN)
 
 
 def typeable(text: str) -> str:
-    """`text` as it goes into a prompt: newlines made `\\n`, control characters left out."""
+    """Remove control characters and use `\\n` for newlines, as for a prompt."""
     return text.replace("\r\n", "\n").replace("\r", "\n").translate(_TYPED)
 
 
 def for_output(text: str) -> str:
-    """`text` for stdout: a terminal shows control characters, a file or a pipe gets them."""
+    """Make control characters visible if stdout is a terminal."""
     return displayable(text) if sys.stdout.isatty() else text
 
 
 def on_one_line(text: str) -> str:
-    """`displayable` text without newlines and tabs, as long as before."""
+    """Return `displayable` text without newlines and tabs, of the same length."""
     return displayable(text).replace("\n", "⏎").replace("\t", " ")
 
 
 def collapse(text: str) -> str:
-    """`displayable` text in which each run of whitespace is one space."""
+    """Return `displayable` text with each run of whitespace as one space."""
     return " ".join(displayable(text).split())
 
 
 def say(line: str, *, error: bool = False) -> None:
-    """Prints a line on stdout, or on stderr; whatever is in it stays on that line."""
+    """Print one line on stdout or stderr, even if the text has newlines."""
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
 
 
 def rewrite_line(line: str) -> None:
-    """Shows `line` on stderr, a terminal, in the place of the one before; empty, it clears that."""
+    """Replace the last line on a terminal's stderr; an empty line clears it."""
     print(f"\r\x1b[K{on_one_line(line)}", end="", file=sys.stderr, flush=True)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Prints each warning or error to stderr, on one line, if anybody reads that."""
+    """Print each warning or error as a line on stderr, if it is open."""
     with contextlib.suppress(OSError):
         for warning in warnings:
             say(f"akunu: {warning}", error=True)
 
 
 def escape_what_cannot_be_encoded() -> None:
-    """What stdout's encoding lacks is written as JSON escapes it, and is no error."""
+    """Write characters that stdout cannot encode as JSON escapes."""
     codecs.register_error("akunu-escape", _escape)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="akunu-escape")
@@ -93,7 +92,7 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a text such as "500 MB" or "2GB". Raises ValueError for anything else."""
+    """Return the bytes of a size such as "500 MB" or "2GB". Raises ValueError."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMGT]?)B", text.strip(), re.IGNORECASE)
     if found is None:
         raise ValueError(f"expected a size such as 500MB or 2GB, got {text[:40]!r}")
@@ -101,7 +100,7 @@ def parse_size(text: str) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Whether `parse_size` takes it."""
+    """Return True if `parse_size` accepts the text."""
     try:
         parse_size(text)
     except ValueError:
@@ -110,7 +109,7 @@ def is_size(text: str) -> bool:
 
 
 def human_size(size: float) -> str:
-    """Bytes in the largest decimal unit that keeps a digit before the point, as disks are sold."""
+    """Return bytes in the largest decimal unit of at least 1."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -119,7 +118,7 @@ def human_size(size: float) -> str:
 
 
 def human_duration(seconds: float) -> str:
-    """In the largest unit of which there are a few."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -125,7 +125,7 @@ def test_info_names_the_file_and_what_it_sets_but_no_texts(
         assert main(["info"]) == 0
         return next(line for line in capsys.readouterr().out.splitlines() if "settings" in line)
 
-    assert shown().endswith("settings.toml (none yet)")
+    assert shown().endswith("settings.toml (does not exist)")
     save_settings({"system_prompt": "my secret", "theme": "light"})
     assert shown().endswith("settings.toml (sets system_prompt, theme)")
     settings_file().write_text("theme = ")
@@ -154,7 +154,7 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     assert settings.memory == ("= =" not in content), "it may have said that nothing is remembered"
     _, problems, model, _ = settings_and_model("asked-for")
     assert (problems[-1], model) == (
-        "no model 'asked-for' here; starter answers instead, F4 has other models",
+        "no model 'asked-for' here; starter answers instead; press F4 for other models",
         "starter",
     )
 

@@ -1,2 +1,4 @@
-"""One module a command. Each has `run(args) -> exit code` and is imported only when it is asked
-for, so that `akunu --help` stays fast."""
+"""One module per command, with `add_options(parser)` and `run(args) -> exit code`.
+
+`cli` imports only the module of the given command, so that `akunu --help` stays fast.
+"""

@@ -1,5 +1,4 @@
-"""`akunu cache`: what models had read, kept on disk so that it is not read again: listed, checked,
-deleted."""
+"""`akunu cache`: list, verify and delete prompt caches on disk."""
 
 from __future__ import annotations
 
@@ -10,36 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.arguments import Parser
+from akunu_py.arguments import add_actions, add_format
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.store import all_files, forget, remove
 from akunu_py.errors import AkunuError, DamagedCache, UsageError
 from akunu_py.models.store import store
 from akunu_py.text import collapse, human_size, say
 
-_FEWEST_LETTERS = 3  # of an id
+_MIN_DIGITS = 3  # of an abbreviated id
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Parser
-    )
-
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=summary, description=summary)
-
-    listed = add("list", "the prompt caches on disk, the last used first")
-    listed.add_argument("--format", choices=("text", "json"), default="text")
-    gone = add("rm", "delete prompt caches: nothing is lost but time")
-    gone.add_argument("id", nargs="*", metavar="ID", help="as listed; its beginning is enough")
-    gone.add_argument("--all", action="store_true", help="all of them")
-    gone.add_argument("--model", metavar="NAME", help="those of a model")
-    checked = add("verify", "read every byte of them; damaged ones are named")
-    checked.add_argument("id", nargs="*", metavar="ID", help="as listed; its beginning is enough")
+    add = add_actions(parser)
+    add_format(add("list", "List prompt caches on disk, most recently used first", list_caches))
+    removed = add("rm", "Delete prompt caches; the next prompt takes longer", remove_caches)
+    verified = add("verify", "Verify the data of prompt caches", verify_caches)
+    for action, default in ((removed, ""), (verified, " (default: all)")):
+        action.add_argument(
+            "id",
+            nargs="*",
+            metavar="ID",
+            help=f"Id or its beginning, see akunu cache list{default}",
+        )
+    removed.add_argument("--all", action="store_true", help="Delete all prompt caches")
+    removed.add_argument("--model", metavar="NAME", help="Delete the prompt caches of this model")
 
 
 def run(args: argparse.Namespace) -> int:
-    {"list": list_caches, "rm": remove_caches, "verify": verify_caches}[args.action](args)
+    args.act(args)
     return 0
 
 
@@ -52,14 +49,12 @@ def list_caches(args: argparse.Namespace) -> None:
     if found:
         say(f"{'ID':<16}  {'MODEL':<{width}}  {'TOKENS':>7}  {'SIZE':>8}  USED")
     for each in found:
-        used = datetime.fromtimestamp(each["used"])
-        size = human_size(each["bytes"])
         cells = [
             f"{each['id']:<16}",
             f"{collapse(str(each['model'])):<{width}}",
             f"{each['tokens']:>7}",
-            f"{size:>8}",
-            f"{used:%Y-%m-%d %H:%M}",
+            f"{human_size(each['bytes']):>8}",
+            f"{datetime.fromtimestamp(each['used']):%Y-%m-%d %H:%M}",
             *filter(None, [each["problem"]]),
         ]
         say("  ".join(cells))
@@ -70,7 +65,7 @@ def list_caches(args: argparse.Namespace) -> None:
 
 def remove_caches(args: argparse.Namespace) -> None:
     if (bool(args.id) + args.all + bool(args.model)) != 1:
-        raise UsageError("expected IDs, --model NAME or --all; `akunu cache list` shows the ids")
+        raise UsageError("expected IDs, --model or --all; to list ids, run: akunu cache list")
     if args.id:
         freed = sum(remove(path) for path in _named(args.id))
     else:
@@ -92,27 +87,27 @@ def verify_caches(args: argparse.Namespace) -> None:
             say(f"{path.stem}  {human_size(path.stat().st_size)} verified")
     if damaged:
         raise DamagedCache(
-            f"{damaged} of {len(wanted)} prompt caches cannot be used; akunu cache rm ID"
+            f"{damaged} of {len(wanted)} prompt caches are unusable; run: akunu cache rm ID"
         )
 
 
 def _named(ids: list[str]) -> list[Path]:
-    """The files with these ids. Raises UsageError."""
-    there = all_files()
+    """Return the files with these ids. Raises UsageError."""
+    files = all_files()
     found = []
     for name in ids:
-        these = [path for path in there if path.stem.startswith(name)]
-        if len(name) < _FEWEST_LETTERS or len(these) != 1:
+        matches = [path for path in files if path.stem.startswith(name)]
+        if len(name) < _MIN_DIGITS or len(matches) != 1:
             raise UsageError(
-                f"expected the id of one prompt cache, {name!r} is that of {len(these)}; "
-                "`akunu cache list` shows the ids"
+                f"{name!r} matches {len(matches)} prompt caches, expected one; "
+                "to list ids, run: akunu cache list"
             )
-        found += these
+        found += matches
     return found
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What is known of a file from its header."""
+    """Return the facts in a file's header and status."""
     status = path.stat()
     facts: dict[str, Any] = {"id": path.stem, "model": path.parent.name.rpartition("-")[0]}
     tokens, problem = 0, ""
@@ -122,6 +117,6 @@ def _facts(path: Path) -> dict[str, Any]:
     except DamagedCache:
         problem = "damaged"
     except AkunuError:
-        problem = "of another version"
+        problem = "other version"
     sizes = {"tokens": tokens, "bytes": status.st_size, "used": status.st_mtime}
     return facts | sizes | {"problem": problem}

@@ -1,7 +1,4 @@
-"""`akunu chat`: opens the chat on a model that is known to be here and whole.
-
-The starter is the exception: where it is missing, the chat opens at once and fetches it.
-"""
+"""`akunu chat`: open the chat; a missing default model is downloaded while it is open."""
 
 from __future__ import annotations
 
@@ -29,20 +26,27 @@ if TYPE_CHECKING:
     from akunu_py.tui.workers.session_thread import SessionThread
 
 
-_ID_DIGITS = 8  # of a conversation's id, as `akunu chats list` shows it
-_TIMEOUT_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
+_ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
+_TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
-    parser.add_argument("--continue", dest="again", action="store_true", help="the last chat")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Model name or path (default: the model in the settings)",
+    )
+    parser.add_argument(
+        "--continue", dest="again", action="store_true", help="Continue the most recent chat"
+    )
     parser.add_argument(
         "--resume",
         nargs="*",
-        metavar="WORDS",
-        help="an earlier chat: the one with these words, or the list of all",
+        metavar="WORD",
+        help="Resume the chat with this id or these words; without words, choose from a list",
     )
-    # Not greedy, as the settings say: a small model goes round in circles, and a user notices.
+    # Not greedy: small models repeat themselves.
     add_generation(parser, temperature=None, top_p=0.95)
     add_server(parser)
     add_hosts(parser)
@@ -96,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
     all_saved = store_thread.close(_TIMEOUT_S)
     if not all_saved:
         code = code or 1
-        why = store_thread.error or "the disk does not answer"
-        print_warnings([f"not all that was said could be saved: {why}"])
+        why = store_thread.error or "the disk does not respond"
+        print_warnings([f"some messages could not be saved: {why}"])
     if all_saved and app.conversation.turns:
         name = app.conversation.tree.conversation[:_ID_DIGITS]
         say(f"to continue this chat: akunu --resume {name}", error=True)
@@ -107,13 +111,13 @@ def run(args: argparse.Namespace) -> int:
     closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
     if closed:
         print_warnings(warning for state in learned_states for warning in state.warnings)
-    if loading or not closed:  # MLX's own threads may be at it for a while after a load
-        exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
+    if loading or not closed:  # MLX's threads may still run after a load
+        exit_without_teardown(code)  # the screen is restored and everything is written
     return code
 
 
 def own_server(args: argparse.Namespace) -> OwnServer | None:
-    """For a model that is to be divided. Raises UsageError for what does not go with that."""
+    """Return the server of --hosts, if given. Raises UsageError for conflicting options."""
     if not args.hosts:
         return None
     check_hosts(args.hosts, server=args.server)
@@ -127,10 +131,10 @@ def own_server(args: argparse.Namespace) -> OwnServer | None:
 def settings_and_model(
     asked: str | None,
 ) -> tuple[Settings, list[str], str, store.StoredModel | None]:
-    """The settings, what is wrong with them, and the model to chat with, by name and, unless it is
-    to be fetched first, as it is in the store.
+    """Return the settings, problems to show, and the model's name and files.
 
-    A chat opens whatever the settings say, and whatever model is `asked` for on the command line.
+    The files are None if the model must be downloaded first. An unusable model in the settings or
+    on the command line (`asked`) is a problem, and the default model replaces it.
     """
     settings, problems = read_settings()
     wanted = asked or settings.model
@@ -139,7 +143,7 @@ def settings_and_model(
     except AkunuError as error:
         why = f"no model {wanted!r} here" if isinstance(error, UnknownModel) else str(error)
         where = "" if asked else f"{settings_file()}: "
-        problems.append(f"{where}{why}; {DEFAULT_MODEL} answers instead, F4 has other models")
+        problems.append(f"{where}{why}; {DEFAULT_MODEL} answers instead; press F4 for other models")
         return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 
@@ -152,18 +156,20 @@ def session_thread(
     learned_states: list[LearnedState],
     own: OwnServer | None = None,
 ) -> SessionThread:
-    """The thread that loads `model` or others of the store, unless a server has them (`server` is
-    what `--server` says) or shall have them (`own`); what they have learned is appended to
-    `learned_states`. The imports are in the thread, because they alone take seconds."""
+    """Return the thread that loads models or connects to a server.
+
+    server: the value of --server. own: the server of --hosts. learned_states: receives the learned
+    state of each loaded model. The thread imports MLX, which takes seconds.
+    """
     from akunu_py.tui.workers.session_thread import SessionThread
 
     def load(wanted: str) -> ChatModel:
         from akunu_py.decoding.generate.chat_model import LoadedChat
 
-        # A model that is switched to need not be that of the server that was named.
+        # The server at an address has only the first model.
         choice = server if wanted == name or not is_address(server) else "auto"
         loading, stored = loading_from(args), None
-        if not is_address(choice):  # a server elsewhere may have what this machine has not
+        if not is_address(choice):  # the server may have a model that is missing here
             stored = model if model and wanted == model.name else store.resolve(wanted)
         remember = settings.memory and not args.no_memory
         if own is not None:
@@ -191,19 +197,19 @@ def session_thread(
         from akunu_py.decoding.load import note_peak
 
         note_peak(engine, generation)
-        mx.reset_peak_memory()  # of one answer, not of the longest one before it
+        mx.reset_peak_memory()  # measure each answer separately
 
     return SessionThread(name, load, settings.unload_s)
 
 
 def require_terminal() -> None:
-    """Raises UsageError unless the user can see the screen and type; it is drawn on stderr."""
+    """Raise UsageError unless all standard streams are terminals."""
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
 def find_model(wanted: str) -> store.StoredModel | None:
-    """The model to chat with; None for the default one where it is missing or not whole."""
+    """Return the model, or None if it is the default model and not installed."""
     if wanted == DEFAULT_MODEL:
         return installed(DEFAULT_MODEL)
     model = store.resolve(wanted)

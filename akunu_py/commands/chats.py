@@ -1,4 +1,4 @@
-"""`akunu chats`: the conversations, listed, searched, exported, imported and erased."""
+"""`akunu chats`: list, search, export, import and delete saved chats."""
 
 from __future__ import annotations
 
@@ -11,60 +11,53 @@ from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.arguments import Parser
+from akunu_py.arguments import add_actions, add_format
 from akunu_py.chats.export import ExportFormat, format_of, render, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import Hit
 from akunu_py.chats.store import ConversationStore, SearchResult
-from akunu_py.chats.tree import ConversationInfo
 from akunu_py.decoding.prompt_cache.store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
 from akunu_py.text import collapse, for_output, print_warnings, say
 
-MAX_IMPORT = 256 << 20  # bytes: some 200,000 messages
-_ID_DIGITS = 8  # enough to tell conversations apart
+MAX_IMPORT = 256 << 20  # bytes, about 200,000 messages
+_ID_DIGITS = 8  # shown of an id
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Parser
+    add = add_actions(parser)
+    add_format(add("list", "List saved chats, most recent first", list_chats))
+    searched = add("search", "Search for chats that contain all words", search)
+    searched.add_argument("words", nargs="+", metavar="WORD", help="Word or its beginning")
+    add_format(searched)
+    exported = add("export", "Export one chat or all chats as Markdown or JSON", export)
+    exported.add_argument(
+        "id", nargs="?", metavar="ID", help="Id or its beginning, see akunu chats list"
     )
-
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=summary, description=summary)
-
-    show = add("list", "all conversations, the latest first")
-    search = add("search", "the conversations in which all of some words are")
-    search.add_argument("words", nargs="+", metavar="WORD", help="words may be unfinished")
-    for looking in (show, search):
-        looking.add_argument("--format", choices=("text", "json"), default="text")
-    export = add("export", "a conversation, or all, as Markdown or JSON")
-    export.add_argument("id", nargs="?", metavar="ID", help="as listed; its beginning is enough")
-    export.add_argument("--all", action="store_true", help="all conversations (JSON only)")
-    export.add_argument("--format", choices=("markdown", "json"), default=None)
-    export.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="a new file; else standard output"
+    exported.add_argument("--all", action="store_true", help="Export all chats, as JSON only")
+    exported.add_argument(
+        "--format",
+        choices=("markdown", "json"),
+        help="Output format (default: by the suffix of FILE, otherwise markdown; json with --all)",
     )
-    imported = add("import", "take in conversations that were exported as JSON")
-    imported.add_argument("file", metavar="FILE", help="the file (256 MiB at most); - reads stdin")
-    remove = add("rm", "erase conversations for good")
-    remove.add_argument("id", nargs="+", metavar="ID", help="as listed; its beginning is enough")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
+    exported.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="New file (default: standard output)"
+    )
+    imported = add("import", "Import chats that were exported as JSON", import_chats)
+    imported.add_argument("file", metavar="FILE", help="JSON file of up to 256 MiB; - reads stdin")
+    removed = add("rm", "Delete chats permanently", remove)
+    removed.add_argument(
+        "id", nargs="+", metavar="ID", help="Id or its beginning, see akunu chats list"
+    )
+    removed.add_argument("--yes", action="store_true", help="Do not ask for confirmation")
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {
-        "list": list_chats,
-        "search": search,
-        "export": export,
-        "import": import_chats,
-        "rm": remove,
-    }
     store = ConversationStore.open(paths.conversations_file())
     try:
         print_warnings(store.warnings)
-        actions[args.action](store, args)
+        args.act(store, args)
     finally:
         store.close()
     return 0
@@ -81,14 +74,16 @@ def search(store: ConversationStore, args: argparse.Namespace) -> None:
 
 def export(store: ConversationStore, args: argparse.Namespace) -> None:
     if bool(args.id) == args.all:
-        raise UsageError("expected an ID or --all; `akunu chats list` shows the ids")
-    form = _format(args.format, args.output, "json" if args.all else "markdown")
+        raise UsageError("expected an ID or --all; to list ids, run: akunu chats list")
+    form: ExportFormat = args.format or ("json" if args.all else "markdown")
+    if args.output is not None and args.format is None:
+        form = format_of(args.output, form)
     if not args.all:
         text = render(store.load(store.resolve(args.id).id), form)
     elif form == "json":
         text = as_json(store.load(info.id) for info in store.list())
     else:
-        raise UsageError(f"--all exports JSON, found {form}; name one ID for that format")
+        raise UsageError(f"--all exports only JSON, not {form}; for {form}, export one ID")
     if args.output is None:
         print(for_output(text), end="")
     else:
@@ -110,26 +105,17 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
         title = collapse(info.title)
         if not args.yes:
             if not sys.stdin.isatty():
-                raise UsageError("erasing needs a yes: akunu chats rm ID --yes")
-            if input(f"Erase {title!r} for good? [y/N] ").strip().lower() not in ("y", "yes"):
-                say("kept")
+                raise UsageError("cannot ask for confirmation; run: akunu chats rm ID --yes")
+            if input(f"Delete {title!r} permanently? [y/N] ").strip().lower() not in ("y", "yes"):
+                say("not deleted")
                 continue
         store.erase(info.id)
         forget_conversation(info.id)
-        say(f"erased {info.id[:_ID_DIGITS]}  {title}")
-
-
-def _format(
-    wanted: ExportFormat | None, output: Path | None, default: ExportFormat
-) -> ExportFormat:
-    """The one asked for, the one that the file's suffix stands for, or the default."""
-    if wanted is not None or output is None:
-        return wanted or default
-    return format_of(output, default)
+        say(f"deleted {info.id[:_ID_DIGITS]}  {title}")
 
 
 def _read(file: str) -> str:
-    """Raises ConversationError where the file cannot be read, is too large, or is no text."""
+    """Return the text of the file. Raises ConversationError if that fails."""
     try:
         if file == "-":
             data = read_stream(sys.stdin.buffer, MAX_IMPORT)
@@ -137,12 +123,10 @@ def _read(file: str) -> str:
             data = read_bounded(Path(file), MAX_IMPORT)
         return data.decode("utf-8")
     except OSError as error:
-        raise ConversationError(
-            f"cannot read {file}: {error.strerror}; name another file"
-        ) from error
+        raise ConversationError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConversationError(
-            f"cannot import {file}: expected UTF-8; `akunu chats export --all` makes such files"
+            f"cannot import {file}: not UTF-8; expected a file of: akunu chats export --all"
         ) from error
 
 
@@ -159,15 +143,14 @@ def _print(found: Sequence[SearchResult], form: str) -> None:
     say(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
     for each, model in zip(found, models, strict=True):
         info = each.info
-        used = (
-            f"{datetime.fromtimestamp(info.updated):%Y-%m-%d %H:%M}" if info.updated else "unknown"
-        )
-        head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {used:<16}  {info.messages:>8}"
+        used = datetime.fromtimestamp(info.updated) if info.updated else None
+        when = f"{used:%Y-%m-%d %H:%M}" if used else "unknown"
+        head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {when:<16}  {info.messages:>8}"
         say(f"{head}  {model:<{width}}  {collapse(info.title)}")
         if each.hit.snippet:
             say(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
 
 
 def _values(found: SearchResult) -> dict[str, object]:
-    info: ConversationInfo = found.info
-    return asdict(info) | {"found": found.hit.snippet} if found.hit.snippet else asdict(info)
+    values: dict[str, object] = asdict(found.info)
+    return values | {"found": found.hit.snippet} if found.hit.snippet else values

@@ -1,4 +1,4 @@
-"""`akunu complete`: completes code at a cursor, for an editor that feeds it or for a script."""
+"""`akunu complete`: complete code at the cursor, for editors and scripts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from functools import partial
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.arguments import Parser, add_drafting, add_loading, loading_from, positive
+from akunu_py.arguments import (
+    Parser,
+    add_drafting,
+    add_loading,
+    add_model,
+    add_values,
+    loading_from,
+    positive,
+)
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
-from akunu_py.completion.request import CompleteOptions, CompletionMaker, CompletionRequest
+from akunu_py.completion.request import (
+    DEFAULT_COMPLETION_TOKENS,
+    CompleteOptions,
+    CompletionMaker,
+    CompletionRequest,
+)
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import store
@@ -24,17 +37,15 @@ from akunu_py.text import for_output, print_warnings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    add_model(parser, "completion_model or model in the settings")
     parser.add_argument(
         "--fim",
         default="auto",
         metavar="NAME",
-        help="the format of fill-in-the-middle or of next edits; none continues what is before",
+        help="Fill-in-the-middle or next-edit format of the model; none: use only the prefix",
     )
-    _add_editors(parser.add_argument_group("editors"))
-    _add_filter(parser.add_argument_group("filter: one buffer in, its completion out"))
-    _add_limits(parser.add_argument_group("limits, for requests that set none"))
-    _add_budgets(parser.add_argument_group("what the model reads at most, in tokens"))
+    _add_modes(parser)
+    _add_limits(parser)
     add_drafting(parser.add_argument_group("drafting"))
     add_server(parser)
     add_loading(parser)
@@ -45,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected one of --filter, --lsp, --print-config and --stats")
     used = [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]
     if used and not (args.filter or args.lsp):
-        raise UsageError(f"--{used[0]} goes with --filter")
+        raise UsageError(f"--{used[0]} requires --filter")
     if args.print_config:
         print(editor_config(args.print_config, passed_on(args)), end="")
         return 0
@@ -70,14 +81,16 @@ def run(args: argparse.Namespace) -> int:
         from akunu_py.completion.protocols.json_lines import serve_jsonl
 
         if not is_address(server):
-            store.check(store.resolve(args.model))  # before it is loaded
+            store.check(store.resolve(args.model))  # fail before the first request
         serve_jsonl(load, base, acceptance, settings.unload_s)
     return 0
 
 
 def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> CompletionMaker:
-    """A server that runs, or the model, loaded; to be called in the thread that will use it. asked:
-    the model on the command line."""
+    """Return a client of a running server, or load the model; call in the thread that uses it.
+
+    asked: the model on the command line.
+    """
     options = CompleteOptions(
         fim=args.fim,
         prefix_tokens=args.prefix_tokens,
@@ -107,22 +120,22 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
 
 
 def _should_fill_in(args: argparse.Namespace) -> bool:
-    """Whether a user is to know that the model cannot."""
+    """Return True if the user should know that the model cannot fill in the middle."""
     return args.fim == "auto" and not (args.filter or args.lsp)
 
 
 def _better_model(name: str) -> str:
-    """What a user should know whose model cannot fill in the middle, in one line."""
+    """Return the warning for a model that cannot fill in the middle."""
     from akunu_py.decoding import device
 
     machine = device.machine()
     best = recommend(machine.memory, machine.suits)[1].entry
-    line = f"{name} is not known to fill in the middle: it does not read behind the cursor"
-    return f"{line}; akunu models pull {best.name} gets one that does" if best else line
+    line = f"{name} is not known to fill in the middle, so it ignores text after the cursor"
+    return f"{line}; for a model that can, run: akunu models pull {best.name}" if best else line
 
 
 def base_request(args: argparse.Namespace) -> CompletionRequest:
-    """A request with the limits that `args` set, and nothing else."""
+    """Return an empty request with the limits in `args`."""
     request = CompletionRequest(
         "",
         max_lines=args.max_lines,
@@ -133,7 +146,7 @@ def base_request(args: argparse.Namespace) -> CompletionRequest:
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:
-    """The options that differ from their defaults, to give to another `akunu complete`."""
+    """Return the options that differ from their defaults, for the editor's configuration."""
     parser = Parser()
     add_options(parser)
     found = []
@@ -142,69 +155,63 @@ def passed_on(args: argparse.Namespace) -> list[str]:
         if value == default or name in ("print_config", "lsp"):
             continue
         if name in ("model", "draft_model") and Path(value).exists():
-            value = Path(value).resolve()  # an editor starts it in any directory
+            value = Path(value).resolve()  # editors start in any directory
         option = f"--{name.replace('_', '-')}"
         found += [option] if value is True else [option, str(value)]
     return found
 
 
-def _add_editors(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--lsp",
-        action="store_true",
-        help="speak the Language Server Protocol (textDocument/inlineCompletion), not JSON lines",
-    )
-    group.add_argument(
+def _add_modes(parser: argparse.ArgumentParser) -> None:
+    modes = parser.add_argument_group("modes", "Default: JSON lines on stdin and stdout.")
+    modes.add_argument("--lsp", action="store_true", help="Run as a language server")
+    modes.add_argument(
         "--print-config",
         choices=EDITORS,
-        help="print what to paste into an editor's configuration; other options go along",
+        help="Print the configuration for an editor, with the other options in its command",
+    )
+    modes.add_argument(
+        "--stats", action="store_true", help="Print the numbers of shown and accepted completions"
+    )
+    modes.add_argument(
+        "--filter", action="store_true", help="Complete the text on stdin, then exit"
+    )
+    group = parser.add_argument_group("filter options")
+    add_values(
+        group,
+        ("--cursor", "LINE:COL", str, None, "Cursor position in lines and characters, from 1"),
+        ("--offset", "N", str, None, "Cursor position in characters, from 0, instead of --cursor"),
+        ("--path", "PATH", str, "", "Path of the text (default: unknown)"),
     )
     group.add_argument(
-        "--stats", action="store_true", help="print how many completions were shown and accepted"
+        "--whole", action="store_true", help="Print the whole text, not only the completion"
     )
-
-
-def _add_filter(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--filter", action="store_true", help="complete the buffer on stdin")
-    group.add_argument(
-        "--cursor", metavar="LINE:COL", help="where, both from 1; COL counts characters"
-    )
-    group.add_argument("--offset", metavar="N", help="where, in characters from the start, from 0")
-    group.add_argument(
-        "--whole", action="store_true", help="print the completed buffer, not the completion"
-    )
-    group.add_argument("--path", default="", metavar="PATH", help="what the buffer is called")
     group.add_argument(
         "--file",
         action="append",
         type=Path,
         metavar="PATH",
-        help="another file of the project, to draft from; may be repeated",
+        help="Another file of the project, for context and drafts; repeatable",
     )
 
 
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-tokens", type=positive, default=None, metavar="N")
-    group.add_argument(
-        "--max-lines", type=positive, default=0, metavar="N", help="else what the cursor tells"
-    )
-    group.add_argument(
-        "--time-ms", type=positive, default=None, metavar="MS", help="then the best text so far"
-    )
-    group.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (the default)"
-    )
-
-
-def _add_budgets(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--prefix-tokens", type=positive, default=1536, metavar="N")
-    group.add_argument("--suffix-tokens", type=_count, default=512, metavar="N")
-    group.add_argument(
-        "--file-tokens",
-        type=_count,
-        default=3072,
-        metavar="N",
-        help="of all other files; what is not read is drafted from all the same",
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits", "For requests that set no limits.")
+    tokens = f"Maximum tokens to generate (default: {DEFAULT_COMPLETION_TOKENS})"
+    add_values(
+        group,
+        ("--max-tokens", "N", positive, None, tokens),
+        ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
+        ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
+        ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
+        ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
+        ("--suffix-tokens", "N", _count, 512, "Maximum prompt tokens after the cursor"),
+        (
+            "--file-tokens",
+            "N",
+            _count,
+            3072,
+            "Maximum prompt tokens from other files",
+        ),
     )
 
 
@@ -217,12 +224,12 @@ _DIRECTORY = Path(__file__).parents[1] / "editors"
 
 @dataclass(frozen=True, slots=True)
 class _Editor:
-    """How the snippet of an editor is filled in."""
+    """The configuration snippet of an editor."""
 
     template: str  # a file in the editor's directory
-    quote: Callable[[str], str]  # makes a string literal of the editor's language
+    quote: Callable[[str], str]  # returns a string literal of the editor's language
     directory_quote: Callable[[str], str]  # the same for the plugin's directory
-    between: str = ", "  # two literals
+    separator: str = ", "  # between literals
 
 
 def _vim_string(text: str) -> str:
@@ -240,7 +247,7 @@ def _lisp_string(text: str) -> str:
 _EDITORS = {
     "vim": _Editor("vimrc.in", _vim_string, _vim_string),
     "neovim": _Editor("init.lua.in", _lua_string, _lua_string),
-    "emacs": _Editor("init.el.in", _lisp_string, _lisp_string, between=" "),
+    "emacs": _Editor("init.el.in", _lisp_string, _lisp_string, separator=" "),
     "vscode": _Editor("settings.json.in", json.dumps, shlex.quote),
 }
 EDITORS = tuple(_EDITORS)
@@ -249,12 +256,11 @@ EDITORS = tuple(_EDITORS)
 def editor_config(editor: str, options: Sequence[str] = ()) -> str:
     """Return the snippet for one of EDITORS, whose command passes `options`.
 
-    In the template @DIRECTORY@ stands for the plugin's directory and @COMMAND@ for the command. The
-    program has its absolute path, because editors that a desktop starts have another PATH.
+    The command has an absolute path, because editors started from a desktop have another PATH.
     """
     config = _EDITORS[editor]
     template = (_DIRECTORY / editor / config.template).read_text()
-    command = config.between.join(map(config.quote, [*_program(), "complete", *options]))
+    command = config.separator.join(map(config.quote, [*_program(), "complete", *options]))
     directory = config.directory_quote(str(_DIRECTORY / editor))
     for name, value in (
         ("@DIRECTORY@", directory),
@@ -266,6 +272,6 @@ def editor_config(editor: str, options: Sequence[str] = ()) -> str:
 
 
 def _program() -> list[str]:
-    """Return the command that starts this installation from anywhere."""
+    """Return the absolute command of this installation."""
     script = Path(sys.executable).with_name("akunu")
     return [str(script)] if script.exists() else [sys.executable, "-m", "akunu_py"]

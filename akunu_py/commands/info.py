@@ -1,4 +1,4 @@
-"""`akunu info`: what one would paste into a bug report."""
+"""`akunu info`: versions, hardware and paths for a bug report."""
 
 from __future__ import annotations
 
@@ -18,24 +18,20 @@ _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    pass
 
 
 def run(args: argparse.Namespace) -> int:
     from akunu_py.decoding import device
 
     models = store.list_models()
-    size = human_size(sum(model.size for model in models))
+    size, total = human_size(sum(each.size for each in models)), human_size(device.total_memory())
     rows = [
         ("akunu", __version__),
         ("system", platform.platform()),
         ("python", platform.python_version()),
         ("device", device.device_name()),
-        (
-            "memory",
-            f"{human_size(device.total_memory())}, "
-            f"{human_size(device.available_memory())} for models",
-        ),
+        ("memory", f"{total}, {human_size(device.available_memory())} available for models"),
         ("blas", device.blas_name()),
         *((package, _version(package)) for package in _PACKAGES),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
@@ -50,17 +46,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings() -> str:
-    """The file, and the names of what it sets: the texts in it are nobody else's business."""
+    """Return the path and the names of changed settings; their values may be private."""
     path = settings_file()
     try:
         settings = load_settings()
     except UsageError as error:
         return str(error)
     if not path.exists():
-        return f"{path} (none yet)"
-    changed = [
-        name for name, value in asdict(settings).items() if value != getattr(Settings(), name)
-    ]
+        return f"{path} (does not exist)"
+    defaults = asdict(Settings())
+    changed = [name for name, value in asdict(settings).items() if value != defaults[name]]
     return f"{path} (sets {', '.join(changed) or 'nothing'})"
 
 

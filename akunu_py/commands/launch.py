@@ -1,4 +1,4 @@
-"""`akunu launch`: start a coding agent on a local model, without writing any of its files."""
+"""`akunu launch`: start a coding agent with a local model, without changing its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.arguments import positive
+from akunu_py.arguments import add_model, add_values, positive
 from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import UsageError
@@ -24,8 +24,8 @@ from akunu_py.models.store import store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, say
 
-_ANSWER_S = 5.0  # for a running server
-_NO_KEY = "none"  # clients need one
+_TIMEOUT_S = 5.0
+_NO_KEY = "none"  # clients require a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A client's command and additional environment."""
+    """The command of a client, and its additional environment variables."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
@@ -126,16 +126,14 @@ CLIENTS: dict[str, Callable[[Served], Launch]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("client", choices=[*CLIENTS], help="Agent to start")
+    add_model(parser, "of the running server, or as in the settings")
+    add_values(parser, ("--port", "N", positive, DEFAULT_PORT, "Port of the server"))
     parser.add_argument(
-        "client", choices=[*CLIENTS], help="the program to start; what is behind -- is for it"
-    )
-    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
-    parser.add_argument("--port", type=positive, default=DEFAULT_PORT, help="default: %(default)s")
-    parser.add_argument(
-        "--print", action="store_true", dest="show", help="show what would be run, and run nothing"
+        "--print", action="store_true", dest="show", help="Print the command without running it"
     )
     parser.add_argument(
-        "arguments", nargs="*", metavar="ARGUMENT", help="for the client, behind --"
+        "arguments", nargs="*", metavar="ARGUMENT", help="Arguments of the agent, after --"
     )
 
 
@@ -151,11 +149,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if found is not None and found.model != wanted:
         raise UsageError(
-            f"{url} serves {found.model}, not {wanted}; leave out --model, or choose another --port"
+            f"{url} serves {found.model}, not {wanted}; leave out --model, or use another --port"
         )
     name = _asked(args, found or Served(url, wanted)).command[0]
     if shutil.which(name) is None:
-        raise UsageError(f"there is no program {name} here; install it, then launch it again")
+        raise UsageError(f"{name} is not installed; install it and try again")
     with contextlib.nullcontext(found) if found else started(args, url, key) as served:
         return _wait(_asked(args, served))
 
@@ -172,29 +170,29 @@ def shown(launch: Launch) -> str:
 
 
 def _wait(launch: Launch) -> int:
-    """Run the client, which gets the terminal's signals, and return its exit code."""
+    """Run the client and return its exit code."""
     process = subprocess.Popen(launch.command, env={**os.environ, **launch.environment})
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the client got it too
+        except KeyboardInterrupt:  # the terminal sends it to the client, too
             continue
 
 
 def find_server(url: str, key: str) -> Served | None:
-    """Return the server at `url`, or None. Raises UsageError for other programs and keys."""
+    """Return the server at `url`, or None. Raises UsageError for a wrong key or another program."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_ANSWER_S) as reply:
+        with opener.open(request, timeout=_TIMEOUT_S) as reply:
             (model,) = json.load(reply)["data"]
             return Served(url, str(model["id"]), int(model["context_length"]), key)
     except urllib.error.HTTPError as error:
         hint = f"; set its key in {KEY_VARIABLE}" if error.code == 401 else ""
-        raise UsageError(f"{url} answers with {error.code}{hint}") from error
+        raise UsageError(f"{url} returned HTTP status {error.code}{hint}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"what answers at {url} is not akunu; choose another --port") from error
+        raise UsageError(f"the server at {url} is not akunu; use another --port") from error
     except OSError:
         return None
 

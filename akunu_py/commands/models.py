@@ -1,95 +1,90 @@
-"""`akunu models`: what is in the store, and what can be put into it, checked or removed."""
+"""`akunu models`: list, download, import, verify, warm up and remove models."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.arguments import Parser, positive
+from akunu_py.arguments import add_actions, add_format, add_values, positive
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
 from akunu_py.models.store import cleanup, hub_cache, store
 from akunu_py.models.store.store import Usage, read_usage
-from akunu_py.text import human_size, on_one_line, say
+from akunu_py.settings import load_settings, settings_file
+from akunu_py.text import human_duration, human_size, on_one_line, rewrite_line, say
+from akunu_py.types import LoadOptions
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
 
+_BUSY = 1.5  # runnable processes for each core
+_BUSY_WAIT_S = 20.0
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Parser
-    )
-
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=summary, description=summary)
-
-    add("list", "models that are here, and models that can be pulled")
-    pull = add("pull", "fetch a model")
+    add = add_actions(parser)
+    add("list", "List installed and available models", list_models)
+    pull = add("pull", "Download a model", pull_model)
     pull.add_argument(
-        "name",
-        metavar="NAME",
-        help="of the catalog, or owner/repository of the hub; either with @revision",
+        "model",
+        metavar="MODEL",
+        help="Catalog name or OWNER/REPOSITORY on the Hugging Face hub; append @REVISION to pin it",
     )
-    pull.add_argument("--name", dest="as_name", metavar="NAME", help="what to call it here")
-    pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
     pull.add_argument(
-        "--hosts", metavar="FILE", help="then on the other hosts of mlx.launch's hostfile, by ssh"
+        "--if-missing", action="store_true", help="Print nothing if the model is installed"
     )
-    suited = add("recommend", "the best models for this machine's memory, and why")
-    suited.add_argument("--memory", metavar="16G", help="for a Mac with so much memory")
-    suited.add_argument("--format", choices=("text", "json"), default="text")
-    imported = add("import", "take in a directory or a GGUF file of this machine")
+    add_values(
+        pull,
+        ("--name", "NAME", str, None, "Local name (default: derived from MODEL)"),
+        ("--hosts", "FILE", str, None, "Also download it on the hosts of an mlx.launch hostfile"),
+    )
+    suited = add("recommend", "Recommend models for this machine's memory", recommend_models)
+    this = "Memory of the machine, such as 16G (default: this machine's)"
+    add_values(suited, ("--memory", "SIZE", str, None, this))
+    add_format(suited)
+    imported = add("import", "Import a model from a local directory or GGUF file", import_model)
+    imported.add_argument("path", metavar="PATH", help="Directory with config.json, or GGUF file")
+    imported.add_argument("--name", metavar="NAME", help="Local name (default: the name of PATH)")
     imported.add_argument(
-        "path", metavar="PATH", help="a directory with config.json, or a .gguf file"
+        "--quantize",
+        type=int,
+        choices=(4, 8),
+        metavar="4|8",
+        help="Quantize the weights to 4 or 8 bits (default: not quantized)",
     )
-    imported.add_argument("--name", metavar="NAME", help="what to call it (else after the file)")
-    imported.add_argument(
-        "--quantize", type=int, choices=(4, 8), metavar="4|8", help="bits for plain weights"
-    )
-    show = add("show", "everything known about a model")
-    show.add_argument("name", metavar="NAME")
-    show.add_argument("--verify", action="store_true", help="read and check every byte")
-    verify = add("verify", "read every byte of a model, or of all, and compare")
-    verify.add_argument("name", nargs="?", metavar="NAME")
-    clean = add("gc", "remove what interrupted pulls and removed models left behind")
-    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    forget = add("forget", "delete what was remembered of a model's answers, and what it had read")
-    forget.add_argument("name", metavar="MODEL")
-    warm = add("warm", "let a model answer prompts of ours, so that drafts know its habits")
-    warm.add_argument("name", metavar="MODEL")
-    warm.add_argument(
-        "--tokens", type=positive, metavar="N", help="that it shall remember (default: 100,000)"
-    )
-    warm.add_argument("--now", action="store_true", help="even while the machine is busy")
-    remove = add("rm", "remove a model")
-    remove.add_argument("name", metavar="NAME")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
-    remove.add_argument(
-        "--hub-files", action="store_true", help="delete its files from the hub's cache too"
+    shown = add("show", "Show details of a model", show)
+    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
+    shown.add_argument("--verify", action="store_true", help="Also verify the hashes of its files")
+    verified = add("verify", "Verify the hashes of one model or all models", verify)
+    verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
+    clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
+    clean.add_argument("--dry-run", action="store_true", help="Only list the files")
+    forgotten = add("forget", "Delete the answer cache and prompt caches of a model", forget)
+    forgotten.add_argument("name", metavar="NAME", help="Model name or path")
+    warmed = add("warm", "Generate answers to built-in prompts, for better drafts later", warm)
+    warmed.add_argument("name", metavar="NAME", help="Model name or path")
+    total = "Total size of the answer cache, in tokens (default: 100,000)"
+    add_values(warmed, ("--tokens", "N", positive, None, total))
+    warmed.add_argument("--now", action="store_true", help="Do not wait while the machine is busy")
+    removed = add("rm", "Remove a model", remove)
+    removed.add_argument("name", metavar="NAME", help="Installed model")
+    removed.add_argument("--yes", action="store_true", help="Do not ask for confirmation")
+    removed.add_argument(
+        "--hub-files", action="store_true", help="Also delete its files from the hub's cache"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {
-        "list": list_models,
-        "pull": pull_model,
-        "recommend": recommend_models,
-        "import": import_model,
-        "show": show,
-        "verify": verify,
-        "gc": remove_leftovers,
-        "forget": forget,
-        "warm": warm_up,
-        "rm": remove,
-    }
-    actions[args.action](args)
+    args.act(args)
     return 0
 
 
@@ -106,7 +101,7 @@ def list_models(args: argparse.Namespace) -> None:
         for model in installed
     ]
     _print_table(("NAME", "SIZE", "CONTEXT", "USED", "FROM"), rows)
-    say(f"{'no models in' if not rows else 'in'} {paths.models_dir()}")
+    say(f"{len(rows) or 'no'} models in {paths.models_dir()}")
     names = {model.name for model in installed}
     for pull in cleanup.unfinished_pulls():
         if pull.name not in names:
@@ -114,9 +109,9 @@ def list_models(args: argparse.Namespace) -> None:
             say(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
     more = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if more:
-        print("\nto be pulled with: akunu models pull NAME, or any owner/repository of the hub")
+        print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
         _print_table(
-            ("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENCE"),
+            ("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"),
             [
                 (
                     entry.name,
@@ -128,12 +123,11 @@ def list_models(args: argparse.Namespace) -> None:
                 for entry in more
             ],
         )
-        print("which one suits this machine: akunu models recommend")
+        print("For models that suit this machine, run: akunu models recommend")
 
 
 def pull_model(args: argparse.Namespace) -> None:
-    """Fetches a model with progress, unless it is here and whole; then other hosts do. Ctrl-C keeps
-    what came."""
+    """Download a model unless it is installed, then on other hosts; Ctrl-C keeps partial files."""
     from akunu_py.commands.progress import progress_bar, watched
     from akunu_py.models.pull.pull import find_installed, pull
 
@@ -143,25 +137,25 @@ def pull_model(args: argparse.Namespace) -> None:
 
         hosts = read_hosts(args.hosts)
     try:
-        if model := find_installed(args.name, args.as_name):
+        if model := find_installed(args.model, args.name):
             if not args.if_missing:
                 say(f"{model.name} is here already ({human_size(model.size)}): {model.path}")
         else:
             with watched() as on_progress:
-                model = pull(args.name, on_progress, name=args.as_name)
+                model = pull(args.name, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
         if args.hosts:
             with progress_bar() as progress:
                 pull_on_hosts(hosts, model, progress)
     except KeyboardInterrupt:
-        say(f"stopped; to go on: akunu models pull {args.name}", error=True)
+        say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)
         raise
 
 
 def recommend_models(args: argparse.Namespace) -> None:
     memory = parse_memory(args.memory) if args.memory else None
     if memory is None:
-        from akunu_py.decoding import device  # loads MLX, which knows what the GPU takes
+        from akunu_py.decoding import device  # loads MLX, which knows the limit of the GPU
 
         machine = device.machine()
         usable = machine.memory
@@ -200,7 +194,7 @@ def import_model(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    """What is known of a model: one of the store, or one of the catalog."""
+    """Print the facts of an installed model or of a catalog entry."""
     try:
         model = store.get(args.name)
     except UnknownModel:
@@ -216,7 +210,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def verify(args: argparse.Namespace) -> None:
-    """Reads every byte of one model, or of all; a damaged one does not end it."""
+    """Verify one model or all models, even after a damaged one."""
     models = [store.get(args.name)] if args.name else store.list_models()
     damaged = []
     for model in models:
@@ -236,7 +230,6 @@ def verify(args: argparse.Namespace) -> None:
 
 
 def verify_model(model: store.StoredModel) -> None:
-    """Compares all hashes, with a progress bar."""
     from akunu_py.commands.progress import progress_bar
 
     with progress_bar() as progress:
@@ -244,7 +237,6 @@ def verify_model(model: store.StoredModel) -> None:
 
 
 def remove_leftovers(args: argparse.Namespace) -> None:
-    """Removes what is of no use any more, or lists it."""
     found = cleanup.find_leftovers()
     if not found:
         print("nothing to remove")
@@ -265,10 +257,53 @@ def forget(args: argparse.Namespace) -> None:
     say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
 
 
-def warm_up(args: argparse.Namespace) -> None:
-    from akunu_py.commands import warm
+def warm(args: argparse.Namespace) -> None:
+    """Generate answers until the answer cache has enough tokens."""
+    from akunu_py.commands import run
+    from akunu_py.decoding.generate import warm
+    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.load import load_engine, load_learned
 
-    warm.run(args)
+    settings = load_settings()
+    if not settings.memory:
+        raise UsageError(f"the answer cache is off: memory = false in {settings_file()}")
+    engine = load_engine(args.name, LoadOptions())
+    learned = load_learned(engine, no_memory=False, settings=settings)
+    done, wanted = warm.progress(learned), args.tokens or warm.TOKENS
+    again = f"akunu models warm {args.name}"
+    if done.tokens >= wanted:
+        say(f"{engine.name} has {done.tokens:,} tokens in its answer cache; for more: --tokens N")
+        return
+    session, left = Session(engine, learned), wanted - done.tokens
+    speed = max(warm.tokens_per_s(session), 1e-3)
+    memory = human_size(engine.plan.fit.at(warm.ANSWER).total)
+    say(
+        f"{engine.name} generates {left:,} more tokens for its answer cache: about "
+        f"{human_duration(left / speed)} at {speed:.0f} tokens/s, with {memory} of memory and up "
+        f"to 20 MB on disk. Press Ctrl-C to stop; to resume, run: {again}",
+        error=True,
+    )
+    if not args.now:
+        os.nice(10)
+    for generation in warm.answers(session, learned, wanted):
+        while not args.now and os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1):
+            _show_status("waiting while the machine is busy (--now: do not wait)")
+            time.sleep(_BUSY_WAIT_S)
+        with run.cancelled_by_interrupt(generation):
+            generation.answer()
+        done = warm.progress(learned)
+        _show_status(f"{done.tokens:,} of {wanted:,} tokens")
+        if generation.finish_reason == "cancelled":
+            _show_status("")
+            say(f"stopped; to resume, run: {again}", error=True)
+            raise KeyboardInterrupt
+    _show_status("")
+    say(f"{engine.name} has {done.tokens:,} tokens of {done.answers:,} answers in its cache")
+
+
+def _show_status(line: str) -> None:
+    if sys.stderr.isatty():
+        rewrite_line(line)
 
 
 def remove(args: argparse.Namespace) -> None:
@@ -276,15 +311,13 @@ def remove(args: argparse.Namespace) -> None:
     also = bool(args.hub_files)
     if not args.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"removing {args.name} needs a yes: akunu models rm {args.name} --yes")
+            raise UsageError(f"cannot ask for confirmation; run: akunu models rm {args.name} --yes")
         if not _agrees(f"Remove {args.name}?"):
-            print("kept")
+            print("not removed")
             return
         if linked and not also:
-            also = _agrees(
-                f"Delete its {human_size(linked)} from the hub's cache too? Other programs may "
-                "use them."
-            )
+            size = human_size(linked)
+            also = _agrees(f"Also delete {size} from the hub's cache? Other programs may use them.")
     from akunu_py.decoding.prompt_cache.store import forget
 
     freed = forget(paths.models_dir() / args.name)
@@ -294,12 +327,12 @@ def remove(args: argparse.Namespace) -> None:
     say(f"removed {args.name}, {human_size(freed)} freed")
     if linked and origin and not also:
         where = hub_cache.CachedRepository(origin[0]).root
-        say(f"its {human_size(linked)} stay in the hub's cache: {where}")
-        say(f"to delete them too: hf cache rm model/{origin[0]}")
+        say(f"{human_size(linked)} stay in the hub's cache: {where}")
+        say(f"to delete them, run: hf cache rm model/{origin[0]}")
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of `16G`, `16GB` or `512M`; as memory is sold, a G is 2**30. Raises UsageError."""
+    """Return the bytes of `16G`, `16GB` or `512M`; G is 2**30. Raises UsageError."""
     digits = text.rstrip("GgMmIiBb ")
     unit = _UNITS.get(text[len(digits) :].strip().upper())
     try:
@@ -312,7 +345,7 @@ def parse_memory(text: str) -> int:
 
 
 def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
-    """How many bytes of the model are in the hub's cache, and of which repository and commit."""
+    """Return the model's bytes in the hub's cache, with its repository and commit."""
     try:
         model = store.get(name)
     except DamagedModel:
@@ -327,18 +360,10 @@ def _agrees(question: str) -> bool:
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
+    names = ("name", "title", "repository", "download_bytes", "memory_8k", "licence")
     entry = recommendation.entry
-    if entry is None:
-        return {"name": None, "why": recommendation.why}
-    return {
-        "name": entry.name,
-        "title": entry.title,
-        "repository": entry.repository,
-        "download_bytes": entry.download_bytes,
-        "memory_8k": entry.memory_8k,
-        "licence": entry.licence,
-        "why": recommendation.why,
-    }
+    facts = {name: getattr(entry, name) for name in names} if entry else {"name": None}
+    return facts | {"why": recommendation.why}
 
 
 def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
@@ -347,12 +372,10 @@ def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str
     usage = read_usage(model.name)
     where = [("path", str(model.path))]
     if model.repository:
+        linked = human_size(hub_cache.linked_bytes(model.path))
         where += [
             ("hub", f"{model.repository}@{model.commit}"),
-            (
-                "files",
-                f"{human_size(hub_cache.linked_bytes(model.path))} in the hub's cache, linked",
-            ),
+            ("files", f"{linked} in the hub's cache, linked"),
         ]
     return [
         ("name", model.name),
@@ -360,31 +383,28 @@ def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str
         ("size", human_size(model.size)),
         ("context", f"{model.context_length} tokens" if model.context_length else ""),
         ("weights", model.quantization),
-        ("licence", model.licence),
+        ("license", model.licence),
         ("source", model.source),
         ("created", model.created),
         ("used", usage.used or "never"),
         *_measured_facts(usage),
-        ("memory", f"{human_size(learned.remembered_bytes(model.path))} of earlier answers"),
-        ("checked", "every byte" if verified else "sizes; --verify reads every byte"),
+        ("memory", f"{human_size(learned.remembered_bytes(model.path))} of cached answers"),
+        ("checked", "all hashes" if verified else "sizes; for hashes: --verify"),
     ]
 
 
 def _measured_facts(usage: Usage) -> list[tuple[str, str]]:
-    """Estimates of memory beside what was measured; nothing before the model was used."""
+    """Return estimated and measured memory; nothing before the model was used."""
     facts = []
-    if usage.measured_weights:
-        compared = _compared(usage.estimated_weights, usage.measured_weights)
-        facts.append(("loaded", f"{compared} ({usage.weights})"))
-    if usage.measured_peak:
-        compared = _compared(usage.estimated_peak, usage.measured_peak)
-        facts.append(("peak", f"{compared}, at {usage.tokens} tokens"))
+    for name, estimated, measured, note in (
+        ("loaded", usage.estimated_weights, usage.measured_weights, f" ({usage.weights})"),
+        ("peak", usage.estimated_peak, usage.measured_peak, f", at {usage.tokens} tokens"),
+    ):
+        if measured:
+            error = (estimated - measured) / measured
+            compared = f"{human_size(estimated)} estimated, {human_size(measured)} measured"
+            facts.append((name, f"{compared}, {error:+.1%}{note}"))
     return facts
-
-
-def _compared(estimate: int, measured: int) -> str:
-    error = (estimate - measured) / measured
-    return f"{human_size(estimate)} estimated, {human_size(measured)} measured, {error:+.1%}"
 
 
 def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
@@ -399,9 +419,9 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
         ("context", f"{entry.context} tokens"),
         ("memory", f"{human_size(entry.memory_8k)} with 8,192 tokens of context"),
         ("suits", f"Macs with {entry.minimum_ram} GB or more"),
-        ("licence", entry.licence),
+        ("license", entry.licence),
         ("homepage", entry.homepage),
-        ("here", f"no; akunu models pull {entry.name}"),
+        ("status", f"not installed; akunu models pull {entry.name}"),
     ]
 
 
@@ -420,9 +440,7 @@ def _day(moment: str) -> str:
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         return
-    rows = [[on_one_line(cell) for cell in row] for row in rows]  # files may be called anything
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        print(
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+    lines = [list(head), *([on_one_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())

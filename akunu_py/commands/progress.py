@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar a phase on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar for each phase on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INTERVAL_S = 10.0
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function that shows (phase, bytes done, bytes in all)."""
+    """Yield a function that shows (phase, bytes done, total bytes)."""
     with watched() as on_progress:
         yield Meter(on_progress)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[Callable[[Progress], None]]:
-    """Gives a function that shows a Progress."""
+    """Yield a function that shows a Progress."""
     shown = _Bars() if sys.stderr.isatty() else _Lines()
     try:
         yield shown
@@ -33,7 +33,7 @@ def watched() -> Iterator[Callable[[Progress], None]]:
 
 
 class _Bars:
-    """One bar a phase. A phase of unknown size is a line."""
+    """One bar for each phase; a phase of unknown size is a line."""
 
     def __init__(self) -> None:
         self._bar: tqdm[None] | None = None
@@ -59,7 +59,7 @@ class _Bars:
             self._bar.set_postfix_str(", ".join(progress.speed()), refresh=False)
             self._bar.update(min(progress.done, progress.total) - self._bar.n)
             if progress.stalled:
-                self._bar.refresh()  # it draws itself again only where something moves
+                self._bar.refresh()  # update() redraws only after progress
 
     def close(self) -> None:
         if self._bar is not None:
@@ -68,7 +68,7 @@ class _Bars:
 
 
 class _Lines:
-    """A line when a phase begins, and every ten seconds while it lasts."""
+    """A line when a phase begins, and then every ten seconds."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -82,7 +82,7 @@ class _Lines:
         elif not progress.total or now - self._printed_at < _INTERVAL_S:
             return
         else:
-            say(f"{progress.describe(separator=', ')}", error=True)
+            say(progress.describe(separator=", "), error=True)
         self._printed_at = now
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`akunu models pull --hosts`: a model that is here, at the same revision on other hosts."""
+"""`akunu models pull --hosts`: download the same revision of a model on other hosts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from akunu_py.models.store.progress import ProgressCallback
 from akunu_py.models.store.store import StoredModel
 from akunu_py.text import say
 
-# Nobody is asked for a password; a network that is gone is noticed within a minute.
+# Never asks for a password, and detects a lost network within a minute.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
-_NO_PROGRAM = (126, 127)  # a shell's
+_NO_PROGRAM = (126, 127)  # exit codes of a shell
 
 
 def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) -> None:
-    """Has each host but this one fetch `model` and check every byte, one after the other, as they
-    share the way to the hub; then compares their files with those here.
+    """Download `model` on the other hosts in turn, as they share a network, and compare hashes.
 
-    Raises FetchError, which names the hosts that have it not, and why.
+    Raises FetchError, which names the hosts that failed, with the reasons.
     """
     others = [name for name in dict.fromkeys(hosts.names[1:]) if name != HERE]
     if not others:
-        say("all hosts are this machine; nothing is to be fetched for them", error=True)
+        say("all hosts are this machine; nothing to download", error=True)
     failures = []
     for host in others:
         try:
@@ -38,7 +37,7 @@ def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) 
         except FetchError as error:
             failures.append(f"{host}: {error}")
         else:
-            say(f"{host} has {model.name}, the same files as here", error=True)
+            say(f"{host} has the same files of {model.name}", error=True)
     if failures:
         raise FetchError("; ".join(failures))
 
@@ -65,14 +64,14 @@ def _pull_on(
             there = _follow(process, lambda phase, *n: progress(f"{host}: {phase}", *n))
             code = process.wait()
         finally:
-            process.kill()  # the other side ends with its input
+            process.kill()  # the remote process ends when its stdin closes
         if there is None:
             errors.seek(0)
             raise FetchError(_why(code, python, errors))
     here = {name: record.sha256 for name, record in model.manifest.files.items()}
     if differing := sorted(name for name in here | there if here.get(name) != there.get(name)):
         raise FetchError(
-            f"{differing[0]} is not that of this host; run on both: akunu models verify "
+            f"{differing[0]} differs from the file on this host; run on both: akunu models verify "
             f"{model.name}"
         )
 
@@ -80,31 +79,31 @@ def _pull_on(
 def _follow(
     process: subprocess.Popen[bytes], progress: Callable[[str, int, int], None]
 ) -> dict[str, str] | None:
-    """The files that are there at the end; None where it ended without a word about them."""
+    """Return the hashes by file name, or None if the process reported none. Raises FetchError."""
     assert process.stdout is not None
     for line in process.stdout:
         text = line.decode(errors="replace").strip()
         if not text.startswith(SIGN):
             continue
-        told = json.loads(text.removeprefix(SIGN))
-        if "progress" in told:
-            progress(*told["progress"])
-        if "error" in told:
-            raise FetchError(told["error"])
-        if "files" in told:
-            return dict(told["files"])
+        message = json.loads(text.removeprefix(SIGN))
+        if "progress" in message:
+            progress(*message["progress"])
+        if "error" in message:
+            raise FetchError(message["error"])
+        if "files" in message:
+            return dict(message["files"])
     return None
 
 
 def _why(code: int, python: str, errors: IO[bytes]) -> str:
-    """Why there was no word of akunu's."""
+    """Return why the remote process failed."""
     lines = errors.read().decode(errors="replace").split("\n")
     said = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
     if code == NOT_REACHED:
         return f"cannot be reached: {said}"
     if code in _NO_PROGRAM or "No module named" in said:
         return (
-            f"no akunu of this version for {python} there ({said}); install it, or name its "
-            "Python: AKUNU_PYTHON in the hostfile's envs"
+            f"{python} has no akunu of this version ({said}); install it, or set AKUNU_PYTHON in "
+            "the hostfile's envs"
         )
     return said

@@ -1,4 +1,4 @@
-"""`akunu run`: one answer to stdout as it is decoded, statistics to stderr."""
+"""`akunu run`: stream one answer to stdout, and print statistics on stderr."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from akunu_py.arguments import (
     add_constraint,
+    add_format,
     add_generation,
     add_hosts,
+    add_model,
     check_hosts,
     constraint_from,
     options_from,
@@ -31,28 +33,32 @@ if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Generation
     from akunu_py.decoding.model.engine import Engine
 
-_PATIENCE = 3.0  # seconds that an interrupted pass may take to end
-_UNNOTICED = 0.2  # seconds that what was read may take to be kept on disk, when all is said
+_INTERRUPT_S = 3.0  # for a decode step to end after Ctrl-C
+_SAVE_S = 0.2  # for saving the prompt cache after the answer
 
 _ENDINGS: dict[FinishReason | None, str] = {
     "length": "cut off at --max-tokens",
-    "context": "cut off: the model's context is full",
+    "context": "cut off: the context is full",
     "cancelled": "interrupted",
 }
-MAX_PROMPT = 64 << 20  # bytes, more than any context holds
+MAX_PROMPT = 64 << 20  # bytes, more than any context length
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads stdin")
-    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
-    parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--quiet", action="store_true", help="no statistics")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="Prompt; - reads stdin (default: piped stdin)"
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--raw", action="store_true", help="Continue PROMPT without the chat template"
+    )
+    add_format(parser)
+    parser.add_argument("--quiet", action="store_true", help="Do not print statistics")
     parser.add_argument(
         "--prompt-cache",
         type=Path,
         metavar="FILE",
-        help="keep the tokens read and generated in FILE, and do not read again those it has",
+        help="Load cached tokens from FILE if it exists, and save prompt and answer to it",
     )
     add_constraint(parser)
     add_generation(parser, temperature=0.0, top_p=1.0)
@@ -66,16 +72,11 @@ def run(args: argparse.Namespace) -> int:
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     engine = engine_from(args)
-    from akunu_py.decoding.generate.session import (
-        Session,  # takes a second, which no mistake should wait for
-    )
+    from akunu_py.decoding.generate.session import Session  # slow, so after all usage errors
 
     learned = load_learned(engine, no_memory=args.no_memory)
-    tokens = (
-        engine.tokens.encode(prompt)
-        if args.raw
-        else engine.tokens.encode_chat([Message("user", prompt)])
-    )
+    encoder = engine.tokens
+    tokens = encoder.encode(prompt) if args.raw else encoder.encode_chat([Message("user", prompt)])
     session = Session(engine, learned)
     if args.prompt_cache:
         session.recall = None
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "json":
             try:
                 generation.answer()
-            finally:  # what was said before another host was lost, too
+            finally:  # even if another host is lost
                 if generation.tokens:
                     said = json.dumps(as_dict(engine, generation), ensure_ascii=False)
                     print(for_output(said))
@@ -96,21 +97,21 @@ def run(args: argparse.Namespace) -> int:
             stream(generation)
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
-        print_warnings([f"the answer is not whole, it was {_ENDINGS[generation.finish_reason]}"])
+        print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
     note_peak(engine, generation)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
     if generation.finish_reason != "cancelled":
-        session.save_idle(seconds=_UNNOTICED)
+        session.save_idle(seconds=_SAVE_S)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt from the argument, or from stdin where it is `-` or missing and piped in."""
+    """Return the prompt: the argument, or stdin if it is `-` or missing. Raises UsageError."""
     if argument is None and sys.stdin.isatty():
-        raise UsageError('no prompt: akunu run "your question", or pipe a text in')
+        raise UsageError('no prompt; run: akunu run "your question", or pipe the prompt in')
     if argument is not None and argument != "-":
         prompt = argument
         if any("\ud800" <= character <= "\udfff" for character in prompt):
@@ -125,14 +126,16 @@ def read_prompt(argument: str | None) -> str:
                 f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"
             ) from error
     if not prompt.strip():
-        raise EmptyPrompt('the prompt is empty: akunu run "your question"')
+        raise EmptyPrompt('the prompt is empty; run: akunu run "your question"')
     return prompt
 
 
 @contextlib.contextmanager
 def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
-    """The first Ctrl-C ends the answer after the running pass, or the program where that pass does
-    not end soon; a second one ends the program."""
+    """Cancel the generation on the first Ctrl-C, and end the process on the second.
+
+    The process also ends if the running decode step does not finish in time.
+    """
 
     def on_interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
@@ -140,17 +143,14 @@ def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        with ends_within(_PATIENCE):
+        with ends_within(_INTERRUPT_S):
             yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def stream(generation: Generation) -> None:
-    """Prints the answer as it comes, and ends it with a newline. Thinking is for eyes only.
-
-    A terminal shows control codes and does not obey them; a file or a pipe gets the very text.
-    """
+    """Print the answer as it is generated; only terminals get thinking."""
     for piece in generation:
         if piece.thinking and sys.stderr.isatty():
             sys.stderr.write(f"\x1b[2m{displayable(piece.thinking)}\x1b[0m")
@@ -162,7 +162,7 @@ def stream(generation: Generation) -> None:
 
 
 def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
-    """The object that `--format json` prints."""
+    """Return the object for `--format json`."""
     return {
         "text": generation.text,
         **({"thinking": generation.thinking} if generation.thinking else {}),
@@ -174,7 +174,7 @@ def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
 
 
 def summary(generation: Generation, draft: str) -> str:
-    """The statistics in one line, and why the answer ended where that was not its own end."""
+    """Return one line of statistics, with the reason if the answer was cut off."""
     stats = generation.stats
     parts = [
         f"{stats.generated_tokens} tokens",
@@ -186,7 +186,7 @@ def summary(generation: Generation, draft: str) -> str:
     if draft != "off":
         parts[2:2] = [
             f"{stats.tokens_per_pass:.2f} tokens/pass",
-            f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted",
+            f"{stats.acceptance_rate:.0%} of {stats.drafted} draft tokens accepted",
         ]
     if ending := _ENDINGS.get(generation.finish_reason):
         parts.append(ending)

@@ -1,4 +1,4 @@
-"""`akunu serve`: the model for other programs, over HTTP."""
+"""`akunu serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import add_drafting, add_hosts, add_loading, loading_from, positive
+from akunu_py.arguments import (
+    add_drafting,
+    add_hosts,
+    add_loading,
+    add_model,
+    add_values,
+    loading_from,
+    positive,
+)
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import store
@@ -27,73 +35,56 @@ if TYPE_CHECKING:
     from akunu_py.decoding.learned import LearnedState
 
 
-DEFAULT_PORT = 8012  # where llama.vim and llama.vscode look
+DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
 KEY_VARIABLE = "AKUNU_API_KEY"
-_END_S = 9.0  # beyond --grace, that ending may take once stdin has ended
+_END_S = 9.0  # for shutdown after --grace, once stdin is closed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    add_model(parser)
     parser.add_argument(
-        "--alias", action="append", metavar="NAME", help="what requests may call it, too"
+        "--alias",
+        action="append",
+        metavar="NAME",
+        help="Additional model name accepted in requests; repeatable",
     )
-    _add_access(parser.add_argument_group("who may ask"))
-    answers = parser.add_argument_group("answers, for requests that say nothing of it")
-    answers.add_argument(
-        "--temperature",
-        type=float,
-        default=None,
-        metavar="T",
-        help="default: what the model's makers say, or 1",
+    access = parser.add_argument_group("network")
+    add_values(
+        access,
+        ("--host", "ADDRESS", str, "127.0.0.1", "Address to listen on"),
+        ("--port", "N", int, DEFAULT_PORT, "Port to listen on; 0: any free port"),
+        ("--api-key", "KEY", str, None, f"Required API key (default: the value of {KEY_VARIABLE})"),
     )
-    answers.add_argument(
-        "--max-tokens", type=positive, default=None, metavar="N", help="default: the context's end"
+    access.add_argument(
+        "--cors",
+        action="append",
+        metavar="ORIGIN",
+        help="Website that may send requests; * for all; repeatable",
     )
+    add_values(
+        parser.add_argument_group("generation", "Defaults for requests that do not set them."),
+        ("--temperature", "T", float, None, "Sampling temperature (default: the model's, or 1)"),
+        ("--max-tokens", "N", positive, None, "Maximum tokens (default: up to the context length)"),
+    )
+    add_values(
+        parser,
+        ("--grace", "S", float, 20.0, "Grace period for running requests on shutdown, in seconds"),
+        ("--idle", "MIN", float, 30.0, "Minutes without requests before unloading; 0: never"),
+    )
+    parser.add_argument("--quiet", action="store_true", help="Do not log requests")
     parser.add_argument(
-        "--grace",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="seconds that running answers have when the server is to end (default: %(default)g)",
+        "--log-content", action="store_true", help="Log the content of requests and answers"
     )
-    parser.add_argument(
-        "--idle",
-        type=float,
-        default=30.0,
-        metavar="MIN",
-        help="minutes without a request after which the model is unloaded, until the next one "
-        "comes; 0 for never (default: %(default)g)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no line for each request")
-    parser.add_argument(
-        "--log-content", action="store_true", help="print what is asked and answered, too"
-    )
-    parser.add_argument(
-        "--until-eof", action="store_true", help="end when stdin does, with who started it"
-    )
+    parser.add_argument("--until-eof", action="store_true", help="Shut down when stdin is closed")
     add_drafting(parser.add_argument_group("drafting"))
     add_loading(parser)
     add_hosts(parser)
 
 
-def _add_access(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine")
-    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
-    group.add_argument(
-        "--api-key",
-        default=None,
-        metavar="KEY",
-        help=f"that requests must have; better in the environment: {KEY_VARIABLE}",
-    )
-    group.add_argument(
-        "--cors", action="append", metavar="ORIGIN", help="a website that may ask; * for all"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     found = store.resolve(args.model or load_settings().model)
     store.check(found)
-    loading_from(args)  # raises before a port is taken
+    loading_from(args)  # fail before taking the port
     if args.until_eof:
         threading.Thread(
             target=_end_with_input, args=(args.grace,), name="stdin", daemon=True
@@ -108,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not key and not is_loopback(args.host):
         raise UsageError(
-            f"others could ask at {args.host}: set a key for them in {KEY_VARIABLE} "
+            f"other machines can reach {args.host}: set an API key in {KEY_VARIABLE} "
             "(or --api-key KEY), or leave out --host"
         )
     options = ServeOptions(
@@ -125,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     lost = threading.Event()
 
     def end(why: HostLost, told: bool) -> None:
-        """Those who wait for answers are told, as where a user ends it."""
+        """Fail the waiting requests, then shut down as on SIGTERM."""
         lost.set()
         if not told:
             scheduler.abandon(why)
@@ -143,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
             args.kv_bits,
         )
         options = replace(options, running=running)
-        # Hosts cannot be connected a second time by one process.
+        # A process cannot connect to hosts twice.
         idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
         scheduler = Scheduler(lambda: _load(args, learned, end), idle_s=idle_s)
         serve(scheduler, listening, options, f"{url}/v1")
@@ -154,11 +145,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(
-    args: argparse.Namespace,
-    learned: list[LearnedState],
-    on_lost: Callable[[HostLost, bool], None],
+    args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[HostLost, bool], None]
 ) -> Session:
-    """Loads the model, in the thread that will run it. on_lost: see `Ring`."""
+    """Load the model; call in the scheduler's thread. on_lost: see `Ring`."""
     from akunu_py.decoding.load import engine_from, load_learned
 
     engine = engine_from(args)
@@ -180,7 +169,7 @@ def _end_with_input(grace: float) -> None:
 
 
 def _start_again() -> None:
-    """In the place of this process, which cannot connect hosts a second time."""
+    """Replace this process, which cannot connect to hosts twice."""
     from akunu_py.workarounds.ring_output import restore_stderr
 
     print_warnings(["another host was lost; starting again"])

@@ -1,4 +1,4 @@
-"""Servers that commands use: a running one (`--server`), or one started for a single program."""
+"""Servers that commands use: a running one (`--server`), or a child process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server,
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions
 
-_LOAD_S = 600.0  # for a model to be loaded, on all hosts
-_LOOK_S = 0.1
-_END_S = 30.0
-_MOST_SAID = 64 << 10  # bytes
+_LOAD_S = 600.0  # for loading a model on all hosts
+_POLL_S = 0.1
+_END_S = 30.0  # for a child process to exit
+_MAX_STDERR = 64 << 10  # bytes
 
 Found = TypeVar("Found")
 
@@ -35,10 +35,9 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     """Add --server."""
     parser.add_argument(
         "--server",
-        default=None,
         metavar="auto|off|URL",
-        help="auto (the default): a running akunu serve answers where it has the model loaded; "
-        "off: the model is loaded here; URL: that server answers",
+        help="Server to use. auto: a running akunu serve with the model loaded; off: none, load "
+        "the model here; URL: this server (default: auto, or as in the settings)",
     )
 
 
@@ -48,7 +47,7 @@ def server_for(
     """Return the server to use instead of loading `model`, or None.
 
     asked: the model that the server at an address must have, None for any. Raises AkunuError if
-    nothing answers there.
+    no server responds there.
     """
     if choice == "off":
         return None
@@ -77,8 +76,7 @@ def _name(model: str) -> str:
 
 
 class ServeProcess:
-    """`akunu serve` as a child process. It ends with `end`, and with this process: its stdin closes
-    then."""
+    """`akunu serve` as a child process, which also exits when this process ends."""
 
     def __init__(self, options: Sequence[str], environment: Mapping[str, str] = {}) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -88,7 +86,7 @@ class ServeProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._output,
             env=os.environ | environment,
-            start_new_session=True,  # Ctrl-C is not for the server
+            start_new_session=True,  # Ctrl-C does not reach the server
         )
 
     @property
@@ -105,20 +103,20 @@ class ServeProcess:
         while self.runs and time.monotonic() < ends:
             if (found := find()) is not None:
                 return found
-            if closing.wait(_LOOK_S):
-                raise AkunuError("the chat ends")
-        said = self.said() or ["it does not answer"]
-        raise AkunuError(said[-1].removeprefix("akunu: "))
+            if closing.wait(_POLL_S):
+                raise AkunuError("the chat is closing")
+        lines = self.stderr_lines() or ["the server does not respond"]
+        raise AkunuError(lines[-1].removeprefix("akunu: "))
 
-    def said(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         """Return the lines on stderr since the server started, or restarted itself."""
-        data = os.pread(self._output.fileno(), _MOST_SAID, 0)  # the child shares the file's offset
+        data = os.pread(self._output.fileno(), _MAX_STDERR, 0)  # the child shares the file's offset
         lines = data.decode(errors="replace").splitlines()
-        again = [at for at, line in enumerate(lines) if "starting again" in line]
-        return lines[again[-1] + 1 :] if again else lines
+        restarts = [at for at, line in enumerate(lines) if "starting again" in line]
+        return lines[restarts[-1] + 1 :] if restarts else lines
 
     def end(self) -> None:
-        """End the server with all its hosts."""
+        """Stop the server with all its hosts."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -132,8 +130,8 @@ class ServeProcess:
 class OwnServer:
     """The server of `akunu chat --hosts`, which splits the model over several hosts.
 
-    A process cannot connect hosts twice; `akunu serve` restarts itself when a host is lost. It
-    serves the last model, and starts again on the next request after it ended. args: of the chat.
+    A process cannot connect to hosts twice, so `akunu serve` restarts itself when a host is lost,
+    and another model needs another process. args: of the chat.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -151,7 +149,9 @@ class OwnServer:
         wanted = model.name if model.manifest is not None else str(model.path.resolve())
         if self._process is None or not self._process.runs or wanted != self._model:
             self._end()
-            key = {KEY_VARIABLE: secrets.token_hex(16)}  # clients use the token in its file
+            key = {
+                KEY_VARIABLE: secrets.token_hex(16)
+            }  # clients use the token in the server's file
             self._process = ServeProcess([*self._options, "--model", wanted], key)
             self._model = wanted
         process = self._process
@@ -167,12 +167,12 @@ class OwnServer:
         return process.wait_for(find, self._closing)
 
     def holds(self) -> str:
-        """Return which rank has which part, a line each."""
-        lines = self._process.said() if self._process else []
+        """Return the partition of each rank, one per line."""
+        lines = self._process.stderr_lines() if self._process else []
         return "\n".join(line.removeprefix("akunu: ") for line in lines if " holds " in line)
 
     def close(self) -> None:
-        """End the server with all its hosts."""
+        """Stop the server with all its hosts."""
         self._closing.set()
         self._end()
 

@@ -1,4 +1,4 @@
-"""/infill, as llama.cpp's server has it for llama.vim and llama.vscode."""
+"""The /infill API of llama.cpp's server, for llama.vim and llama.vscode."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from akunu_py.types import SamplingOptions
 
 
 class ExtraBody(Body):
-    """A piece of another file; llama.vim leaves out the name."""
+    """A part of another file; llama.vim omits the name."""
 
     text: str
     filename: str = ""
@@ -62,14 +62,14 @@ class InfillBody(Body):
     top_p: float | None = Field(default=None, ge=0, le=1)
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int = -1
-    t_max_predict_ms: float | None = None  # after the first token, once there is a whole line
-    response_fields: list[str] | None = None  # paths; the reply has only these
+    t_max_predict_ms: float | None = None  # after the first token and line
+    response_fields: list[str] | None = None  # paths of the values to return
     cache_prompt: Ignored = None
     id_slot: Ignored = None
     n_indent: Ignored = None
     n_probs: Ignored = None
     samplers: Ignored = None
-    t_max_prompt_ms: Ignored = None  # the next request continues the prefill
+    t_max_prompt_ms: Ignored = None
 
 
 def prepare_infill(body: InfillBody, service: Service) -> Prepared:
@@ -117,8 +117,8 @@ def completion_job(
 ) -> Job:
     """Return the job of a completion.
 
-    completer: called in the session's thread. stop: texts that end the completion. seconds: after
-    the first token, when a completion with a whole line ends.
+    completer: called in the session's thread. stop: texts that end the completion. seconds: time
+    limit after the first token, once the completion has a whole line.
     """
 
     def events(session: Session) -> Iterator[Event | None]:
@@ -162,14 +162,14 @@ class _PartialCompletion:
         return "time" if time.monotonic() - self._since > self._seconds else None
 
     def drain(self, step: Event | None) -> list[Text]:
-        """Return the new text that is certain after a step."""
+        """Return the new final text after a step."""
         if isinstance(step, Begun):
             self._since = time.monotonic()
         text, self._new = "".join(self._new), []
         return [Text(text)] if text else []
 
     def rest(self) -> list[Text]:
-        """Return the text held back as the possible beginning of a stop sequence."""
+        """Return the rest, held back as a possible beginning of a stop sequence."""
         text = "".join(run.text for run in self._stops.finish())
         return [Text(text)] if text else []
 
@@ -183,7 +183,7 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 def whole_completion(
     model: str, fields: Sequence[str] | None, answers: Sequence[WholeAnswer]
 ) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed. fields: paths of the only values in it."""
+    """Return the body of a whole reply. fields: paths of the values to keep."""
     ended = answers[0].ended
     assert ended is not None
     values = {"content": answers[0].text} | _end(model, ended)
@@ -253,6 +253,6 @@ class InfillEncoder(CommentEncoder):
 
 LLAMACPP = Dialect(
     "llamacpp",
-    (Endpoint("/infill", InfillBody, prepare_infill, "Completes at a cursor."),),
+    (Endpoint("/infill", InfillBody, prepare_infill, "Complete text at a cursor."),),
     error_body,
 )

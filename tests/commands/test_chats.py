@@ -57,7 +57,7 @@ def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["chats", "export", "--all"]) == 0
     everything = capsys.readouterr().out
     assert main(["chats", "rm", "que", "escape", "--yes"]) == 0
-    assert capsys.readouterr().out.startswith("erased queue  What is a queue?\n")
+    assert capsys.readouterr().out.startswith("deleted queue  What is a queue?\n")
     assert ids(capsys) == []
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(everything.encode())))
     assert main(["chats", "import", "-"]) == 0
@@ -90,12 +90,12 @@ def test_the_name_of_the_file_says_the_format(
     [
         (["export"], 2, "expected an ID or --all"),
         (["export", "queue", "--all"], 2, "expected an ID or --all"),
-        (["export", "--all", "--format", "markdown"], 2, "--all exports JSON"),
-        (["export", "nowhere"], 1, "no conversation with id 'nowhere'"),
+        (["export", "--all", "--format", "markdown"], 2, "--all exports only JSON"),
+        (["export", "nowhere"], 1, "no conversation has an id that begins with 'nowhere'"),
         (["export", "queue", "-o", "/"], 1, "/ exists; name another file"),
         (["import", "nowhere.json"], 1, "cannot read nowhere.json: No such file"),
         (["import", __file__], 1, "expected JSON"),
-        (["import", sys.executable], 1, "expected UTF-8"),
+        (["import", sys.executable], 1, "not UTF-8"),
         (["rm", "queue", "nowhere", "--yes"], 1, "no conversation"),
     ],
 )

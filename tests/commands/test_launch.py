@@ -101,7 +101,7 @@ def test_refusals(told: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AKUNU_API_KEY", "secret")
     monkeypatch.setenv("PATH", str(told.parent))
     no_program = run_here(*options)
-    assert (no_program.returncode, "no program codex" in no_program.stderr) == (2, True)
+    assert (no_program.returncode, "codex is not installed" in no_program.stderr) == (2, True)
     assert not told.exists()
 
 

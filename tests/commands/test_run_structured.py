@@ -49,7 +49,7 @@ def test_an_answer_cut_off_is_printed_and_says_so(model: str) -> None:
     done = run_here("run", "Which?", "--model", model, *words)
     assert done.returncode == 0
     assert set(done.stdout) == {"a", "\n"}
-    assert "the answer is not whole, it was cut off at --max-tokens" in done.stderr
+    assert "the answer is incomplete: cut off at --max-tokens" in done.stderr
 
 
 def test_a_grammar_is_followed(model: str, tmp_path: Path) -> None:
@@ -61,11 +61,14 @@ def test_a_grammar_is_followed(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--json-schema", " "), "--json-schema: expected the path of a file, found an empty text"),
-        (("--grammar", ""), "--grammar: expected the path of a file, found an empty text"),
+        (
+            ("--json-schema", " "),
+            "--json-schema: expected the path of a file, found an empty string",
+        ),
+        (("--grammar", ""), "--grammar: expected the path of a file, found an empty string"),
         (("--json-schema", "/nowhere.json"), "--json-schema: cannot read /nowhere.json: No such"),
         (("--grammar", "/dev/zero"), "--grammar: cannot read /dev/zero: not a regular file"),
-        (("--regex", "a", "--compact"), "--compact is for JSON"),
+        (("--regex", "a", "--compact"), "--compact requires --json-schema or --json"),
         (("--json", "--choice", "a"), "not allowed with argument --json"),
     ],
 )

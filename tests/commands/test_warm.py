@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.commands import warm as command
+from akunu_py.commands import models as command
+from akunu_py.commands import run
 from akunu_py.decoding.generate import warm
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState, forget
@@ -38,13 +39,13 @@ def test_it_answers_until_enough_is_remembered(model: Path) -> None:
     words = ("models", "warm", "--now", str(model), "--tokens")
     first = run_here(*words, str(TOKENS))
     assert first.returncode == 0
-    assert f"until {TOKENS} more tokens are remembered: about 1 s at " in first.stderr
+    assert f"generates {TOKENS} more tokens for its answer cache: about 1 s at " in first.stderr
     learned = learned_of(model)
     done = warm.progress(learned)
     assert TOKENS <= done.tokens < TOKENS + 20
     assert learned.memory is not None
     assert len(learned.memory) == done.tokens + done.answers  # each is closed by a separator
-    assert "tokens of such answers" in run_here(*words, str(TOKENS)).stdout
+    assert "tokens in its answer cache" in run_here(*words, str(TOKENS)).stdout
     assert warm.progress(learned) == done
     assert run_here(*words, str(3 * TOKENS)).returncode == 0
     assert warm.progress(learned).tokens >= 3 * TOKENS
@@ -89,8 +90,8 @@ def test_an_interrupt_ends_it_and_says_how_to_go_on(
             generation.cancel()
         yield
 
-    monkeypatch.setattr(command, "cancelled_by_interrupt", interrupted)
+    monkeypatch.setattr(run, "cancelled_by_interrupt", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        command.run(argparse.Namespace(name=str(model), tokens=TOKENS, now=True))
-    assert f"to go on: akunu models warm {model}" in capsys.readouterr().err
+        command.warm(argparse.Namespace(name=str(model), tokens=TOKENS, now=True))
+    assert f"to resume, run: akunu models warm {model}" in capsys.readouterr().err
     assert warm.progress(learned_of(model)).answers == 1

@@ -105,7 +105,7 @@ def test_what_openais_clients_ask(
     }
     for path, more in asked.items():
         if wanted is None:
-            with pytest.raises(RequestError, match="tiny cannot be told") as refused:
+            with pytest.raises(RequestError, match="tiny does not support") as refused:
                 prepared(service, path, **more)
             assert refused.value.param in ("reasoning_effort", "reasoning.effort")
         else:

@@ -118,7 +118,7 @@ async def test_what_is_said_is_kept_only_where_asked(tiny: Served, keep: bool) -
     reply = await ask(app, "/v1/chat/completions", body)
     said = reply.json()["choices"][0]["message"]["content"]
     [record] = seen
-    assert (record.asked, record.said) == ((json.dumps(body), said) if keep else ("", ""))
+    assert (record.body, record.answer) == ((json.dumps(body), said) if keep else ("", ""))
     for text in (record.line(), records.metrics()):
         assert "secret" not in text
     assert 'requests_total{path="/v1/chat/completions",status="200"} 1' in records.metrics()

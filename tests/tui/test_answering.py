@@ -417,7 +417,7 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
         await it.send("four")
         assert constraint(answering.active) == Constraint("json_schema", '{"type": "integer"}')
         await it.answer("4", turn=5)
-        for wrong, why in (("{1}", "is not JSON"), ("/no/such", "cannot read /no/such")):
+        for wrong, why in (("{1}", "is not valid JSON"), ("/no/such", "cannot read /no/such")):
             await it.send(f"/json {wrong}")
             assert why in it.notifications[-1]
             it.box.clear()

@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded JSON, pydantic models, conversations."""
+"""Request bodies: bounded JSON, pydantic models, conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.text import on_one_line
 from akunu_py.types import Message
 
-MAX_BYTES = 32 << 20  # of a body, more than any context holds
+MAX_BYTES = 32 << 20  # of a body, more than any context
 MAX_DEPTH = 64  # of JSON in JSON
 _KINDS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
 _EXACT = 2.0**53  # floats below it represent integers exactly
@@ -24,7 +24,7 @@ BodyType = TypeVar("BodyType", bound="Body")
 
 
 class Body(BaseModel):
-    """A body or a part of one; unknown parameters are refused."""
+    """A body or a part of one, without unknown parameters."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
@@ -34,7 +34,7 @@ Ignored = Any
 
 
 def parse(data: bytes, kind: type[BodyType]) -> BodyType:
-    """Parse a body. Raises RequestError, which names the parameter at fault."""
+    """Parse a body. Raises RequestError, which names the invalid parameter."""
     try:
         value = parse_json(data)
     except ValueError as error:
@@ -49,9 +49,9 @@ def parse(data: bytes, kind: type[BodyType]) -> BodyType:
 
 
 def _check(value: Any) -> None:
-    """Raise RequestError for deep nesting and lone surrogates; make integers of 2.0 and the like.
+    """Refuse deep nesting and lone surrogates, and convert floats such as 2.0 to integers.
 
-    Languages without integers write them as floats.
+    Some languages write integers as floats. Raises RequestError.
     """
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -69,7 +69,7 @@ def _check(value: Any) -> None:
                 try:
                     each.encode()
                 except UnicodeEncodeError:
-                    raise RequestError("the body has half a surrogate pair in a string") from None
+                    raise RequestError("the body has a lone surrogate in a string") from None
         level = inner
         if not level:
             return
@@ -108,8 +108,8 @@ BETWEEN = "\n\n"  # separates parts of a text
 def joined(messages: Iterable[Message], param: str) -> list[Message]:
     """Merge neighboring messages of a role, as templates expect.
 
-    Tool results stay apart, and so does an assistant's text after its calls. Raises RequestError
-    if there is nothing to answer. param: of the messages.
+    Tool results and text after tool calls stay separate. Raises RequestError if all messages are
+    system messages. param: of the messages.
     """
     turns: list[Message] = []
     for message in messages:
@@ -129,7 +129,7 @@ def joined(messages: Iterable[Message], param: str) -> list[Message]:
             tool_calls=last.tool_calls + message.tool_calls,
         )
     if not any(turn.role != "system" for turn in turns):
-        raise invalid(param, "there is nothing to answer")
+        raise invalid(param, "expected a message to answer")
     return turns
 
 
@@ -143,4 +143,4 @@ def refuse_extra(body: Body, place: str) -> None:
 def check_tool(name: str, names: Collection[str], param: str = "tool_choice") -> None:
     """Raise RequestError if a chosen tool is not offered."""
     if name not in names:
-        raise RequestError(f"tool_choice: there is no tool {name[:100]!r}", param=param)
+        raise RequestError(f"tool_choice: unknown tool {name[:100]!r}", param=param)

@@ -31,11 +31,7 @@ STATUS: dict[ErrorKind, int] = {
 
 
 class RequestError(Exception):
-    """A request that cannot be served.
-
-    param: the parameter at fault, or "". code: the error's name for clients, or "", for example
-    "context_length_exceeded" or "model_not_found".
-    """
+    """A request that cannot be served."""
 
     def __init__(
         self, message: str, kind: ErrorKind = "invalid", *, param: str = "", code: str = ""
@@ -43,8 +39,8 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message
         self.kind: ErrorKind = kind
-        self.param = param
-        self.code = code
+        self.param = param  # the invalid parameter, or ""
+        self.code = code  # for clients, such as "model_not_found", or ""
 
     @property
     def status(self) -> int:
@@ -58,17 +54,14 @@ def invalid(param: str, reason: str) -> RequestError:
 
 
 class Stopping(RequestError):
-    """The server is stopping and cuts the answer off."""
+    """The server is stopping and cancels the request."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping", "unavailable")
 
 
 def request_error(error: Exception) -> RequestError:
-    """Return what a client learns of an exception.
-
-    An unexpected exception is saved as a crash; the client does not see its details.
-    """
+    """Return the error for clients; an unexpected exception is only saved as a crash."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, PromptTooLong):
@@ -78,7 +71,7 @@ def request_error(error: Exception) -> RequestError:
         return RequestError(str(error), "not_found", param="model", code="model_not_found")
     if isinstance(error, UsageError | UnsupportedModel):
         return RequestError(str(error))
-    if isinstance(error, AkunuError):  # no model, no memory, or a stopping server
+    if isinstance(error, AkunuError):  # such as a failed load
         return RequestError(str(error), "unavailable")
     crashes.report(error)
-    return RequestError("the server failed to answer; its terminal has the details", "internal")
+    return RequestError("internal error; see the server's terminal for details", "internal")

@@ -1,12 +1,7 @@
-"""The interface between HTTP and the dialects that clients use: Chat Completions, Messages, ...
+"""The interface between HTTP and the dialects of clients, such as Chat Completions.
 
-A dialect is a module with one `Dialect`, listed in `http/app.py`. Each `Endpoint` has a path, the
-pydantic model of its body, and a function that turns a body into a `Prepared` request, or into a
-reply that needs no engine. `http/app.py` checks and parses requests; `http/answering.py` runs the
-jobs, sends what the encoder makes of their events, keeps the connection alive, and cancels the
-jobs when the client disconnects.
-
-Dialects are pure: bodies in, jobs out; events in, bytes out.
+A dialect is pure: bodies in, jobs out; events in, bytes out. `http/app.py` lists the dialects and
+parses requests; `http/answering.py` runs the jobs and sends their encoded events.
 """
 
 from __future__ import annotations
@@ -64,7 +59,7 @@ class Encoder(Protocol):
 
 
 class CommentEncoder:
-    """Base of encoders whose heartbeat is a comment and whose last frame may be an error."""
+    """Base of encoders with comments as heartbeats and a last frame for errors."""
 
     error_body: Callable[[RequestError], Mapping[str, Any]]
 
@@ -132,29 +127,26 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path for POST requests.
-
-    prepare: raises RequestError or AkunuError. Runs in a worker thread: it may render templates,
-    tokenize and compile, but not touch arrays.
-    """
+    """A path for POST requests."""
 
     path: str
     body: type[Body]
+    # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
     prepare: Callable[[Any, Service], Prepared | Mapping[str, Any]]
     summary: str  # for the OpenAPI description
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API: its endpoints, and the body of an error reply, given the error and request id."""
+    """The API of one kind of client."""
 
     name: str
     endpoints: Sequence[Endpoint]
-    error: Callable[[RequestError, str], Mapping[str, Any]]
+    error: Callable[[RequestError, str], Mapping[str, Any]]  # body for an error and request id
 
 
 def statistics(*answers: Ended) -> dict[str, Any]:
-    """Return the drafting statistics of several answers together; clients ignore them."""
+    """Return the sum of the answers' drafting statistics, an extension that clients ignore."""
     total = Stats()
     for answer in answers:
         total.include(answer.stats)

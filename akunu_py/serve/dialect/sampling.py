@@ -108,14 +108,14 @@ def generate_options(
 
 
 def includes_usage(body: SamplingBody) -> bool:
-    """Return True if a last chunk has the usage. Raises RequestError without a stream."""
+    """Return True if the last chunk has the usage. Raises RequestError without a stream."""
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "only with stream")
+        raise invalid("stream_options", "requires stream")
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
-    """Return the options of several answers to one prompt, with seeds that differ."""
+    """Return the options of several answers to one prompt, with different seeds."""
     seed = options.sampling.seed
     if seed is None:
         return [options] * count
@@ -147,12 +147,12 @@ def _guided(body: SamplingBody, other: Constraint | None) -> Constraint | None:
     if outputs.json_object:
         found["structured_outputs.json_object"] = JSON_OBJECT
     if len(found) + (other is not None) > 1:
-        raise invalid([*found][-1], "an answer can match one constraint only")
+        raise invalid([*found][-1], "only one constraint is allowed")
     constraint = next(iter(found.values()), other)
     if not outputs.disable_any_whitespace:
         return constraint
     if constraint is None or constraint.kind != "json_schema":
-        raise invalid("structured_outputs.disable_any_whitespace", "only for an answer in JSON")
+        raise invalid("structured_outputs.disable_any_whitespace", "requires a JSON schema")
     return replace(constraint, compact=True)
 
 
@@ -168,5 +168,5 @@ def effort_variables(service: Service, effort: Effort | None, param: str) -> dic
     """Return the chat template's variables for an effort. Raises RequestError if it has none."""
     variables = thinking_variables(service.engine.tokens.tokenizer).of(effort)
     if variables is None:
-        raise invalid(param, f"{service.name} cannot be told {effort!r}; leave it out")
+        raise invalid(param, f"{service.name} does not support {effort!r}; leave it out")
     return variables

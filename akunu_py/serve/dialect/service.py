@@ -1,4 +1,4 @@
-"""What all requests share: the served model, its names and its defaults."""
+"""State shared by all requests: the served model, its names and its defaults."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.types import GenerateOptions
 
-_COMPLETERS = 4  # kept, for different options
-_ENDING = 64
+_MAX_COMPLETERS = 4  # kept, one for each set of options
+_MAX_ENDING = 64
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Service:
     engine: Engine
     names: tuple[str, ...]  # accepted in requests; the model's own name first
     defaults: GenerateOptions
-    max_tokens: int | None = None  # of answers without a limit; None: up to the context length
+    max_tokens: int | None = None  # default limit; None: the context length
     created: int = field(default_factory=lambda: int(time.time()))
     completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
-    # ids of requests of akunu's own clients that are to stop with the text so far
-    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING))
+    # ids of requests that akunu's own clients want to stop with the text so far
+    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_ENDING))
 
     @property
     def name(self) -> str:
@@ -49,16 +49,15 @@ class Service:
 
     @property
     def most_tokens(self) -> int:
-        """Maximum tokens of an answer whose request sets no limit."""
+        """Maximum tokens for requests without a limit."""
         return self.max_tokens or self.engine.plan.context_length
 
     def completer(self, session: Session, options: CompleteOptions) -> Completer:
         """Return the completer for these options; call in the session's thread."""
         if options not in self.completers:
-            while len(self.completers) >= _COMPLETERS:
+            while len(self.completers) >= _MAX_COMPLETERS:
                 del self.completers[next(iter(self.completers))]
-            made = Completer(self.engine, options, session.learned, session)
-            self.completers[options] = made
+            self.completers[options] = Completer(self.engine, options, session.learned, session)
         return self.completers[options]
 
     @cached_property
@@ -68,7 +67,7 @@ class Service:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The model as OpenAI's and Anthropic's clients list it."""
+        """The model in the format of OpenAI's and Anthropic's model lists."""
         date = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
         return {
             "id": self.name,
@@ -86,8 +85,8 @@ def check_model(asked: str | None, names: Sequence[str]) -> None:
     """Raise RequestError if a request names another model than the served one."""
     if asked is not None and asked not in names:
         raise RequestError(
-            f"this server has {names[0]} loaded, not {asked[:100]!r}; ask for that, "
-            f"or start another one: akunu serve --model NAME",
+            f"this server serves {names[0]}, not {asked[:100]!r}; request {names[0]}, or start "
+            "another server: akunu serve --model NAME",
             "not_found",
             param="model",
             code="model_not_found",
@@ -112,9 +111,9 @@ class Infill:
         self.family: FimFamily | None = find_family("auto", self._code, engine.name)
 
     def prompt(self, prefix: str, suffix: str) -> InfillPrompt:
-        """Return the prompt for the text between two others, however long they are.
+        """Return the prompt for the text between `prefix` and `suffix`, shortened to the context.
 
-        A model without a format continues the prefix.
+        A model without a fill-in-the-middle format continues the prefix.
         """
         room = Budgets(self._context, self._context, 0)
         names = name_files("", "", "", [])
@@ -128,7 +127,7 @@ def completion_events(
     steps: Generator[Event | None, None, Completion],
     drain: Callable[[Event | None], Iterable[Event]],
 ) -> Generator[Event | None, None, Completion]:
-    """Yield the steps of a completer, each followed by the events that `drain` returns for it."""
+    """Yield the steps of a completer, each followed by the events of `drain`."""
     while True:
         try:
             step = next(steps)

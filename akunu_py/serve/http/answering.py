@@ -1,4 +1,4 @@
-"""Replies that the engine works for: streamed or whole, kept alive, cancelled on disconnect."""
+"""Replies with model output: streamed or whole, kept alive, cancelled on disconnect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answering:
     heartbeat_s: float = HEARTBEAT_S
 
     async def reply(self, receive: Receive, send: Send) -> int:
-        """Send the reply and return its status; the request's body must have been received."""
+        """Send the reply and return its status; call after receiving the request's body."""
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             async with contextlib.aclosing(self._events()) as events:
@@ -58,7 +58,7 @@ class Answering:
                         raise request_error(event.error) from event.error
                     self.on_event(event)
                     if isinstance(event, Ended) and event.reason == "cancelled":
-                        raise Stopping  # after a disconnect nothing runs here any more
+                        raise Stopping  # after a disconnect this code does not run
                     yield choice, event
 
     async def _send_whole(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
@@ -71,11 +71,12 @@ class Answering:
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets every error
-            return await self._send_error(request_error(error), send)
+            return await self._send_error(error, send)
         return await send_json(send, 200, body)
 
-    async def _send_error(self, error: RequestError, send: Send) -> int:
-        return await send_json(send, error.status, self.dialect.error(error, self.request_id))
+    async def _send_error(self, error: Exception, send: Send) -> int:
+        failure = request_error(error)
+        return await send_json(send, failure.status, self.dialect.error(failure, self.request_id))
 
     async def _send_stream(
         self,
@@ -99,12 +100,11 @@ class Answering:
         except ClientGone:
             if ended < len(self.prepared.jobs):
                 raise
-            return 200  # the client had everything and closed the connection first
+            return 200  # the client received everything
         except Exception as error:  # noqa: BLE001 - the client gets every error
-            failure = request_error(error)
             if not stream.begun:
-                return await self._send_error(failure, send)
-            await stream.write(encoder.fail(failure))
+                return await self._send_error(error, send)
+            await stream.write(encoder.fail(request_error(error)))
         await stream.end()
         return 200
 
@@ -113,9 +113,7 @@ class _Stream:
     """A reply sent in frames."""
 
     def __init__(self, send: Send) -> None:
-        self._send = send
-        self.begun = False
-        self.last_sent = time.monotonic()
+        self._send, self.begun, self.last_sent = send, False, time.monotonic()
 
     async def write(self, frames: list[bytes]) -> None:
         if not frames:
@@ -192,8 +190,8 @@ async def events_of(
 ) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is Ended or Failed.
 
-    Closing the generator cancels the job. Events that wait for a slow reader are merged, so they
-    never take more memory than their text. client, short: see `Scheduler.submit`.
+    Closing the generator cancels the job. Queued events are merged, so a slow client needs no more
+    memory than the text. client, short: see `Scheduler.submit`.
     """
     mailbox = _Mailbox()
     handle = scheduler.submit(job, mailbox.put, client=client, short=short)
@@ -208,7 +206,7 @@ async def events_of(
 
 
 class _Mailbox:
-    """Events on their way from the model's thread to the event loop."""
+    """A queue of events from the model's thread to the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -220,11 +218,7 @@ class _Mailbox:
         self._loop.call_soon_threadsafe(self._add, event)
 
     def _add(self, event: Event) -> None:
-        merged = _merged(self._events[-1], event) if self._events else None
-        if merged is None:
-            self._events.append(event)
-        else:
-            self._events[-1] = merged
+        self._events[-1:] = _merged(self._events[-1], event) if self._events else [event]
         self._arrived.set()
 
     async def get(self) -> Event:
@@ -235,11 +229,11 @@ class _Mailbox:
         return self._events.pop(0)
 
 
-def _merged(first: Event, second: Event) -> Event | None:
-    """Return one event that replaces two, or None."""
+def _merged(first: Event, second: Event) -> list[Event]:
+    """Merge two events into one if possible."""
     if isinstance(first, Reading) and isinstance(second, Reading):
-        return second
+        return [second]
     for kind in (Text, Thinking, CallArguments):
         if isinstance(first, kind) and isinstance(second, kind):
-            return replace(first, text=first.text + second.text)
-    return None
+            return [replace(first, text=first.text + second.text)]
+    return [first, second]

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, bodies, errors. Dialects define what is in them."""
+"""The ASGI application: routes, bodies and errors of all dialects."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ from akunu_py.serve.own.running import proof
 from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
 
-_CHALLENGE = 100  # characters
-_MOST = 256  # waiting requests
-_BODY_S = 60.0  # for a client to send a body
+_MAX_CHALLENGE = 100  # characters
+_MAX_WAITING = 256  # requests
+_BODY_S = 60.0  # for receiving a body
 _KINDS = {404: "not_found", 405: "method"}
-
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
 _BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
@@ -55,11 +54,11 @@ def dialect_of(path: str) -> Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What the application runs on."""
+    """The model behind the application."""
 
     names: Sequence[str]  # of the model
     service: Callable[[], Service]  # waits until the model is loaded; raises AkunuError
-    description: Callable[[], Mapping[str, Any]]  # of the model, even while it is unloaded
+    description: Callable[[], Mapping[str, Any]]  # of the model, even if it is unloaded
     run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `events_of`
     records: Records
 
@@ -73,23 +72,20 @@ def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBE
     ]
     middleware = [Middleware(Guard, access, dialect_of)]
     if access.origins:
-        middleware.insert(0, _cors(access.origins))
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(access.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "request-id"],
+        )
+        middleware.insert(0, cors)
     return Starlette(
         routes=[*routes, *_get_routes(backend, access)],
         middleware=middleware,
         exception_handlers=dict.fromkeys(
             (HTTPException, RequestError, AkunuError, Exception), _http_error
         ),
-    )
-
-
-def _cors(origins: Sequence[str]) -> Middleware:
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],
-        expose_headers=["x-request-id", "request-id"],
     )
 
 
@@ -106,7 +102,7 @@ def _get_routes(backend: Backend, access: Access) -> list[BaseRoute]:
         return JSONResponse(await run_in_threadpool(backend.description))
 
     async def health(request: Request) -> Response:
-        challenge = request.query_params.get("challenge", "")[:_CHALLENGE]
+        challenge = request.query_params.get("challenge", "")[:_MAX_CHALLENGE]
         if not (challenge and access.token):
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "ok", "proof": proof(access.token, challenge)})
@@ -160,11 +156,11 @@ class _Post:
             record.status = await answering.reply(receive, send)
 
     async def _prepared(self, headers: Headers, receive: Receive, record: Record) -> Any:
-        if self._backend.records.waiting > _MOST:
-            raise RequestError("too many requests wait; try again later", "unavailable")
+        if self._backend.records.waiting > _MAX_WAITING:
+            raise RequestError("too many waiting requests; try again later", "unavailable")
         data = await _read(headers, receive)
         if record.keeps_content:
-            record.asked = data.decode(errors="replace")
+            record.body = data.decode(errors="replace")
 
         def prepare() -> Any:
             try:
@@ -178,7 +174,7 @@ class _Post:
 
 async def _read(headers: Headers, receive: Receive) -> bytes:
     """Return the body. Raises ClientGone, and RequestError if it is too large or too slow."""
-    too_large = RequestError(f"a body may have {MAX_BYTES:,} bytes", "too_large")
+    too_large = RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > MAX_BYTES:
         raise too_large
@@ -194,16 +190,16 @@ async def _read(headers: Headers, receive: Receive) -> bytes:
                 if len(data) > MAX_BYTES:
                     raise too_large
     except TimeoutError:
-        raise RequestError(f"the body did not come within {_BODY_S:g} seconds") from None
+        raise RequestError(f"the body did not arrive within {_BODY_S:g} seconds") from None
     return bytes(data)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """Return the reply for unknown paths and for exceptions."""
+    """Return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
         kind = _KINDS.get(error.status_code, "invalid")
-        message = {"not_found": f"there is nothing at {request.url.path[:200]}"}.get(kind)
+        message = {"not_found": f"unknown path {request.url.path[:200]}"}.get(kind)
         failure = RequestError(message or error.detail, kind)  # type: ignore[arg-type]
         headers = error.headers
     else:
@@ -213,9 +209,9 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 _GET = {
-    "/v1/models": "The model that is served.",
-    "/health": "Whether the server is up.",
-    "/openapi.json": "This description.",
+    "/v1/models": "List the served model.",
+    "/health": "Check that the server runs.",
+    "/openapi.json": "Return this description.",
 }
 
 

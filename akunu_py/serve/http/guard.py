@@ -1,8 +1,8 @@
-"""Access control: checks the headers of every request first.
+"""Access control: checks the headers of every request.
 
-Web pages can reach loopback, too. A page whose own name resolves to 127.0.0.1 (DNS rebinding) sends
-that name in the Host header; a page that connects to 127.0.0.1 sends its Origin. Both are refused
-unless --cors names them.
+Web pages can reach loopback, too. A page whose name resolves to 127.0.0.1 (DNS rebinding) sends its
+name in the Host header; a page that connects to 127.0.0.1 sends its Origin. Both are refused unless
+--cors allows them.
 """
 
 from __future__ import annotations
@@ -36,24 +36,22 @@ class Access:
     def refusal(self, headers: Headers, path: str) -> RequestError | None:
         """Return why a request is refused, or None."""
         if not self._names_us(headers.get("host", "")):
-            message = f"this server is not called {headers.get('host', '')[:100]!r}"
-            return RequestError(f"{message}; ask for {self.host}", "forbidden")
+            message = f"wrong Host header {headers.get('host', '')[:100]!r}; use {self.host}"
+            return RequestError(message, "forbidden")
         origin = headers.get("origin", "")
         if origin and not self._knows(origin, headers.get("host", "")):
-            return RequestError(
-                f"pages of {origin[:100]!r} may not ask; start with --cors ORIGIN to allow it",
-                "forbidden",
-            )
+            message = f"origin {origin[:100]!r} is not allowed; start the server with --cors ORIGIN"
+            return RequestError(message, "forbidden")
         if self.key and path not in _OPEN and not self._has_key(headers):
             return RequestError(
-                "the API key is missing or wrong; send it as a bearer token or as x-api-key",
+                "the API key is missing or wrong; send it as bearer token or x-api-key",
                 "unauthorized",
                 code="invalid_api_key",
             )
         return None
 
     def _names_us(self, host: str) -> bool:
-        """Check the Host header; a server for other machines has any name, and a key."""
+        """Check the Host header; a server for other machines has a key instead."""
         return not is_loopback(self.host) or is_loopback(_name(host))
 
     def _knows(self, origin: str, host: str) -> bool:

@@ -1,7 +1,4 @@
-"""Records of requests: counters for Prometheus, and a line each on the terminal.
-
-Neither holds content unless it is asked for.
-"""
+"""Records of requests: Prometheus counters and log lines, without content by default."""
 
 from __future__ import annotations
 
@@ -13,24 +10,21 @@ from dataclasses import dataclass, field
 from akunu_py.decoding.events import CallArguments, CallBegun, Ended, Event, Text, Thinking, Told
 from akunu_py.serve.dialect.interface import statistics
 
-_GONE = 499  # nginx's status for a client that disconnected first
+_GONE = 499  # nginx's status for a disconnected client
 _REQUEST_HELP = {
-    "requests": "Requests by path and status; 499: the client went away.",
-    "request_seconds": "Seconds that requests took, by path.",
-    "answers": "Answers by how they ended.",
+    "requests": "Requests by path and status; 499: the client disconnected.",
+    "request_seconds": "Duration of requests by path.",
+    "answers": "Answers by finish reason.",
 }
 _COUNTED = {  # metric: (field of Stats, help)
-    "prompt_tokens": ("prompt_tokens", "Tokens of prompts, those that were cached among them."),
-    "cached_tokens": ("cached_tokens", "Tokens of prompts that were not read again."),
-    "generated_tokens": ("generated_tokens", "Tokens of answers."),
-    "target_passes": (
-        "target_passes",
-        "Passes of the model for the tokens behind the first ones.",
-    ),
-    "drafted_tokens": ("drafted", "Tokens that were drafted."),
-    "accepted_tokens": ("accepted", "Drafted tokens that the model accepted."),
-    "prefill_seconds": ("prefill_s", "Seconds spent on reading prompts."),
-    "decode_seconds": ("decode_s", "Seconds spent on answers behind their first tokens."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones."),
+    "cached_tokens": ("cached_tokens", "Prompt tokens from prompt caches."),
+    "generated_tokens": ("generated_tokens", "Generated tokens."),
+    "target_passes": ("target_passes", "Decode steps after the first tokens."),
+    "drafted_tokens": ("drafted", "Draft tokens."),
+    "accepted_tokens": ("accepted", "Accepted draft tokens."),
+    "prefill_seconds": ("prefill_s", "Seconds of prefill."),
+    "decode_seconds": ("decode_s", "Seconds of decoding after the first tokens."),
 }
 _HELP = _REQUEST_HELP | {name: words for name, (_, words) in _COUNTED.items()}
 
@@ -42,11 +36,11 @@ class Record:
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int = _GONE
-    begun: bool = False  # the model works for it, or did
+    begun: bool = False  # the model has started on it
     answers: list[Ended] = field(default_factory=list)
     keeps_content: bool = False
-    asked: str = ""  # the body, if content is kept
-    said: str = ""  # the answer, if content is kept
+    body: str = ""  # if content is kept
+    answer: str = ""  # if content is kept
 
     def add(self, event: Event) -> None:
         """Record an event."""
@@ -55,9 +49,9 @@ class Record:
             case Ended():
                 self.answers.append(event)
             case Text(text) | Thinking(text) | CallArguments(text) | Told(text):
-                self.said += text if self.keeps_content else ""
+                self.answer += text if self.keeps_content else ""
             case CallBegun() if self.keeps_content:
-                self.said += f"\n{event.name} "
+                self.answer += f"\n{event.name} "
 
     @property
     def seconds(self) -> float:
@@ -74,7 +68,7 @@ class Record:
             parts += [f"{sum(each.stats.generated_tokens for each in self.answers)} tokens"]
             if drafts["target_passes"] and drafts["decode_s"] > 0:
                 speed, per_pass = drafts["tokens_per_s"], drafts["tokens_per_pass"]
-                parts += [f"{speed:.1f} tokens/s, {per_pass:.2f} a pass"]
+                parts += [f"{speed:.1f} tokens/s, {per_pass:.2f} tokens/pass"]
         return " · ".join([*parts, f"{self.seconds:.1f} s"])
 
 
@@ -91,7 +85,7 @@ class Records:
 
     @property
     def running(self) -> int:
-        """Number of requests that the model works for."""
+        """Number of requests that the model has started on."""
         return sum(record.begun for record in self._open)
 
     @property
@@ -126,8 +120,8 @@ class Records:
         """Return the counters in Prometheus's text format, version 0.0.4."""
         lines = []
         gauges = {
-            "running": ("Requests that are answered.", self.running),
-            "waiting": ("Requests that wait to be.", self.waiting),
+            "running": ("Running requests.", self.running),
+            "waiting": ("Waiting requests.", self.waiting),
         }
         for state, (words, number) in gauges.items():
             full = f"akunu_requests_{state}"

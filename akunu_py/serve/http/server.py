@@ -31,9 +31,9 @@ from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
 
 _BACKLOG = 128
-_KEEP_ALIVE_S = 60.0  # that a connection stays open between two requests
+_KEEP_ALIVE_S = 60  # of a connection between two requests
 _MAX_HEADERS = 64 << 10  # bytes
-_LAST_S = 5.0  # for the last bytes of replies, when the time to finish is over
+_LAST_S = 5.0  # for the last bytes of replies after the grace period
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class ServeOptions:
     defaults: GenerateOptions
     temperature: float | None = None  # None: recommended by the model's makers
     max_tokens: int | None = None  # None: up to the context length
-    grace_s: float = 20.0  # for running answers on shutdown
-    quiet: bool = False  # no line for each request
+    grace_s: float = 20.0  # for running requests on shutdown
+    quiet: bool = False  # do not log requests
     log_content: bool = False
-    running: RunningServer | None = None  # how this user's other programs find the server
+    running: RunningServer | None = None  # announces the server to this user's other programs
 
 
 class ServedModel:
@@ -62,7 +62,7 @@ class ServedModel:
 
     def _on_state(self, state: State) -> None:
         if state == "unloaded":
-            self._service = None  # its reference would keep the model in memory
+            self._service = None  # release the model
 
     def service(self) -> Service:
         """Return the service, after loading the model if needed; raises what loading raises."""
@@ -93,28 +93,28 @@ class ServedModel:
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
-    Raises UsageError for an address that is not of this machine, AkunuError if the port is taken.
+    Raises UsageError for an invalid address, AkunuError if the port is taken.
     """
     try:
         family, *_, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        # asyncio sets TCP_NODELAY, without which each piece of an answer waits for up to 40 ms,
-        # only on sockets with an explicit protocol.
+        # asyncio sets TCP_NODELAY only on sockets with an explicit protocol. Without it each chunk
+        # waits for up to 40 ms.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, bound.detach())
     except (OSError, OverflowError, UnicodeError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise AkunuError(
-                f"port {port} of {host} is taken, perhaps by another akunu serve; "
-                "choose another: --port N"
-            ) from error
+            message = (
+                f"port {port} of {host} is in use, perhaps by another akunu serve; use --port N"
+            )
+            raise AkunuError(message) from error
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from error
+        raise UsageError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
 def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions, url: str) -> None:
-    """Serve until SIGINT or SIGTERM, then until running answers end or their time is over.
+    """Serve until SIGINT or SIGTERM, then until running requests end or the grace period is over.
 
     scheduler: not started. Raises what loading the model raises.
     """
@@ -124,7 +124,9 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
     try:
         name = model.service().name
         app = create_app(model.backend(records), options.access)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app reports errors
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # the application reports errors
         config = uvicorn.Config(
             app,
             http="h11",
@@ -134,11 +136,11 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=int(_KEEP_ALIVE_S),
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
             h11_max_incomplete_event_size=_MAX_HEADERS,
         )
-        ready = f"akunu serves {name} at {url} (Ctrl-C ends it)"
+        ready = f"akunu serves {name} at {url} (Ctrl-C to stop)"
         running = options.running
         with announced(running) if running else contextlib.nullcontext():
             _Server(config, ready, lambda: scheduler.close(options.grace_s)).run([listening])
@@ -147,7 +149,7 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without raising the signal again after shutdown."""
+    """A uvicorn server that does not raise the signal again after shutdown."""
 
     def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
         super().__init__(config)
@@ -189,7 +191,7 @@ def _printer(options: ServeOptions) -> Callable[[Record], None]:
             if not options.quiet:
                 say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
             if options.log_content:
-                for mark, text in (("<", record.asked), (">", record.said)):
+                for mark, text in (("<", record.body), (">", record.answer)):
                     for line in displayable(text).splitlines():
                         say(f"{mark} {line}", error=True)
 

@@ -1,7 +1,4 @@
-"""Bodies of Messages.
-
-`cache_control` is accepted everywhere: cached prefixes are found without it.
-"""
+"""Bodies of Messages. `cache_control` is accepted but ignored: prefixes are always cached."""
 
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ class MessagesToolChoice(Body):
 
 class ThinkingBody(Body):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Ignored = None  # local models cannot keep to a budget
+    budget_tokens: Ignored = None
     display: Literal["summarized", "omitted"] | None = None
 
 

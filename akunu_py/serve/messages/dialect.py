@@ -1,4 +1,4 @@
-"""Messages: its paths, and jobs from bodies."""
+"""Messages: endpoints, and jobs from bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from akunu_py.serve.messages.bodies import (
     ToolUseBlock,
 )
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
-from akunu_py.types import Constraint, Message, Tool, ToolCall, ToolChoice
+from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 
 _CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
     "auto": "auto",
@@ -50,7 +50,9 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
         seed=body.seed,
         stop=body.stop_sequences,
     )
-    options = generate_options(sampling, service, body.max_tokens, constraint_of(body))
+    format = body.output_config.format if body.output_config else None
+    constraint = schema_constraint(format.schema_) if format else None
+    options = generate_options(sampling, service, body.max_tokens, constraint)
     tools = tools_of(body)
     choice, parallel = choice_of(body, tools)
     job = chat_job(
@@ -81,8 +83,7 @@ def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
 def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
     """Return the chat template's variables for thinking, if it has any.
 
-    Anthropic's clients ask any model for thinking. The thinking of a model that cannot stop it is
-    hidden if the client disables it.
+    Anthropic's clients request thinking from any model.
     """
     asked = body.thinking.type if body.thinking else None
     known = thinking_variables(service.engine.tokens.tokenizer)
@@ -93,12 +94,12 @@ def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
 
 
 def shows_thinking(asked: ThinkingBody | None) -> bool:
-    """Return True if the reply has the model's thinking."""
+    """Return True if the reply includes thinking, which some models cannot turn off."""
     return asked is None or not (asked.type == "disabled" or asked.display == "omitted")
 
 
 def messages_of(body: PromptBody) -> list[Message]:
-    """Return the conversation. Raises RequestError, which names a block that is not supported."""
+    """Return the conversation. Raises RequestError for an unsupported block."""
     found = [Message("system", _text(body.system, "system"))] if body.system else []
     tools: dict[str, str] = {}  # names by the ids of the calls
     for number, turn in enumerate(body.messages):
@@ -134,7 +135,7 @@ def _of_turn(turn: MessagesTurn, place: str, tools: dict[str, str]) -> Iterator[
 
 def _only(role: Any, turn: MessagesTurn, block: Block, where: str) -> Any:
     if turn.role != role:
-        raise invalid(where, f"{block.type} is a block of the {role}'s turns")
+        raise invalid(where, f"{block.type} is only allowed in {role} messages")
     return role
 
 
@@ -149,26 +150,23 @@ def _block_text(block: ResultBlock, where: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise invalid(where, "images are not supported, only text is")
+        raise invalid(where, "images are not supported; send text")
     data = block.source.get("data")
     if block.source.get("type") != "text" or not isinstance(data, str):
-        message = f"{where}: a document must be a plain text"
+        message = f"{where}: documents must be plain text"
         raise RequestError(message, param=f"{where}.source")
     return BETWEEN.join(text for text in (block.title, block.context, data) if text)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
-    """Return the tools. Raises RequestError for those that Anthropic's servers or models bring."""
+    """Return the tools. Raises RequestError for tools that Anthropic defines."""
     return [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
 
 
 def _tool(tool: MessagesTool, place: str) -> Tool:
     if tool.type not in (None, "custom"):
-        raise RequestError(
-            f"{place}: tools of the type {tool.type[:100]} are not supported, only those with an "
-            "input_schema are",
-            param=f"{place}.type",
-        )
+        message = f"{place}: unsupported tool type {tool.type[:100]}; use one with input_schema"
+        raise RequestError(message, param=f"{place}.type")
     refuse_extra(tool, place)
     if tool.input_schema is None:
         raise invalid(f"{place}.input_schema", "field required")
@@ -183,20 +181,15 @@ def choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool
     if asked.type == "tool":
         check_tool(asked.name or "", [tool.name for tool in tools], "tool_choice.name")
     if asked.type == "any" and not tools:
-        raise invalid("tool_choice", "there are no tools")
+        raise invalid("tool_choice", "requires tools")
     return ToolChoice(_CHOICES[asked.type], asked.name or ""), not asked.disable_parallel_tool_use
-
-
-def constraint_of(body: PromptBody) -> Constraint | None:
-    wanted = body.output_config.format if body.output_config else None
-    return schema_constraint(wanted.schema_) if wanted else None
 
 
 MESSAGES = Dialect(
     "messages",
     (
-        Endpoint("/v1/messages", MessagesBody, prepare_message, "Answers a conversation."),
-        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Counts its tokens."),
+        Endpoint("/v1/messages", MessagesBody, prepare_message, "Answer a conversation."),
+        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count its tokens."),
     ),
     error_body,
 )

@@ -1,6 +1,6 @@
 """Messages from the events of an answer, whole or streamed.
 
-A stream sends pings until the prompt is processed: message_start has its token counts.
+A stream sends pings until the prompt is processed, because message_start has its token counts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def whole_message(
 
 
 def _called(call: ToolCall) -> dict[str, Any]:
-    """Return a call as a block, or as text if it was cut off before it was JSON."""
+    """Return a call as a block, or as text if its JSON is incomplete."""
     try:
         values = json.loads(call.arguments or "{}")
     except ValueError:
@@ -117,7 +117,7 @@ def _stop(ended: Ended, called: bool) -> dict[str, str | None]:
 
 
 def _signature(thinking: str) -> str:
-    """Return a signature: clients keep only signed thinking. It is not verified."""
+    """Return a signature, because clients keep only signed thinking; it is never verified."""
     return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
 

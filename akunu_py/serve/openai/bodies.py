@@ -1,4 +1,4 @@
-"""Bodies of Chat Completions: messages, tools, formats."""
+"""Bodies of Chat Completions: messages, tools and formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 class ChatText(Body):
     type: Literal["text"]
     text: str
-    cache_control: Ignored = None  # Anthropic's, passed on by gateways
+    cache_control: Ignored = None  # from gateways for Anthropic
 
 
 class ChatRefusal(Body):
@@ -28,14 +28,14 @@ class ChatRefusal(Body):
 class FunctionBody(Body):
     name: str
     arguments: str
-    parsed_arguments: Ignored = None  # the official client's, of strict tools
+    parsed_arguments: Ignored = None  # from the official client, for strict tools
 
 
 class CallBody(Body):
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionBody
-    index: Ignored = None  # of the chunks that the call was merged from
+    index: Ignored = None  # of merged chunks
 
 
 Part = Annotated[ChatText | ChatRefusal, Field(discriminator="type")]
@@ -75,7 +75,7 @@ class FunctionTool(Body):
 
 
 class ChatTool(Body):
-    """A tool; the type "custom", with text for arguments, is not supported."""
+    """A function; the type "custom", which takes text, is not supported."""
 
     type: Literal["function"]
     function: FunctionTool
@@ -119,7 +119,7 @@ Format = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discrimin
 
 
 class PredictionBody(Body):
-    """Text that the answer may repeat, with changes."""
+    """Text to draft from: the answer may repeat it with changes."""
 
     type: Literal["content"]
     content: str | list[ChatText]
@@ -144,7 +144,7 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     reasoning_effort: Effort | None = None
-    verbosity: Ignored = None  # a hint at the length, unknown to models
+    verbosity: Ignored = None  # no template supports it
     modalities: list[Literal["text"]] | None = None
 
 
@@ -157,14 +157,14 @@ def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
 def _message(body: MessageBody, place: str, called: dict[str, str]) -> Message:
     if body.role == "tool":
         if not body.tool_call_id:
-            raise invalid(f"{place}.tool_call_id", "expected the id of the call of this result")
+            raise invalid(f"{place}.tool_call_id", "expected the id of the tool call")
         name = body.name or called.get(body.tool_call_id, "")
         return Message("tool", body.text, tool_call_id=body.tool_call_id, name=name)
     if body.role != "assistant":
         if body.content is None:
-            raise invalid(f"{place}.content", "expected a text")
+            raise invalid(f"{place}.content", "expected text")
         if body.tool_calls:
-            raise invalid(f"{place}.tool_calls", "only an assistant calls tools")
+            raise invalid(f"{place}.tool_calls", "only allowed in assistant messages")
         return Message("user" if body.role == "user" else "system", body.text)
     calls = tuple(
         ToolCall(call.function.name, call.function.arguments, call.id)
@@ -182,7 +182,7 @@ def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
         given = body.function
         if given.name in tools:
             place = f"tools.{number}.function.name"
-            raise invalid(place, f"there are two of {given.name[:100]!r}")
+            raise invalid(place, f"duplicate tool {given.name[:100]!r}")
         tools[given.name] = Tool(
             given.name, given.description or "", given.parameters or {}, bool(given.strict)
         )
@@ -195,5 +195,5 @@ def choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
         check_tool(body.function.name, [tool.name for tool in tools])
         return ToolChoice("named", body.function.name)
     if body == "required" and not tools:
-        raise invalid("tool_choice", "there are no tools")
+        raise invalid("tool_choice", "requires tools")
     return ToolChoice(body or "auto")

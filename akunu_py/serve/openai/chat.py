@@ -1,4 +1,4 @@
-"""Chat Completions: jobs from bodies, chunks or one object from events."""
+"""Chat Completions: jobs from bodies, and chunks or a whole reply from events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     messages = messages_of(body.messages)
     limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
     if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", "only with logprobs")
+        raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     constraint = _constraint(body.response_format)
     options = generate_options(body, service, limit, constraint, logprobs)
@@ -91,7 +91,7 @@ class ChatEncoder(CommentEncoder):
     error_body = staticmethod(error_body)
 
     def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
-        """count: number of choices. usage: send it in a last chunk."""
+        """count: number of choices. usage: send the usage in the last chunk."""
         self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
         self._begun = [False] * count
@@ -163,7 +163,7 @@ class ChatEncoder(CommentEncoder):
 
 
 def whole_chat(head: ReplyHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed."""
+    """Return the body of a whole reply."""
     ended = [answer.ended for answer in answers if answer.ended]
     return head.object(
         "chat.completion",

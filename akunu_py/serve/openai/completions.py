@@ -1,4 +1,4 @@
-"""Completions: texts in, their continuations out; with a suffix, the text between."""
+"""Completions: continuations of texts, or the text between a prompt and a suffix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from akunu_py.serve.openai.shapes import (
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
-_SHORT = 64, 4096  # tokens of the answer and of the prompts of a short request
+_SHORT = 64, 4096  # maximum tokens of the answer and the prompts of a short request
 
 
 class CompletionsBody(SamplingBody):
@@ -59,9 +59,9 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
     count = body.n or 1
     prompts = _prompts(body, service)
     if len(prompts) * count > _MAX_CHOICES:
-        raise invalid("prompt", f"{_MAX_CHOICES} choices at most")
+        raise invalid("prompt", f"expected at most {_MAX_CHOICES} choices")
     if body.logprobs is not None and body.echo:
-        raise invalid("echo", "not with logprobs")
+        raise invalid("echo", "cannot be combined with logprobs")
     limit = body.max_tokens or _MAX_TOKENS
     options = generate_options(body, service, limit, logprobs=body.logprobs)
     jobs = [
@@ -72,12 +72,13 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
     echoed = [asked.text if body.echo else "" for asked in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     usage = includes_usage(body)
-    tokens, read = _SHORT
+    max_tokens, max_prompt = _SHORT
     return Prepared(
         jobs,
         lambda answers: whole_completions(head, answers, echoed, count),
         CompletionsEncoder(head, echoed, count, usage=usage) if body.stream else None,
-        short=options.max_tokens <= tokens and sum(len(each.tokens) for each in prompts) <= read,
+        short=options.max_tokens <= max_tokens
+        and sum(len(each.tokens) for each in prompts) <= max_prompt,
     )
 
 
@@ -91,7 +92,7 @@ def _prompts(body: CompletionsBody, service: Service) -> list[_Asked]:
     else:
         several = [each for each in given if not isinstance(each, int)]
     if not several:
-        raise invalid("prompt", "expected at least one")
+        raise invalid("prompt", "expected at least one prompt")
     return [_asked(each, body.suffix, service) for each in several]
 
 
@@ -99,20 +100,20 @@ def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _As
     engine = service.engine
     if suffix:
         if not isinstance(prompt, str):
-            raise invalid("suffix", "expected a text as prompt")
+            raise invalid("suffix", "requires a prompt of text")
         if service.infill.family is None:
-            raise invalid("suffix", f"{service.name} is not known to fill in the middle")
+            raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
         made = service.infill.prompt(prompt, suffix)
         return _Asked(made.tokens, prompt, made.stop_tokens, made.draft_context)
     if isinstance(prompt, str):
         return _Asked(engine.tokens.encode(prompt), prompt)
     if any(not 0 <= token < engine.tokens.vocabulary for token in prompt):
-        raise invalid("prompt", f"{service.name} has {engine.tokens.vocabulary} tokens, from 0 on")
+        raise invalid("prompt", f"expected token ids from 0 to {engine.tokens.vocabulary - 1}")
     return _Asked(prompt, str(engine.tokens.tokenizer.decode(prompt)))
 
 
 class CompletionsEncoder(CommentEncoder):
-    """Encodes chunks. Thinking, of models that think in plain texts too, is apart from the text."""
+    """Encodes chunks; thinking has its own field."""
 
     error_body = staticmethod(error_body)
 
@@ -132,10 +133,10 @@ class CompletionsEncoder(CommentEncoder):
                 return [self._chunk(_choice(choice, text))]
             case Thinking(text):
                 return [self._chunk(_choice(choice, "", text))]
-            case Logprobs(tokens):  # in a chunk of their own, before that of their text
-                told = completion_logprobs(tokens, self._offsets[choice])
+            case Logprobs(tokens):  # in a separate chunk before their text
+                logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
-                return [self._chunk(_choice(choice, "") | {"logprobs": told})]
+                return [self._chunk(_choice(choice, "") | {"logprobs": logprobs})]
             case Ended():
                 return self._end(event, choice)
             case _:
@@ -148,8 +149,8 @@ class CompletionsEncoder(CommentEncoder):
         if len(self._ended) < len(self._echoed):
             return frames
         if self._usage:
-            told = usage(self._ended[:: self._count], self._ended)
-            frames.append(frame(self._head.object("text_completion", [], usage=told)))
+            total = usage(self._ended[:: self._count], self._ended)
+            frames.append(frame(self._head.object("text_completion", [], usage=total)))
         return [*frames, DONE]
 
     def _chunk(self, choice: Mapping[str, Any], extra: Mapping[str, Any] = {}) -> bytes:
@@ -160,7 +161,7 @@ class CompletionsEncoder(CommentEncoder):
 def whole_completions(
     head: ReplyHead, answers: Sequence[WholeAnswer], echoed: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed; see `CompletionsEncoder`."""
+    """Return the body of a whole reply; see `CompletionsEncoder`."""
     ended = [answer.ended for answer in answers if answer.ended]
     choices = [
         _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))

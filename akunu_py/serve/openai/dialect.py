@@ -1,4 +1,4 @@
-"""OpenAI's dialect: its paths."""
+"""Endpoints of Chat Completions and Completions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from akunu_py.serve.openai.shapes import error_body
 OPENAI = Dialect(
     "openai",
     (
-        Endpoint("/v1/chat/completions", ChatBody, prepare_chat, "Answers a conversation."),
+        Endpoint("/v1/chat/completions", ChatBody, prepare_chat, "Answer a conversation."),
         Endpoint(
             "/v1/completions",
             CompletionsBody,
             prepare_completions,
-            "Continues texts, or fills in their middle.",
+            "Continue texts, or fill in their middle.",
         ),
     ),
     error_body,

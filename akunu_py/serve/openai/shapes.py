@@ -1,4 +1,4 @@
-"""Parts of replies of both Chat Completions and Completions."""
+"""Parts of replies that Chat Completions and Completions share."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """Return logprobs in the shape of Completions. offset: of the first token in the text."""
+    """Return logprobs in the shape of Completions. offset: of the first token."""
     offsets = [offset]
     for each in tokens:
         offsets.append(offsets[-1] + len(each.text))
@@ -97,5 +97,5 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[st
 
 
 def _bytes(text: str) -> list[int] | None:
-    """Return a token's bytes, or None if it is a part of a character."""
+    """Return a token's bytes, or None if it is only part of a character."""
     return None if "\ufffd" in text else list(text.encode())

@@ -1,2 +1,1 @@
-"""What our own clients ask of a server, and how they do: the chat and the completion helper, which
-then need not load a second copy of the model."""
+"""The API of akunu's own clients, which then need not load a second copy of the model."""

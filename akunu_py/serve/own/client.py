@@ -1,4 +1,4 @@
-"""The client of akunu's own programs, with the standard library only, for a fast start."""
+"""A client of `akunu serve` for akunu's own programs; imports only the standard library."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ class ServerClient:
         """Return True if the server at the address has this token."""
         challenge = secrets.token_hex(16)
         try:
-            health = self._asked("GET", f"/health?challenge={challenge}")
+            health = self._request("GET", f"/health?challenge={challenge}")
         except AkunuError:
             return False
         return health.get("proof") == proof(token, challenge)
 
     def facts(self) -> ServedFacts:
         """Return the model's facts. Raises ServerGone, AkunuError."""
-        found = self._asked("POST", "/akunu/model", {})
+        found = self._request("POST", "/akunu/model", {})
         try:
             return ServedFacts(ModelFacts(**found["model"], server=self.url), found["fills_in"])
         except (KeyError, TypeError) as error:
-            raise AkunuError(f"what answers at {self.url} is another akunu") from error
+            raise AkunuError(f"the server at {self.url} has another version of akunu") from error
 
     def end(self, request: str) -> None:
         """End a request with the text so far."""
         with contextlib.suppress(AkunuError):
-            self._asked("POST", "/akunu/end", {"id": request})
+            self._request("POST", "/akunu/end", {"id": request})
 
     def frames(
         self, path: str, body: Mapping[str, Any], ended: Callable[[], CompletionReason | None]
@@ -107,7 +107,7 @@ class ServerClient:
                 yield frame
 
     def gone(self, error: object) -> ServerGone:
-        """Return the error of a server that does not answer."""
+        """Return the error for a server that does not respond."""
         why = (error.strerror if isinstance(error, OSError) else None) or error
         return ServerGone(f"the server at {self.url} does not answer: {why}")
 
@@ -125,29 +125,31 @@ class ServerClient:
             raise self._refusal(reply.status, reply.read())
         return reply
 
-    def _asked(self, method: str, path: str, body: Any = None) -> Any:
+    def _request(self, method: str, path: str, body: Any = None) -> Any:
         try:
             with contextlib.closing(self.connect()) as connection:
                 return json.loads(self.post(connection, method, path, body).read())
         except (OSError, http.client.HTTPException) as error:
             raise self.gone(error) from error
         except ValueError as error:
-            raise AkunuError(f"what answers at {self.url} is not akunu") from error
+            raise AkunuError(f"the server at {self.url} is not akunu") from error
 
     def _refusal(self, status: int, data: bytes) -> AkunuError:
         if status == 401:
-            return AkunuError(f"{self.url} wants a key; set it in AKUNU_API_KEY")
+            return AkunuError(f"{self.url} requires an API key; set AKUNU_API_KEY")
         try:
             return self.error(json.loads(data)["error"])
         except (KeyError, TypeError, ValueError):
-            return AkunuError(f"{self.url} answers with {status}: it is no akunu of this version")
+            return AkunuError(
+                f"{self.url} returned HTTP status {status}; it is not akunu of this version"
+            )
 
-    def error(self, told: Any) -> AkunuError:
+    def error(self, report: Any) -> AkunuError:
         """Return the error that the server reports."""
-        if told.get("gone"):
-            return self.gone(told["message"])
-        kind = UsageError if told.get("kind") == "invalid" else AkunuError
-        return kind(str(told["message"]))
+        if report.get("gone"):
+            return self.gone(report["message"])
+        kind = UsageError if report.get("kind") == "invalid" else AkunuError
+        return kind(str(report["message"]))
 
 
 class AnswerStream:
@@ -174,7 +176,7 @@ class AnswerStream:
         return found
 
     def finish(self) -> None:
-        """Wait for the end of the stream: leaving earlier counts as a disconnect."""
+        """Wait for the end of the stream; the server takes an earlier close for a disconnect."""
         with contextlib.suppress(AkunuError):
             self.next(_END_S)
 
@@ -196,7 +198,7 @@ class AnswerStream:
                 for line in self._client.post(connection, "POST", path, body):
                     if line.startswith(b"data: "):
                         self._frames.put(json.loads(line[6:]))
-            end: Exception = self._client.gone("it broke off")
+            end: Exception = self._client.gone("the connection was closed")
         except AkunuError as error:
             end = error
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -207,7 +209,7 @@ class AnswerStream:
 def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, ServedFacts]:
     """Return the server at an address. key: for a server of another user.
 
-    Raises UsageError if it has another model than `name`, AkunuError if nothing answers.
+    Raises UsageError if it has another model than `name`, AkunuError if it does not respond.
     """
     client = ServerClient(url, key)
     for server in running_servers():
@@ -215,7 +217,7 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
             client = ServerClient(url, server.token)
     facts = client.facts()
     if name is not None and facts.name != name:
-        raise UsageError(f"{url} serves {facts.name}, not {name}; leave out --model, or --server")
+        raise UsageError(f"{url} serves {facts.name}, not {name}; leave out --model or --server")
     return client, facts
 
 

@@ -1,4 +1,4 @@
-"""The API of akunu's own clients: everything that the chat and completions show."""
+"""The API of akunu's own clients, with all data that the chat and completions show."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModelBody(Body):
 
 
 class EndBody(Body):
-    id: str = Field(max_length=64)  # of a request that is to end with the text so far
+    id: str = Field(max_length=64)  # of a request, to end it with the text so far
 
 
 class OwnCompleteBody(EndBody):
@@ -56,7 +56,7 @@ class OwnChatBody(EndBody):
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    """Return what clients show of the model."""
+    """Return the facts of the model."""
     facts = asdict(facts_of(service.engine))
     del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.infill.family is not None}
@@ -83,7 +83,7 @@ def prepare_chat(body: OwnChatBody, service: Service) -> Prepared:
 
 
 def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
-    """End a request soon, even one that has not begun."""
+    """End a request soon, even if it has not begun."""
     service.ending.append(body.id)
     return {}
 
@@ -169,11 +169,11 @@ def chat_job(
             if isinstance(step, Reading):
                 yield step
                 continue
-            told = {"piece": asdict(step), "stats": asdict(answer.stats)}
+            shown = {"piece": asdict(step), "stats": asdict(answer.stats)}
             if time.monotonic() - measured >= _GAUGES_S:
                 measured = time.monotonic()
-                told["gauges"] = asdict(answer.gauges())
-            yield Told(step.piece.thinking + step.piece.text, told)
+                shown["gauges"] = asdict(answer.gauges())
+            yield Told(step.piece.thinking + step.piece.text, shown)
         stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
         if not session.turn.cancelled:
             gauges = asdict(answer.gauges())

@@ -1,4 +1,4 @@
-"""Servers that run on this machine, and the private files that announce them to their user."""
+"""Running servers on this machine, and the private files that announce them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_BYTES = 64 << 10  # of a file
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server, as its file describes it."""
+    """The contents of a running server's file."""
 
     url: str  # on this machine
     token: str  # the key of akunu's own clients
@@ -35,7 +35,7 @@ class RunningServer:
     def has(self, model: Path, options: LoadOptions) -> bool:
         """Return True if the model is loaded as in `options`, except for the context length.
 
-        Options with a memory limit ask for a model of their own.
+        Options with a memory limit never match.
         """
         own = LoadOptions(options.weights, self.kv_bits, options.context)
         return (

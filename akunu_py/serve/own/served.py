@@ -53,12 +53,8 @@ class ServedAnswer:
         self, client: ServerClient, messages: Sequence[Message], options: GenerateOptions
     ) -> None:
         self._client = client
-        asked = [asdict(message) for message in messages]
-        self.body = {
-            "id": secrets.token_hex(8),
-            "messages": asked,
-            "options": asdict(options),
-        }
+        fields = [asdict(message) for message in messages]
+        self.body = {"id": secrets.token_hex(8), "messages": fields, "options": asdict(options)}
         self._cancelled = threading.Event()
         self._gauges = Gauges()
         self.stats = Stats()
@@ -88,17 +84,17 @@ class ServedAnswer:
         self.finish_reason = self.finish_reason or "cancelled"
 
 
-def _piece(told: Mapping[str, Any]) -> ShownPiece:
-    text = told["piece"]
-    passed = text["piece"]
+def _piece(values: Mapping[str, Any]) -> ShownPiece:
+    text = values["piece"]
+    inner = text["piece"]
     piece = Piece(
-        tuple(passed["tokens"]), passed["accepted"], tuple(passed["rejected"]), passed["seconds"]
+        tuple(inner["tokens"]), inner["accepted"], tuple(inner["rejected"]), inner["seconds"]
     )
     drafted = tuple((start, end) for start, end in text["drafted"])
     return ShownPiece(
         TextPiece(text["text"], piece, drafted, text["thinking"]),
-        told["rejected"],
-        told["from_prefill"],
+        values["rejected"],
+        values["from_prefill"],
     )
 
 
@@ -165,10 +161,7 @@ class ServedCompleter:
         return Completion(text, reason or "time", Stats())
 
 
-def _completion(told: Mapping[str, Any]) -> Completion:
-    change = told.get("change")
-    values = {
-        "stats": Stats(**told["stats"]),
-        "change": change and Change(change["first"], change["last"], tuple(change["lines"])),
-    }
-    return Completion(**{**told, **values})
+def _completion(values: Mapping[str, Any]) -> Completion:
+    change = values.get("change")
+    change = change and Change(change["first"], change["last"], tuple(change["lines"]))
+    return Completion(**{**values, "stats": Stats(**values["stats"]), "change": change})

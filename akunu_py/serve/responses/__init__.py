@@ -1,1 +1,1 @@
-"""Responses, as OpenAI's clients and Codex speak it: /v1/responses. Nothing is kept of one."""
+"""OpenAI's Responses API for stateless clients such as Codex: /v1/responses."""

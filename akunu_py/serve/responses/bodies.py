@@ -1,4 +1,4 @@
-"""Bodies of Responses; items of the input may carry back all fields of a response."""
+"""Bodies of Responses; input items may have all fields of output items."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ReasoningItem(Item):
 
 
 class OtherItem(Body):
-    """An item for servers that keep responses or run tools."""
+    """An item for servers that store responses or run tools."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -152,7 +152,7 @@ class PlainText(Body):
 
 
 class ResponsesTool(Body):
-    """A function, a custom tool, a namespace of both, or a tool that servers run."""
+    """A function, custom tool, namespace of both, or tool for servers to run."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -1,7 +1,4 @@
-"""Responses: its path, and jobs from bodies.
-
-The server keeps no responses, so references to earlier ones are refused.
-"""
+"""Responses: the endpoint, and jobs from bodies. The server stores no responses."""
 
 from __future__ import annotations
 
@@ -44,9 +41,9 @@ from akunu_py.serve.responses.tools import as_arguments, dictated_job, known_nam
 from akunu_py.types import Constraint, Message, ToolCall
 
 _SEALED = "reasoning.encrypted_content"
-# For tools that servers run; there are none.
-_VACUOUS = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
-_STATEFUL = "responses are not kept here, so send the whole conversation as input"
+# Accepted without effect: results of tools that servers run.
+_UNUSED = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
+_STATEFUL = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
@@ -56,9 +53,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     tools = offered_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
-            compile_constraint(
-                service.engine.tokens, offered.grammar
-            )  # raises for an invalid grammar
+            compile_constraint(service.engine.tokens, offered.grammar)  # raises if invalid
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
@@ -92,22 +87,22 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
 
 
 def _refuse(body: ResponsesBody) -> None:
-    """Raise RequestError for parameters that this server cannot follow."""
+    """Raise RequestError for unsupported parameters."""
     refused = {
         "previous_response_id": (body.previous_response_id, _STATEFUL),
         "conversation": (body.conversation, _STATEFUL),
-        "prompt": (body.prompt, "templates of prompts are not kept here"),
-        "background": (body.background, "a response is made while its client waits"),
-        "context_management": (body.context_management, "nothing is left out of an input here"),
-        "moderation": (body.moderation, "there is none here"),
-        "top_logprobs": (body.top_logprobs, "probabilities are not told here"),
-        "truncation": (body.truncation == "auto", "nothing is left out of an input here"),
+        "prompt": (body.prompt, "prompt templates are not stored"),
+        "background": (body.background, "responses run only while the client is connected"),
+        "context_management": (body.context_management, "inputs are never truncated"),
+        "moderation": (body.moderation, "moderation is not available"),
+        "top_logprobs": (body.top_logprobs, "log probabilities are not available"),
+        "truncation": (body.truncation == "auto", "inputs are never truncated"),
     }
     for name, (value, reason) in refused.items():
         if value:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
     for wanted in body.include or ():
-        if wanted != _SEALED and not wanted.startswith(_VACUOUS):
+        if wanted != _SEALED and not wanted.startswith(_UNUSED):
             raise invalid("include", f"{wanted[:100]} is not supported")
 
 
@@ -148,7 +143,7 @@ def _repeated(body: ResponsesBody, service: Service) -> dict[str, Any]:
 
 
 def messages_of(body: ResponsesBody) -> list[Message]:
-    """Return the conversation. Raises RequestError, which names an item that is not supported."""
+    """Return the conversation. Raises RequestError for an unsupported item."""
     found = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*found, Message("user", body.input)]
@@ -172,8 +167,8 @@ def _message(item: InputItem, place: str, names: dict[str, str]) -> Message:
         written = "".join(part.text for part in item.content or [])
         return Message("assistant", "", thinking=written or unsealed(item.encrypted_content or ""))
     if item.type == "item_reference":
-        raise invalid(place, "responses are not kept here, so send the whole item")
-    message = f"{place}: items of the type {item.type[:100]} are not supported"
+        raise invalid(place, "responses are not stored; send the whole item")
+    message = f"{place}: unsupported item type {item.type[:100]}"
     raise RequestError(message, param=f"{place}.type")
 
 
@@ -183,13 +178,13 @@ def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], place: st
     texts = []
     for number, part in enumerate(content):
         if isinstance(part, ItemOther):
-            raise invalid(f"{place}.{number}", f"{part.type[:100]} is not supported, only text is")
+            raise invalid(f"{place}.{number}", f"{part.type[:100]} is not supported; send text")
         texts.append(part.text if isinstance(part, ItemText) else part.refusal)
     return BETWEEN.join(text for text in texts if text)
 
 
 RESPONSES = Dialect(
     "responses",
-    (Endpoint("/v1/responses", ResponsesBody, prepare_response, "Answers a conversation."),),
+    (Endpoint("/v1/responses", ResponsesBody, prepare_response, "Answer a conversation."),),
     error_body,
 )

@@ -1,7 +1,4 @@
-"""Responses from the events of an answer: their items, and the events of a stream.
-
-A response that is not streamed is built in the same way.
-"""
+"""Responses from the events of an answer: items, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ from akunu_py.serve.responses.tools import Matches, OfferedTool, OfferedTools, i
 from akunu_py.types import ToolCall
 
 Values = dict[str, Any]
-_SEAL = "akunu."  # marks thinking that a client carries for us without reading it
+_SEAL = "akunu."  # marks thinking that clients return unread
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What a response needs besides the events."""
+    """Inputs of a response besides the events."""
 
     request: Values  # repeated parameters of the request
     tools: OfferedTools
@@ -62,7 +59,7 @@ class ResponseBuilder:
         self._thinking = ""  # all of it
         self._arguments = ""  # of the open call
         self._tool: OfferedTool | None = None
-        self._call: CallBegun | None = None  # held back until it is whole
+        self._call: CallBegun | None = None  # held back until it is complete
 
     @property
     def _output(self) -> list[Values]:
@@ -85,7 +82,7 @@ class ResponseBuilder:
             case CallBegun():
                 return self._begin_call(event)
             case CallArguments(text):
-                return self._more_of_call(text)
+                return self._extend_call(text)
             case CallEnded():
                 return self._end_call()
             case Ended():
@@ -111,7 +108,7 @@ class ResponseBuilder:
         part = item["content"][0]
         part["text"] += text
         more: Values = {"logprobs": []} if kind == "message" else {}
-        said = self._of_item(f"{part['type']}.delta", content_index=0, delta=text, **more)
+        said = self._part_event(f"{part['type']}.delta", content_index=0, delta=text, **more)
         return [*values, said]
 
     def _begin_text(self, kind: str) -> list[Values]:
@@ -123,7 +120,7 @@ class ResponseBuilder:
             part = {"type": "reasoning_text", "text": ""}
         values = self._begin(item)
         item["content"].append(part)
-        said = self._of_item("content_part.added", content_index=0, part=dict(part))
+        said = self._part_event("content_part.added", content_index=0, part=dict(part))
         return [*values, said]
 
     def _begin_call(self, event: CallBegun) -> list[Values]:
@@ -141,26 +138,26 @@ class ResponseBuilder:
             return self._item("ctc", "custom_tool_call", input="", **more)
         return self._item("fc", "function_call", arguments="", **more)
 
-    def _more_of_call(self, text: str) -> list[Values]:
+    def _extend_call(self, text: str) -> list[Values]:
         self._arguments += text
         item = self._open
         if self._call is not None or item is None or not text:
             return []
         if item["type"] == "function_call":
             item["arguments"] += text
-            return [self._of_item("function_call_arguments.delta", delta=text)]
-        return self._more_of_input(item)
+            return [self._part_event("function_call_arguments.delta", delta=text)]
+        return self._extend_input(item)
 
-    def _more_of_input(self, item: Values) -> list[Values]:
+    def _extend_input(self, item: Values) -> list[Values]:
         whole = input_of(self._arguments)
         more = whole[len(item["input"]) :]
         if not more or not whole.startswith(item["input"]):
             return []
         item["input"] = whole
-        return [self._of_item("custom_tool_call_input.delta", delta=more)]
+        return [self._part_event("custom_tool_call_input.delta", delta=more)]
 
     def _end_call(self) -> list[Values]:
-        """End the call; one whose input breaks its grammar is delivered as text."""
+        """End the call; an input that violates its grammar becomes text."""
         event, tool = self._call, self._tool
         if event is None or tool is None:
             return self._close()
@@ -168,10 +165,12 @@ class ResponseBuilder:
         text = input_of(self._arguments)
         assert tool.grammar is not None
         if not self._reply.matches(tool.grammar, text):
-            said = self._text("message", f"[a call of {tool.name} that breaks its grammar]\n{text}")
+            said = self._text(
+                "message", f"[a call of {tool.name} that violates its grammar]\n{text}"
+            )
             return [*said, *self._close()]
         item = self._call_item(event, tool)
-        return [*self._begin(item), *self._more_of_input(item), *self._close()]
+        return [*self._begin(item), *self._extend_input(item), *self._close()]
 
     def _end(self, ended: Ended) -> list[Values]:
         cut = ended.reason in ("length", "context")
@@ -204,18 +203,20 @@ class ResponseBuilder:
         match item["type"]:
             case "function_call":
                 done = {"name": item["name"], "arguments": item["arguments"]}
-                values = [self._of_item("function_call_arguments.done", **done)]
+                values = [self._part_event("function_call_arguments.done", **done)]
             case "custom_tool_call":
-                values = [self._of_item("custom_tool_call_input.done", input=item["input"])]
+                values = [self._part_event("custom_tool_call_input.done", input=item["input"])]
             case kind:
                 part = item["content"][0]
                 more: Values = {"logprobs": []} if kind == "message" else {}
                 more |= {"content_index": 0, "text": part["text"]}
-                values = [self._of_item(f"{part['type']}.done", **more)]
-                values.append(self._of_item("content_part.done", content_index=0, part=dict(part)))
+                values = [self._part_event(f"{part['type']}.done", **more)]
+                values.append(
+                    self._part_event("content_part.done", content_index=0, part=dict(part))
+                )
                 if kind == "reasoning" and self._reply.seals:
                     item["encrypted_content"] = sealed(part["text"])
-        return [*values, self._about("output_item.done")]
+        return [*values, self._item_event("output_item.done")]
 
     def _item(self, prefix: str, kind: str, **values: Any) -> Values:
         id = f"{prefix}_{secrets.token_hex(12)}"
@@ -223,20 +224,16 @@ class ResponseBuilder:
 
     def _begin(self, item: Values) -> list[Values]:
         self._output.append(item)
-        return [self._about("output_item.added")]
+        return [self._item_event("output_item.added")]
 
-    def _about(self, what: str) -> Values:
+    def _item_event(self, what: str) -> Values:
         """Return an event with a copy of the last item."""
         item = dict(self._output[-1])
         if "content" in item:
             item["content"] = [dict(part) for part in item["content"]]
-        return {
-            "type": f"response.{what}",
-            "output_index": len(self._output) - 1,
-            "item": item,
-        }
+        return {"type": f"response.{what}", "output_index": len(self._output) - 1, "item": item}
 
-    def _of_item(self, what: str, **values: Any) -> Values:
+    def _part_event(self, what: str, **values: Any) -> Values:
         place = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
         return {"type": f"response.{what}", **place, **values}
 
@@ -270,7 +267,7 @@ class ResponseEncoder:
 
     def heartbeat(self) -> bytes:
         begun = self._begin()
-        return b"".join(begun) if begun else self._frame(self._as_it_is("in_progress"))
+        return b"".join(begun) if begun else self._frame(self._snapshot("in_progress"))
 
     def fail(self, error: RequestError) -> list[bytes]:
         return [*self._begin(), self._frame(self._builder.fail(error))]
@@ -278,9 +275,9 @@ class ResponseEncoder:
     def _begin(self) -> list[bytes]:
         if self._number:
             return []
-        return [self._frame(self._as_it_is(what)) for what in ("created", "in_progress")]
+        return [self._frame(self._snapshot(what)) for what in ("created", "in_progress")]
 
-    def _as_it_is(self, what: str) -> Values:
+    def _snapshot(self, what: str) -> Values:
         return {"type": f"response.{what}", "response": self._builder.response}
 
     def _frame(self, value: Values) -> bytes:
@@ -290,7 +287,7 @@ class ResponseEncoder:
 
 
 def sealed(thinking: str) -> str:
-    """Return thinking as clients carry it from one request to the next."""
+    """Return thinking in the form that clients send back."""
     return _SEAL + base64.b64encode(thinking.encode()).decode()
 
 

@@ -1,7 +1,7 @@
-"""Tools of Responses, converted to functions for the model, and calls converted back.
+"""Tools of Responses as functions for the model, and calls converted back.
 
-Chat templates know functions with JSON arguments. A custom tool, which takes text, becomes a
-function with one string; a tool of a namespace gets a name with both parts.
+Chat templates support only functions. A custom tool, which takes text, becomes a function with one
+string; a tool in a namespace gets a name with both parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from akunu_py.types import Constraint, Tool, ToolChoice
 
 _INPUT = "input"  # the one argument of a custom tool
 _SEPARATOR = "__"
-# Ignored: clients work without a search, too.
+# Clients also work without these.
 _DISPENSABLE = ("web_search", "web_search_preview")
 
 
@@ -52,12 +52,12 @@ class OfferedTools:
 
     @property
     def dictated(self) -> OfferedTool | None:
-        """The custom tool with a grammar that must be called: the whole answer is its input."""
+        """The chosen custom tool with a grammar, if any: the whole answer is its input."""
         offered = self.by_name.get(self.choice.name)
         return offered if offered is not None and offered.grammar is not None else None
 
     def find(self, name: str) -> OfferedTool:
-        """Return a tool; one that was not offered is a function, which the client may refuse."""
+        """Return a tool; an unknown one becomes a function, which the client may refuse."""
         return self.by_name.get(name) or OfferedTool(name, "", Tool(name))
 
 
@@ -90,7 +90,7 @@ def offered_tools(
     for number, body in enumerate(bodies):
         for offered in _offered(body, "", f"tools.{number}"):
             if offered.tool.name in found:
-                raise RequestError(f"tools: there are two of {offered.tool.name[:100]!r}")
+                raise RequestError(f"tools: duplicate tool {offered.tool.name[:100]!r}")
             found[offered.tool.name] = offered
     return _chosen(OfferedTools(found), choice or "auto")
 
@@ -101,11 +101,8 @@ def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedToo
     if body.type not in ("function", "custom", "namespace") or (
         body.type == "namespace" and namespace
     ):
-        raise RequestError(
-            f"{place}: tools of the type {body.type[:100]} are not supported, only function, "
-            "custom and namespace are",
-            param=f"{place}.type",
-        )
+        message = f"{place}: unsupported tool type {body.type[:100]}; use function or custom"
+        raise RequestError(message, param=f"{place}.type")
     refuse_extra(body, place)
     if not body.name:
         raise invalid(f"{place}.name", "field required")
@@ -123,21 +120,23 @@ def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedToo
 
 
 def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
-    """Describe the grammar to the model.
+    """Convert a custom tool, and describe its grammar to the model.
 
-    A regular expression constrains sampling; a Lark grammar is checked when the call is whole.
+    A regular expression constrains sampling; a Lark grammar is checked after the call.
     """
     assert body.name is not None
-    told, grammar, strict = body.description or "", None, False
+    description, grammar, strict = body.description or "", None, False
     schema: dict[str, Any] = {"type": "string", "description": "All of the input, a plain text."}
     if isinstance(body.format, Grammar):
         kind = "Lark grammar" if body.format.syntax == "lark" else "regular expression"
-        told = f"{told}\n\nThe input must match this {kind}:\n{body.format.definition}".strip()
+        description = (
+            f"{description}\n\nThe input must match this {kind}:\n{body.format.definition}".strip()
+        )
         strict = body.format.syntax == "regex"
         grammar = Constraint("regex" if strict else "grammar", body.format.definition)
         schema |= {"pattern": f"^(?:{body.format.definition})$"} if strict else {}
     parameters = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
-    tool = Tool(known, told, parameters, strict)
+    tool = Tool(known, description, parameters, strict)
     return OfferedTool(body.name, namespace, tool, True, grammar)
 
 
@@ -146,7 +145,7 @@ def _chosen(
 ) -> OfferedTools:
     if isinstance(choice, str):
         if choice == "required" and not offered.by_name:
-            raise invalid("tool_choice", "there are no tools")
+            raise invalid("tool_choice", "requires tools")
         return replace(offered, choice=ToolChoice(choice))
     if choice.type == "allowed_tools":
         names = [

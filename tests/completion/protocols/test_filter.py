@@ -139,4 +139,4 @@ def test_the_documented_filter_in_vim(
 def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:
     refused = run_here("complete", "--whole", "--model", str(tiny))
     assert refused.returncode == 2
-    assert refused.stderr == "akunu: --whole goes with --filter\n"
+    assert refused.stderr == "akunu: --whole requires --filter\n"

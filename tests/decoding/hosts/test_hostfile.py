@@ -121,7 +121,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         name, *more = command.split()
         done = run_here(name, "--hosts", "2", "--model", str(tmp_path), *more)
         assert done.returncode == 2
-        assert "--hosts do not go together" in done.stderr
+        assert "cannot be combined with --hosts" in done.stderr
         assert "holds" not in done.stderr
 
 

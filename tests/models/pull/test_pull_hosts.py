@@ -45,7 +45,7 @@ def test_a_model_is_brought_to_other_hosts_and_compared(
     assert last == (
         "akunu: gone.local: cannot be reached: ssh: connect to host gone.local: Connection refused"
     )
-    assert f"b.local has {NAME}, the same files as here" in done.stderr
+    assert f"b.local has the same files of {NAME}" in done.stderr
     assert "b.local: download ..." in done.stderr
     there = home / "b.local" / "data" / "akunu" / "models" / NAME
     assert json.loads((there / "akunu.json").read_text())["commit"] == server.commit
@@ -61,7 +61,7 @@ def test_a_model_is_brought_to_other_hosts_and_compared(
 
     done = run_here(*_hosts(home, "b.local", AKUNU_PYTHON="/none/python"))
     assert done.returncode == 1
-    assert "b.local: no akunu of this version for /none/python there" in done.stderr
+    assert "b.local: /none/python has no akunu of this version" in done.stderr
     assert "No such file" in done.stderr
 
 
