@@ -91,7 +91,7 @@ def test_the_name_of_the_file_says_the_format(
         (["export"], 2, "expected an ID or --all"),
         (["export", "queue", "--all"], 2, "expected an ID or --all"),
         (["export", "--all", "--format", "markdown"], 2, "--all exports only JSON"),
-        (["export", "nowhere"], 1, "no conversation has an id that begins with 'nowhere'"),
+        (["export", "nowhere"], 1, "no conversation with id 'nowhere'"),
         (["export", "queue", "-o", "/"], 1, "/ exists; name another file"),
         (["import", "nowhere.json"], 1, "cannot read nowhere.json: No such file"),
         (["import", __file__], 1, "expected JSON"),
