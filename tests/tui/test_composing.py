@@ -94,7 +94,7 @@ async def test_up_takes_back_what_waits(directory: Path) -> None:
 
 
 async def test_commands_are_found_by_what_they_do(directory: Path) -> None:
-    found = Suggester(directory).suggest("/colour")
+    found = Suggester(directory).suggest("/color")
     assert found is not None
     assert [each.insert for each in found.suggestions] == ["/theme"]
     async with chat(directory=directory) as it:

@@ -179,7 +179,7 @@ async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None
         assert not panel.display
         await it.press("f2")
         assert str(panel.render()).split("\n")[2] == (
-            "50% of 10 guesses right · 1,200 cached tokens, 300 recomputed: evicted to free memory"
+            "50% of 10 guesses right · 1,200 cached tokens, 300 recomputed: evicted"
         )
 
 

@@ -23,7 +23,7 @@ _MAX_BARS = 16
 _ROOM_FOR_LABELS = 60  # columns
 # Why tokens of a cached prefix are prefilled again.
 _NOT_CACHED: dict[NotCached, str] = {
-    "evicted": "evicted to free memory",
+    "evicted": "evicted",
     "no checkpoint": "no checkpoint there",
     "slow disk": "faster than loading from disk",
     "damaged file": "the cache file is damaged",
