@@ -129,7 +129,7 @@ def test_too_little_memory_for_the_real_starter(
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")  # its own format, and less context
     assert 2048 < engine.plan.context_length < 8192
-    assert "--kv-bits 8 makes it" in engine.plan.fit.note
+    assert "with --kv-bits 8 it gets" in engine.plan.fit.note
     del engine
     monkeypatch.setattr(device, "available_memory", lambda: 90_000_000)
     with pytest.raises(DoesNotFit, match=r"98 MB weights.*has 90 MB.*--force") as caught:
