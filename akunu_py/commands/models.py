@@ -1,33 +1,27 @@
-"""`akunu models`: list, download, import, verify, warm up and remove models."""
+"""`akunu models`: list, download, import, verify and remove models."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.arguments import add_actions, add_format, add_values, positive
+from akunu_py.arguments import add_actions, add_format, add_values
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
 from akunu_py.models.store import cleanup, hub_cache, store
 from akunu_py.models.store.store import Usage, read_usage
-from akunu_py.settings import load_settings, settings_file
-from akunu_py.text import human_duration, human_size, on_one_line, rewrite_line, say
-from akunu_py.types import LoadOptions
+from akunu_py.text import human_size, on_one_line, say
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
 
-_BUSY = 1.5  # runnable processes for each core
-_BUSY_WAIT_S = 20.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +64,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     clean.add_argument("--dry-run", action="store_true", help="Only list the files")
     forgotten = add("forget", "Delete the answer cache and prompt caches of a model", forget)
     forgotten.add_argument("name", metavar="NAME", help="Model name or path")
-    warmed = add("warm", "Generate answers to built-in prompts, for better drafts later", warm)
-    warmed.add_argument("name", metavar="NAME", help="Model name or path")
-    total = "Total size of the answer cache, in tokens (default: 100,000)"
-    add_values(warmed, ("--tokens", "N", positive, None, total))
-    warmed.add_argument("--now", action="store_true", help="Do not wait while the machine is busy")
     removed = add("rm", "Remove a model", remove)
     removed.add_argument("name", metavar="NAME", help="Installed model")
     removed.add_argument("--yes", action="store_true", help="Do not ask for confirmation")
@@ -255,55 +244,6 @@ def forget(args: argparse.Namespace) -> None:
     model = store.resolve(args.name)
     freed = learned.forget(model.path) + forget(model.path)
     say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
-
-
-def warm(args: argparse.Namespace) -> None:
-    """Generate answers until the answer cache has enough tokens."""
-    from akunu_py.commands import run
-    from akunu_py.decoding.generate import warm
-    from akunu_py.decoding.generate.session import Session
-    from akunu_py.decoding.load import load_engine, load_learned
-
-    settings = load_settings()
-    if not settings.memory:
-        raise UsageError(f"the answer cache is off: memory = false in {settings_file()}")
-    engine = load_engine(args.name, LoadOptions())
-    learned = load_learned(engine, no_memory=False, settings=settings)
-    done, wanted = warm.progress(learned), args.tokens or warm.TOKENS
-    again = f"akunu models warm {args.name}"
-    if done.tokens >= wanted:
-        say(f"{engine.name} has {done.tokens:,} tokens in its answer cache; for more: --tokens N")
-        return
-    session, left = Session(engine, learned), wanted - done.tokens
-    speed = max(warm.tokens_per_s(session), 1e-3)
-    memory = human_size(engine.plan.fit.at(warm.ANSWER).total)
-    say(
-        f"{engine.name} generates {left:,} more tokens for its answer cache: about "
-        f"{human_duration(left / speed)} at {speed:.0f} tokens/s, with {memory} of memory and up "
-        f"to 20 MB on disk. Press Ctrl-C to stop; to resume, run: {again}",
-        error=True,
-    )
-    if not args.now:
-        os.nice(10)
-    for generation in warm.answers(session, learned, wanted):
-        while not args.now and os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1):
-            _show_status("waiting while the machine is busy (--now: do not wait)")
-            time.sleep(_BUSY_WAIT_S)
-        with run.cancelled_by_interrupt(generation):
-            generation.answer()
-        done = warm.progress(learned)
-        _show_status(f"{done.tokens:,} of {wanted:,} tokens")
-        if generation.finish_reason == "cancelled":
-            _show_status("")
-            say(f"stopped; to resume, run: {again}", error=True)
-            raise KeyboardInterrupt
-    _show_status("")
-    say(f"{engine.name} has {done.tokens:,} tokens of {done.answers:,} answers in its cache")
-
-
-def _show_status(line: str) -> None:
-    if sys.stderr.isatty():
-        rewrite_line(line)
 
 
 def remove(args: argparse.Namespace) -> None:
