@@ -176,7 +176,7 @@ def test_the_theme_follows_the_terminal(
 
 
 def test_every_choice_is_a_theme() -> None:
-    ours = {themes.DARK.name, themes.LIGHT.name, themes.OWN_DARK.name}
+    ours = {themes.DARK.name, themes.LIGHT.name, themes.TERMINAL_DARK.name}
     for setting in themes.choices():
         assert themes.theme_name(setting, "dark", "truecolor") in ours | set(BUILTIN_THEMES)
 
