@@ -126,11 +126,8 @@ class ChatApp(App[None]):
     def __init__(self, config: ChatConfig) -> None:
         super().__init__()
         session, store, directory = config.session, config.store, config.directory
+        self._config = config
         self._store = store
-        self._background = config.background
-        self._problems = config.problems
-        self._resume = config.resume
-        self._remembered = config.remembered
         self._asked_to_quit = -_AGAIN_S  # time of the last Ctrl+C that had nothing to stop
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
@@ -223,10 +220,10 @@ class ChatApp(App[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._look_back())
-        self.view.prompt.write(self._remembered.unsent)
-        self.view.explained = self._remembered.explained
-        if self._problems:
-            await self.view.add_notice("\n".join(self._problems))
+        self.view.prompt.write(self._config.remembered.unsent)
+        self.view.explained = self._config.remembered.explained
+        if self._config.problems:
+            await self.view.add_notice("\n".join(self._config.problems))
         # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
         # would block forever; the default handler exits at once.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -236,8 +233,8 @@ class ChatApp(App[None]):
     async def _look_back(self) -> None:
         """Open the conversation to resume, or offer the last one."""
         await self.library.recall_prompts()
-        if self._resume is not None:
-            words = await self.library.resume(self._resume)
+        if self._config.resume is not None:
+            words = await self.library.resume(self._config.resume)
             if words is not None:
                 self.action_conversations(words)
         elif infos := await self.library.list():
@@ -254,7 +251,7 @@ class ChatApp(App[None]):
 
     def show_theme(self, setting: str) -> None:
         """Apply the theme `setting`."""
-        themes.apply(self, setting, self._background)
+        themes.apply(self, setting, self._config.background)
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy `text`. Textual calls this for selected text, too."""

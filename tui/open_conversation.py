@@ -94,14 +94,10 @@ class ChatTurn:
 
 
 class Conversation:
-    """A tree of messages, and the turns of its active branch.
-
-    Every prompt has a reply in the tree, empty at first, so that a queued prompt has a parent.
-    store: saves every change; None saves nothing.
-    """
+    """A message tree and its active branch as turns. Every prompt has a reply, empty at first."""
 
     def __init__(self, tree: Tree | None = None, store: StoreThread | None = None) -> None:
-        self._store = store
+        self._store = store  # saves every change; None saves nothing
         self.open(tree or Tree())
 
     def open(self, tree: Tree) -> None:
@@ -162,10 +158,7 @@ class Conversation:
             self._store.save(self.tree.conversation, turn.reply)
 
     def remove(self, turn: ChatTurn) -> ChatMessage:
-        """Remove an unanswered turn and reactivate the branch that it replaced.
-
-        Returns the removed message: the prompt, or only the reply if the prompt has others.
-        """
+        """Remove an unanswered turn, reactivate the replaced branch; return the removed message."""
         alone = len(self.tree.siblings(turn.reply_id)) == 1
         removed = turn.prompt if alone else turn.reply
         self.tree.remove(removed.id)

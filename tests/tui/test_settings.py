@@ -118,7 +118,7 @@ async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
         await pilot.press("ctrl+n", "enter")
         assert "A name" in said(shown)
         await pilot.press(*"poet", "enter")
-        assert "There is a persona 'poet'" in said(shown)
+        assert "Persona 'poet' already exists" in said(shown)
         await pilot.press("escape")
         assert host.results == [], "the first Esc leaves the name, not the form"
         await pilot.press("escape")

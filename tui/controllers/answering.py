@@ -38,10 +38,7 @@ _LONG_S = 15.0  # Longer answers ring the bell.
 
 @dataclass(eq=False)
 class AnswerController:
-    """Sends turns to the session thread one by one; shows and saves the answers.
-
-    Messages about abandoned requests are ignored.
-    """
+    """Requests answers one by one, and shows and saves them; ignores abandoned requests."""
 
     model: str  # for the next answer
     _conversation: Conversation
@@ -221,22 +218,23 @@ class AnswerController:
     # Messages of the session thread
 
     async def receive(self, message: SessionMessage) -> None:
-        if isinstance(message, Loaded):
-            await self._on_loaded(message)
-        elif isinstance(message, AnswerFailed):
-            if message.request is None or self._turn_of(message.request):
-                await self._fail(message.error)
-        elif isinstance(message, Prefilling | PieceArrived | Finished) and (
-            turn := self._turn_of(message.request)
-        ):
-            match message:
-                case Prefilling() if turn in self._conversation and message.total:
+        match message:
+            case Loaded():
+                await self._on_loaded(message)
+            case Prefilling():
+                turn = self._turn_of(message.request)
+                if turn is not None and turn in self._conversation and message.total:
                     self._view.status.phase = "reading"
                     self._view.status.progress = message.done / message.total
-                case PieceArrived():
+            case PieceArrived():
+                if turn := self._turn_of(message.request):
                     self._on_piece_arrived(turn, message)
-                case Finished():
+            case Finished():
+                if turn := self._turn_of(message.request):
                     await self._on_finished(turn, message)
+            case AnswerFailed():
+                if message.request is None or self._turn_of(message.request):
+                    await self._fail(message.error)
 
     async def _on_loaded(self, message: Loaded) -> None:
         status = self._view.status
@@ -308,7 +306,7 @@ class AnswerController:
         elif message.error and not is_listed:
             self._view.refuse(message.error)
         elif message.model and not is_listed:
-            self._view.inform(f"{message.model} is downloaded: /model {message.model}")
+            self._view.inform(f"{message.model} downloaded: /model {message.model}")
 
     def _waits_for(self, model: str) -> bool:
         """Whether `model` is used as soon as it is downloaded."""
@@ -423,7 +421,7 @@ class AnswerController:
             self._view.prompt.recall(texts.pop(0))
         if texts:
             many = "1 prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
-            self._view.inform(f"{many} not sent; find them with Ctrl+R.")
+            self._view.inform(f"{many} not sent; Ctrl+R finds prompts.")
 
 
 def _progress_of(turn: ChatTurn) -> str:

@@ -26,7 +26,7 @@ _RECALLED = 500  # earlier prompts in the prompt box
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The conversation to open at the start; the list opens unless exactly one matches."""
+    """The conversation to open at the start; the list opens if several match, or none is named."""
 
     words: str = ""  # search words, or the start of an id
     last: bool = False  # the most recent conversation

@@ -26,10 +26,7 @@ class CodeText:
 
 @dataclass(eq=False)
 class TurnController:
-    """Runs the user's actions on the chosen turn, else the last one.
-
-    Nothing is overwritten: every change becomes a branch.
-    """
+    """Runs the user's actions on turns. Nothing is overwritten: a change becomes a branch."""
 
     _conversation: Conversation
     _answering: AnswerController

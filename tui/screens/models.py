@@ -68,10 +68,7 @@ class ModelRow:
 
 
 class ModelsScreen(ListDialog[str]):
-    """The list of models. The result is the one to use, None for no change.
-
-    Downloads continue when the screen closes.
-    """
+    """The list of models. The result is the one to use, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "models.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -268,10 +265,7 @@ def _progress(download: Download) -> str:
 
 
 def _question(row: ModelRow, rate: float | None) -> str:
-    """Ask to confirm a download: its size, the free space and its duration.
-
-    rate: bytes/s of the last download, None for none.
-    """
+    """Ask to confirm a download at `rate` bytes/s: its size, the free space and its duration."""
     if not row.size:
         return "Download it? Its size is unknown. Press Enter again to download."
     parts = [f"Download {human_size(row.size)}?"]
@@ -296,10 +290,7 @@ def free_space() -> int | None:
 
 
 def look_at_machine() -> tuple[int, Machine]:
-    """Return the memory available to a model in bytes, and the machine's limits.
-
-    Imports MLX: call this in another thread.
-    """
+    """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
     from akunu_py.decoding import device
 
     try:

@@ -94,10 +94,7 @@ class SettingsController:
 
 
 class SettingsScreen(Dialog[Settings]):
-    """The settings form. The result is the saved settings, None if Ctrl+S was not pressed.
-
-    show_theme: previews a theme; closing the form without saving restores the old one.
-    """
+    """The settings form. The result is the saved settings, None if Ctrl+S was not pressed."""
 
     CSS_PATH = [DIALOG_STYLE, "settings.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -110,7 +107,7 @@ class SettingsScreen(Dialog[Settings]):
     def __init__(self, settings: Settings, show_theme: Callable[[str], None]) -> None:
         super().__init__()
         self._settings = settings
-        self._show_theme = show_theme
+        self._show_theme = show_theme  # previews a theme, undone without Ctrl+S
         self._personas = {_NO_PERSONA: settings.system_prompt} | settings.personas
         self._persona = settings.persona
 

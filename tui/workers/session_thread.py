@@ -85,10 +85,7 @@ class AnswerFailed(SessionMessage):
 
 
 class PieceBuffer:
-    """Collects pieces of an answer into one message.
-
-    At up to 200 pieces a second, drawing each one would slow decoding through Python's GIL.
-    """
+    """Collects pieces of an answer: drawing 200 a second would slow decoding through the GIL."""
 
     def __init__(self) -> None:
         self._posted = 0.0
@@ -193,10 +190,7 @@ class SessionThread:
         self._thread.put(request)
 
     def switch(self, model: str) -> None:
-        """Unload the current model after the queued requests, then load `model`.
-
-        The name of the current model reloads it with its learned state.
-        """
+        """Load `model`, or reload the current one, after the queued requests; unload first."""
         self._thread.put(SwitchRequest(model))
 
     def stop(self, number: int) -> None:

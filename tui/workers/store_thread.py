@@ -91,10 +91,7 @@ class StoreThread:
         self._write_later(key, lambda store: store.remove(conversation, message), last=True)
 
     async def call(self, function: Callable[[ConversationStore], Result]) -> Result:
-        """Run `function` in the thread after all queued writes, and return its result.
-
-        Raises ConversationError. A call cancelled before it starts is never made.
-        """
+        """Run `function` after all queued writes; return its result. Raises ConversationError."""
         future: Future[Result] = Future()
         with self._wake:
             if self._closing:
@@ -104,11 +101,7 @@ class StoreThread:
         return await asyncio.wrap_future(future)
 
     def close(self, timeout: float) -> bool:
-        """Write everything and stop the thread.
-
-        Returns False if the thread is still busy after `timeout` seconds, or if something could
-        not be written (see `error`).
-        """
+        """Write everything and stop. Return False on a timeout, or if a write failed (`error`)."""
         with self._wake:
             self._closing = True
             self._wake.notify()
