@@ -168,7 +168,7 @@ async def test_the_palette_has_everything(tmp_path: Path) -> None:
         provider = ChatCommands(app.screen)
         titles = [str(hit.text) async for hit in provider.discover()]
         assert titles == [command.title for command in COMMANDS]
-        assert (await found(app, "regen"))[0] == "Regenerate the answer on a new branch"
+        assert (await found(app, "regen"))[0] == "Answer again, on a branch of its own"
         assert "Use the persona poet" in await found(app, "poet")
         assert "Theme nord" in await found(app, "nord")
 
