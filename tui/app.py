@@ -1,4 +1,4 @@
-"""The chat: its keys, its screens, and which controller each key and message goes to."""
+"""The chat app: its key bindings, and the routing of keys and messages to controllers."""
 
 from __future__ import annotations
 
@@ -49,33 +49,31 @@ from akunu_py.tui.workers.session_thread import SessionMessage, SessionThread
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions
 
-_AGAIN_S = 3.0  # between two presses of Ctrl+C that quit
-_MAX_BYTES = 4 << 20
+_AGAIN_S = 3.0  # A second Ctrl+C within this time quits.
+_MAX_BYTES = 4 << 20  # of the state file
 
 
 @dataclass
 class Remembered:
-    """unsent: what was in the prompt box at the end. explained: drafting was."""
+    """State of the chat that is kept between runs."""
 
-    unsent: str = ""
-    explained: bool = False
+    unsent: str = ""  # contents of the prompt box
+    explained: bool = False  # drafting was explained once
 
 
 def recall(path: Path) -> Remembered:
-    """What is in the file at `path`; nothing where it cannot be read."""
-    found = Remembered()
-    with contextlib.suppress(OSError, ValueError, RecursionError, AkunuError):
+    """Load the state from `path`; return the defaults if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError, AkunuError):
         content = json.loads(read_bounded(path, _MAX_BYTES))
-        if isinstance(content, dict):
-            if isinstance(unsent := content.get("unsent"), str):
-                found.unsent = unsent
-            found.explained = content.get("explained") is True
-    return found
+        unsent = content.get("unsent")
+        return Remembered(
+            unsent if isinstance(unsent, str) else "", content.get("explained") is True
+        )
+    return Remembered()
 
 
 def remember(path: Path, remembered: Remembered) -> None:
-    """Writes the file, readable by its owner alone, unless it says so already; a disk that refuses
-    loses no more than this."""
+    """Save the state to `path`, readable only by its owner. Write errors are ignored."""
     if recall(path) == remembered:
         return
     with contextlib.suppress(OSError, ValueError):
@@ -85,59 +83,52 @@ def remember(path: Path, remembered: Remembered) -> None:
 
 @dataclass
 class ChatConfig:
-    """What the chat runs with. Without a `session` nobody answers, and without a `store` nothing
-    is saved: for pictures and tests. directory: where @names are looked for and files exported.
-    missing: the model is not here, and is fetched first. problems: what is wrong with the
-    settings, a line each. resume: the conversation to open first."""
+    """What the chat runs with."""
 
     model: str
     options: GenerateOptions
     settings: Settings = field(default_factory=Settings)
-    session: SessionThread | None = None
-    store: StoreThread | None = None
-    directory: Path = field(default_factory=Path.cwd)
-    background: Background | None = None
-    missing: bool = False
-    problems: Sequence[str] = ()
-    resume: Resume | None = None
+    session: SessionThread | None = None  # None: no model answers (pictures and tests)
+    store: StoreThread | None = None  # None: nothing is saved
+    directory: Path = field(default_factory=Path.cwd)  # for @file names and exports
+    background: Background | None = None  # of the terminal
+    missing: bool = False  # The model must be downloaded first.
+    problems: Sequence[str] = ()  # invalid settings, one line each
+    resume: Resume | None = None  # the conversation to open first
     remembered: Remembered = field(default_factory=Remembered)
 
 
 class ChatApp(App[None]):
-    """A conversation with a model. The controllers share the conversation and the view, and reach
-    each other only as their constructors say."""
+    """A chat with a model; controllers share the conversation and the view."""
 
     CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "akunu"
     COMMANDS: ClassVar = {ChatCommands}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop the answer; leave what is open"),
-        Binding("f1", "help", "Keys and commands; ? in an empty box too"),
-        Binding("f2,ctrl+t", "show_drafting", "See the drafting"),
-        Binding("f3", "toggle_thinking", "Unfold or fold the thinking"),
+        Binding("escape", "stop", "Stop the answer; cancel editing"),
+        Binding("f1", "help", "Keys and commands; also ? in an empty box"),
+        Binding("f2,ctrl+t", "show_drafting", "Show or hide drafting"),
+        Binding("f3", "toggle_thinking", "Show or hide thinking"),
         Binding("f4,ctrl+l", "models", "Models"),
-        Binding("f5,ctrl+g", "regenerate", "Answer again, on a branch of its own"),
-        Binding("f6", "edit", "Edit your last message and send it again"),
+        Binding("f5,ctrl+g", "regenerate", "Regenerate the answer on a new branch"),
+        Binding("f6", "edit", "Edit and resend your last message"),
         Binding("f7", "copy_answer", "Copy the last answer"),
-        Binding("f8", "copy_code", "Copy a block of code; again for the next"),
-        Binding("f9", "continue", "Go on with an answer that was cut off"),
+        Binding("f8", "copy_code", "Copy a code block; repeat for the next"),
+        Binding("f9", "continue", "Continue an unfinished answer"),
         Binding("ctrl+n", "new_chat", "New chat"),
         Binding("ctrl+o", "conversations", "Earlier chats"),
         Binding("ctrl+s", "settings", "Settings"),
         Binding("ctrl+q", "quit", "Quit", priority=True),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - declared so there
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - as in Textual
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, config: ChatConfig) -> None:
         super().__init__()
         session, store, directory = config.session, config.store, config.directory
+        self._config = config
         self._store = store
-        self._background = config.background
-        self._problems = config.problems
-        self._resume = config.resume
-        self._remembered = config.remembered
-        self._asked_to_quit = -_AGAIN_S  # when Ctrl+C was pressed with nothing to do
+        self._asked_to_quit = -_AGAIN_S  # time of the last Ctrl+C that had nothing to stop
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
@@ -186,12 +177,14 @@ class ChatApp(App[None]):
         self.action_use_theme = self.settings.use_theme
         self.action_show_drafting = self.view.toggle_drafting
         self.action_toggle_thinking = self.view.toggle_thinking
+        self.action_send = self.view.prompt.send
+        self.action_choose_message = self.view.transcript.focus
 
     def get_driver_class(self) -> type[Driver]:
         return ChatDriver
 
     def notify(self, message: str, *, title: str = "", **options: Any) -> None:
-        """Shows it in the message line of the dialog that is open, else above the prompt."""
+        """Show a message in the open dialog's message line, else above the prompt."""
         text = f"{title}: {message}" if title else message
         refusal = options.get("severity", "information") != "information"
         lines = self.screen.query(MessageLine).results() if self.screen_stack else ()
@@ -203,11 +196,11 @@ class ChatApp(App[None]):
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the chat, if nobody foresaw it."""
+        """The unexpected exception that ended the chat, if any."""
         return self._exception
 
     def _handle_exception(self, error: Exception) -> None:
-        # Textual's own prints the values of variables too, the user's prompts among them.
+        # Textual's handler prints local variables, which include the user's prompts.
         self._return_code = 1
         if self._exception is None:
             self._exception = error
@@ -227,21 +220,21 @@ class ChatApp(App[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._look_back())
-        self.view.prompt.write(self._remembered.unsent)
-        self.view.explained = self._remembered.explained
-        if self._problems:
-            await self.view.add_notice("\n".join(self._problems))
-        # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
-        # write the farewell to it would block for ever; the default ends us at once.
+        self.view.prompt.write(self._config.remembered.unsent)
+        self.view.explained = self._config.remembered.explained
+        if self._config.problems:
+            await self.view.add_notice("\n".join(self._config.problems))
+        # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
+        # would block forever; the default handler exits at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
     async def _look_back(self) -> None:
-        """Opens an earlier conversation, where one is wanted, or offers the last one."""
+        """Open the conversation to resume, or offer the last one."""
         await self.library.recall_prompts()
-        if self._resume is not None:
-            words = await self.library.resume(self._resume)
+        if self._config.resume is not None:
+            words = await self.library.resume(self._config.resume)
             if words is not None:
                 self.action_conversations(words)
         elif infos := await self.library.list():
@@ -249,19 +242,19 @@ class ChatApp(App[None]):
 
     @property
     def remembered(self) -> Remembered:
-        """What to remember until the next run."""
+        """The state to save for the next run."""
         return Remembered(self.turns.unsent, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
-        """Ends all downloads; False where one still runs after `timeout` seconds."""
+        """Stop all downloads. Return False if one still runs after `timeout` seconds."""
         return self._downloads.close(timeout)
 
     def show_theme(self, setting: str) -> None:
-        """Puts the colours that a setting means on the screen."""
-        themes.apply(self, setting, self._background)
+        """Apply the theme `setting`."""
+        themes.apply(self, setting, self._config.background)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Also called by Textual, for what is selected in a text."""
+        """Copy `text`. Textual calls this for selected text, too."""
         command = find_program()
         if command is None:
             super().copy_to_clipboard(text)  # OSC 52
@@ -276,13 +269,13 @@ class ChatApp(App[None]):
     def _state(self) -> ChatState:
         return ChatState(
             self.answering.model,
-            self.settings.told,
+            self.settings.persona_label,
             self.answering.is_busy,
             self.turns.is_editing,
             self.answering.has_queued,
         )
 
-    # Prompts, and what is done with turns
+    # Prompts and turns
 
     async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
         call = slash_commands.parse(event.text)
@@ -301,16 +294,16 @@ class ChatApp(App[None]):
         await self.answering.take_back_last()
 
     def on_prompt_box_editor_wanted(self) -> None:
-        self.run_worker(self._edit_prompt(), group="editor")  # an answer goes on meanwhile
+        self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
     async def _edit_prompt(self) -> None:
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
-        before, problem = prompt.whole, ""
-        text = before
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl+C is the editor's
+        before = text = prompt.whole
+        problem = ""
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # The editor handles Ctrl+C.
         try:
             with self.suspend():
-                try:  # here: what leaves the suspension would not end it
+                try:  # An exception must not leave `suspend`, which would not resume.
                     text = (await edit_text(before)).rstrip("\n")
                 except OSError as error:
                     problem = f"{error.strerror or error}; set EDITOR to your editor"
@@ -320,7 +313,7 @@ class ChatApp(App[None]):
             loop.add_signal_handler(signal.SIGINT, self.exit)
         if problem:
             self.view.refuse(f"cannot open {editor()[0]}: {problem}")
-        elif prompt.whole != before:  # a prompt came back meanwhile
+        elif prompt.whole != before:  # A prompt was put back meanwhile.
             prompt.put_back(text)
         elif text != before:
             prompt.write(text)
@@ -332,12 +325,6 @@ class ChatApp(App[None]):
     async def on_prompt_box_nothing_to_send(self) -> None:
         if self.view.offers_last:
             await self.library.continue_last()
-
-    def action_send(self) -> None:
-        self.view.prompt.send()
-
-    def action_choose_message(self) -> None:
-        self.view.transcript.focus()
 
     def on_prompt_box_search_wanted(self, event: PromptBox.SearchWanted) -> None:
         if event.earlier:
@@ -351,16 +338,15 @@ class ChatApp(App[None]):
         self.view.prompt.focus()
 
     def action_later(self, action: str) -> None:
-        """Runs an action of the app when what is going on has ended."""
+        """Run an action after the current message is handled."""
         self.call_later(self.run_action, action)
 
     def action_attach(self, file: str = "") -> None:
-        """Names a file in the prompt, or begins to."""
-        name = f'"{file}"' if " " in file else file
-        self.view.prompt.name_file(name)
+        """Attach a file to the prompt, or start typing its name."""
+        self.view.prompt.name_file(f'"{file}"' if " " in file else file)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        # A model's link may lead anywhere, and over ssh a browser would open on this screen.
+        # Links from a model are untrusted, and over ssh a browser would open on this machine.
         self.copy_to_clipboard(event.href)
         self.notify(event.href, title="Link copied", markup=False)
 
@@ -371,11 +357,11 @@ class ChatApp(App[None]):
     def on_answer_view_not_drawn(self, event: AnswerView.NotDrawn) -> None:
         file = crashes.keep(event.error)
         where = f"; the details are in {file}" if file else ""
-        why = f"{type(event.error).__name__} in drawing this answer, a bug"
-        self.view.refuse(f"{why}: it is shown as plain text{where}")
+        error = type(event.error).__name__
+        self.view.refuse(f"bug: {error} while drawing this answer; shown as plain text{where}")
 
     def post_from_thread(self, message: Message) -> None:
-        """For other threads: the app may have gone meanwhile, and its event loop with it."""
+        """Post a message from another thread; ignored once the event loop is closed."""
         with contextlib.suppress(RuntimeError):
             self.post_message(message)
 
@@ -386,9 +372,9 @@ class ChatApp(App[None]):
     # Conversations
 
     def action_conversations(self, words: str = "") -> None:
-        """Opens the list of conversations, with those that have `words`."""
+        """Open the list of conversations, searching for `words`."""
         if self._store is None:
-            self.view.refuse("Nothing is kept here.")
+            self.view.refuse("Conversations are not saved in this chat.")
             return
         current = self.conversation.tree.conversation
         self.push_screen(
@@ -399,7 +385,7 @@ class ChatApp(App[None]):
         )
 
     async def chats(self) -> Sequence[ConversationInfo]:
-        """For the palette."""
+        """Return the saved conversations for the command palette."""
         return await self.library.list()
 
     async def open_chat(self, conversation: str) -> None:
@@ -484,16 +470,15 @@ class ChatApp(App[None]):
             self.push_screen(HelpScreen(sections(self)))
 
     def action_help_quit(self) -> None:
-        """Ctrl+C with nothing selected: stops the answer, else empties the box, else quits when it
-        comes again."""
+        """Handle Ctrl+C without a selection: stop the answer, else empty the box, else quit."""
         now = time.monotonic()
         if self.answering.is_busy:
             self.call_next(self.turns.stop)
         elif self.view.prompt.text:
             self.view.prompt.empty()
-            self.view.inform("Emptied; Up brings it back.")
+            self.view.inform("Cleared. Up restores it.")
         elif now - self._asked_to_quit < _AGAIN_S:
             self.exit()
         else:
             self._asked_to_quit = now
-            self.view.inform("Ctrl+C again quits.")
+            self.view.inform("Press Ctrl+C again to quit.")

@@ -1,6 +1,6 @@
-"""The conversation on the screen: the active branch of its tree, as turns; changes are saved.
+"""The open conversation: the active branch of its message tree, as turns; changes are saved.
 
-Text stays as the model wrote it; `text.displayable` is for those who show it.
+Text is stored as the model wrote it; widgets pass it through `text.displayable`.
 """
 
 from __future__ import annotations
@@ -24,37 +24,28 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class ChatTurn:
-    """A prompt and its answer.
-
-    spans: half-open ranges into `answer` that were accepted draft tokens, in order. rejected: text
-    of rejected drafts, each with the place in `answer` where it was proposed. passes: tokens that
-    each pass yielded. These three are of answers made since the program started.
-    finish: None until the answer ended, and for an answer that failed or was cut off by a kill.
-    speedup: times faster than plain decoding, the planner's estimate; None where it has none.
-    number: tells turns apart. request: of the last request for its answer; 0 where there was none.
-    constraint: what the answer must match; not saved, and not for what continues it.
-    """
+    """A prompt and its answer. Drafting details exist only for answers of this run."""
 
     prompt: ChatMessage
     answer: str = ""
     thinking: str = ""
-    spans: list[Span] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)
-    speedup: float | None = None
+    spans: list[Span] = field(default_factory=list)  # accepted draft tokens in `answer`, in order
+    rejected: list[Rejected] = field(default_factory=list)  # rejected drafts, by place in `answer`
+    passes: list[int] = field(default_factory=list)  # tokens per decode step
+    speedup: float | None = None  # estimate versus plain decoding; None if unknown
     state: TurnState = "waiting"
-    finish: FinishReason | None = None
+    finish: FinishReason | None = None  # None until the end, and after a failure or kill
     stats: Stats | None = None
     model: str = ""
     created: float = field(default_factory=time.time)
     reply_id: str = field(default_factory=new_id)
-    number: int = field(default_factory=lambda: next(_numbers))
-    request: int = 0
-    constraint: Constraint | None = None
+    number: int = field(default_factory=lambda: next(_numbers))  # unique in this process
+    request: int = 0  # number of the latest request for the answer, 0 for none
+    constraint: Constraint | None = None  # on the answer; not saved, nor used when continuing
 
     @classmethod
     def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> ChatTurn:
-        """The turn that two messages of a tree make."""
+        """Create a turn from two messages of a tree."""
         return cls(
             prompt,
             reply.text,
@@ -69,7 +60,7 @@ class ChatTurn:
 
     @property
     def reply(self) -> ChatMessage:
-        """The answer as it is now, to be saved."""
+        """The current answer as a message to save."""
         return ChatMessage(
             "assistant",
             self.answer,
@@ -85,41 +76,34 @@ class ChatTurn:
     def add(
         self, text: str, drafted: tuple[Span, ...] = (), rejected: tuple[Rejected, ...] = ()
     ) -> None:
-        """Appends a piece of the answer; `drafted` and `rejected` are places in `text`."""
+        """Append text to the answer; `drafted` and `rejected` are positions in `text`."""
         offset = len(self.answer)
         self.answer += text
         add_spans(self.spans, drafted, offset)
-        self.rejected += [(offset + place, what) for place, what in rejected]
+        self.rejected += [(offset + place, draft) for place, draft in rejected]
 
     @property
     def answered(self) -> bool:
-        """Whether it belongs to the history: it has text, or the model ended it without any."""
+        """Whether the turn belongs in the history: it has text or the model ended it."""
         return bool(self.answer) or self.finish == "stop"
 
     @property
     def can_continue(self) -> bool:
-        """Whether it is an answer that was cut off in the middle."""
+        """Whether the answer was cut off before its end."""
         return bool(self.answer) and self.state in ("done", "failed") and self.finish != "stop"
 
 
 class Conversation:
-    """A tree of messages, and the turns of its active branch.
-
-    Every prompt has a reply in the tree from the beginning, empty at first, so that the next
-    prompt, which may wait, has something to follow. store: where every change is saved; None saves
-    nothing.
-    """
+    """A message tree and its active branch as turns. Every prompt has a reply, empty at first."""
 
     def __init__(self, tree: Tree | None = None, store: StoreThread | None = None) -> None:
-        self._store = store
+        self._store = store  # saves every change; None saves nothing
         self.open(tree or Tree())
 
     def open(self, tree: Tree) -> None:
-        """Makes this the conversation of `tree`."""
+        """Switch to the conversation `tree`."""
         self.tree = tree
-        self._turns: dict[
-            str, ChatTurn
-        ] = {}  # by reply, of all branches seen: they have the drafting
+        self._turns: dict[str, ChatTurn] = {}  # by reply id; keeps drafting details per branch
         self.turns: list[ChatTurn] = []
         self._read_branch()
 
@@ -127,21 +111,21 @@ class Conversation:
         return self._turns.get(turn.reply_id) is turn
 
     def set_aside(self) -> Conversation:
-        """What is open, as a conversation of its own, before another one is opened here."""
-        return copy.copy(self)  # `open` makes new containers and leaves these
+        """Return a copy of the open conversation, to keep it while another one is opened here."""
+        return copy.copy(self)  # `open` replaces the containers.
 
     def bring_back(self, other: Conversation) -> None:
-        """Makes this the conversation that was set aside."""
+        """Switch to a conversation returned by `set_aside`."""
         self.tree, self.turns, self._turns = other.tree, other.turns, other._turns
 
     def show(self, message: str) -> None:
-        """Makes a branch with that message the active one, as long as the conversation is open."""
+        """Activate the branch with `message` until the conversation is closed."""
         self.tree.choose(message)
         self._read_branch()
 
     def history(self, until: ChatTurn, system: str = "") -> list[Message]:
-        """What the model reads to answer `until`: all answered turns before it, and its prompt;
-        at the end what there is of its answer, if it is to continue."""
+        """Return the messages to answer `until`: answered turns before it, its prompt and the
+        unfinished answer to continue, if any."""
         messages = [Message("system", system)] if system else []
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
             if turn.answered:
@@ -151,34 +135,30 @@ class Conversation:
         return [*messages, Message("assistant", until.answer)] if until.answer else messages
 
     def ask(self, text: str) -> ChatTurn:
-        """A new turn at the end."""
+        """Add a turn at the end."""
         if not self.tree.title:
             self.tree.title = title_of(text)
         parent = self.turns[-1].reply_id if self.turns else None
         return self._add(ChatMessage("user", text, parent))
 
     def edit(self, turn: ChatTurn, text: str) -> ChatTurn:
-        """A turn with another prompt in the place of `turn`, which becomes a branch."""
+        """Replace `turn` by one with another prompt; the old turn becomes a branch."""
         del self.turns[self.turns.index(turn) :]
         return self._add(ChatMessage("user", text, turn.prompt.parent))
 
     def regenerate(self, turn: ChatTurn) -> ChatTurn:
-        """A turn with the same prompt in the place of `turn`, whose answer becomes a branch."""
+        """Replace `turn` by one with the same prompt; the old answer becomes a branch."""
         del self.turns[self.turns.index(turn) :]
         return self._add(turn.prompt)
 
     def save(self, turn: ChatTurn) -> None:
-        """Saves the answer of a turn as it is now."""
+        """Save the current answer of a turn."""
         self.tree.replace(turn.reply)
         if self._store is not None:
             self._store.save(self.tree.conversation, turn.reply)
 
     def remove(self, turn: ChatTurn) -> ChatMessage:
-        """Removes a turn that got no answer; the branch that it replaced is active again.
-
-        Returns the message that was removed from the tree: the prompt, or only the reply where the
-        prompt has others.
-        """
+        """Remove an unanswered turn, reactivate the replaced branch; return the removed message."""
         alone = len(self.tree.siblings(turn.reply_id)) == 1
         removed = turn.prompt if alone else turn.reply
         self.tree.remove(removed.id)
@@ -188,8 +168,10 @@ class Conversation:
         return removed
 
     def switch_branch(self, message: str, direction: int) -> str | None:
-        """Makes the branch before (-1) or after (1) that of `message` the active one; returns the
-        sibling that it begins with, None where there is no more."""
+        """Activate the branch before (-1) or after (1) that of `message`.
+
+        Returns the sibling that the branch starts with, None at either end.
+        """
         sibling = self.tree.neighbour(message, direction)
         if sibling is not None:
             self.tree.activate(sibling)
@@ -199,20 +181,19 @@ class Conversation:
         return sibling
 
     def branch_number(self, message: str) -> tuple[int, int]:
-        """(which, of how many) `message` is among its siblings, from 1."""
+        """Return the 1-based index of `message` among its siblings, and their count."""
         siblings = self.tree.siblings(message)
         return siblings.index(message) + 1, len(siblings)
 
     def _read_branch(self) -> None:
-        """Makes `turns` the active branch of the tree."""
+        """Set `turns` to the active branch of the tree."""
         self.turns = [
             self._turns.setdefault(reply.id, ChatTurn.from_messages(prompt, reply))
             for prompt, reply in self._pairs()
         ]
 
     def _pairs(self) -> Iterator[tuple[ChatMessage, ChatMessage]]:
-        """The prompts of the active branch, each with its reply. An imported conversation may lack
-        the last reply."""
+        """Yield each prompt of the active branch with its reply, adding one if it is missing."""
         path = [message for message in self.tree.path() if message.role != "system"]
         for prompt, reply in itertools.zip_longest(path[::2], path[1::2]):
             if reply is None:

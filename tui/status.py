@@ -1,12 +1,10 @@
-"""The status line (activity, duration, numbers of the last answer) and the message line.
-
-What is not known is left out, and what there is no room for: from the end, the least needed first.
-"""
+"""The status line (activity, duration, numbers of the last answer) and the message line."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Literal, get_args
 
 from textual.content import Content
@@ -16,23 +14,20 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.decoding.generate.chat_model import Gauges
+from akunu_py.errors import AkunuError
 from akunu_py.text import displayable
 from akunu_py.types import Stats
 
 Phase = Literal["fetching", "loading", "ready", "reading", "answering", "stopped", "failed"]
 
 _MARKS: dict[Phase, str] = {"ready": "●", "stopped": "■", "failed": "×"}
-_MOVING = "◐◓◑◒"  # the mark while something is being done
+_MOVING = "◐◓◑◒"  # marks of a running activity, animated
 _STEP_S = 0.25
-_TITLE = 24  # columns of the name of another chat
+_TITLE = 24  # maximum columns for another chat's title
 _SEPARATOR = " · "
 
 
 class StatusLine(Widget):
-    """One line. behind: the title of another conversation that is being answered, "" for none.
-    context: tokens that the model can hold, 0 where that is not known. server: the address of the
-    one that answers, "" for none."""
-
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"status--{name}" for name in (*get_args(Phase), "number", "unit")
     }
@@ -42,16 +37,16 @@ class StatusLine(Widget):
     progress: reactive[float] = reactive(0.0)
     stats: reactive[Stats | None] = reactive[Stats | None](None)
     gauges: reactive[Gauges] = reactive(Gauges())
-    behind: reactive[str] = reactive("")
-    context: reactive[int] = reactive(0)
-    server: reactive[str] = reactive("")
+    behind: reactive[str] = reactive("")  # title of another conversation being answered
+    context: reactive[int] = reactive(0)  # the model's context length in tokens, 0 if unknown
+    server: reactive[str] = reactive("")  # address of the answering server, "" for this process
 
     def on_mount(self) -> None:
         self.begin()
         self._timer = self.set_interval(_STEP_S, self.refresh)
 
     def begin(self) -> None:
-        """What is being done began now."""
+        """Restart the timer of the current activity."""
         self._since = StatusLine.clock()
         self.progress = 0.0
 
@@ -67,7 +62,7 @@ class StatusLine(Widget):
 
     def render(self) -> Content:
         shown = Content("")
-        separator = Content.styled(_SEPARATOR, self.get_visual_style("status--unit", partial=True))
+        separator = Content.styled(_SEPARATOR, ".status--unit")
         for part in [self._state(), *self._elapsed(), *self._numbers()]:
             longer = Content.assemble(shown, separator, part) if shown else part
             if longer.cell_length <= self.size.width or not shown:
@@ -77,9 +72,9 @@ class StatusLine(Widget):
     def _state(self) -> Content:
         words: str = self.phase
         if self.phase == "reading":
-            words = f"reading the prompt {self.progress:.0%}" if self.progress else "reading"
-        elif self.phase == "fetching":  # another phase follows, so 100% is never the end
-            words = f"fetching the model {min(self.progress, 0.99):.0%}"
+            words = "processing the prompt" + (f" {self.progress:.0%}" if self.progress else "")
+        elif self.phase == "fetching":  # Loading follows, so 100% is never shown.
+            words = f"downloading the model {min(self.progress, 0.99):.0%}"
         elif self.phase == "loading":
             words = "loading the model"
         elif self.phase == "ready" and self.server:
@@ -87,8 +82,7 @@ class StatusLine(Widget):
         elif self.phase == "answering" and self.behind:
             title = Content(displayable(self.behind)).truncate(_TITLE, ellipsis=True)
             words = f"answering another chat: {title.plain}"
-        style = self.get_visual_style(f"status--{self.phase}", partial=True)
-        return Content.styled(f"{self._mark()} {words}", style)
+        return Content.styled(f"{self._mark()} {words}", f".status--{self.phase}")
 
     def _mark(self) -> str:
         if not self.is_busy:
@@ -100,7 +94,7 @@ class StatusLine(Widget):
         return StatusLine.clock() - self._since
 
     def _elapsed(self) -> list[Content]:
-        """How long it has been at it; at one token a second nothing else may move."""
+        """Return the duration of the activity; at one token a second nothing else moves."""
         seconds = int(self._seconds())
         if not self.is_busy or not seconds:
             return []
@@ -124,13 +118,12 @@ class StatusLine(Widget):
 
     def _number(self, number: str, unit: str) -> Content:
         return Content.assemble(
-            (number, self.get_visual_style("status--number", partial=True)),
-            (f" {unit}" if unit else "", self.get_visual_style("status--unit", partial=True)),
+            (number, ".status--number"), (f" {unit}" if unit else "", ".status--unit")
         )
 
 
 def tokens(count: int) -> str:
-    """A number of tokens: 870, 1.2k, 8k for 8,192."""
+    """Format a number of tokens: 870, 1.2k, 8k for 8,192."""
     if count < 1000:
         return str(count)
     if count % 1024 == 0:
@@ -139,12 +132,12 @@ def tokens(count: int) -> str:
 
 
 _SHORTEST_S, _LONGEST_S = 4.0, 15.0
-_CHARACTERS_A_SECOND = 15  # read while doing something else
-_REFUSAL = 2  # times longer
+_CHARACTERS_A_SECOND = 15  # reading speed of a busy user
+_REFUSAL = 2  # errors stay this many times longer
 
 
 class MessageLine(Static, can_focus=False):
-    """Takes no room while it is empty."""
+    """A line above the prompt for messages; hidden while empty."""
 
     DEFAULT_CSS = """
     MessageLine { display: none; height: auto; max-height: 4; color: $text-success; }
@@ -157,7 +150,7 @@ class MessageLine(Static, can_focus=False):
         self._timer: Timer | None = None
 
     def show(self, text: str, *, refusal: bool = False) -> None:
-        """Shows `text` in the place of what was there, for as long as it takes to read it."""
+        """Show `text` long enough to be read, replacing the previous message."""
         self.text = text
         self.display = bool(text)
         self.set_class(refusal, "-refusal")
@@ -169,5 +162,14 @@ class MessageLine(Static, can_focus=False):
             self._timer = self.set_timer(seconds * (_REFUSAL if refusal else 1), self.clear)
 
     def clear(self) -> None:
-        """Empties it."""
+        """Hide the message."""
         self.show("")
+
+
+@contextmanager
+def reported(show: Callable[[str], object]) -> Iterator[None]:
+    """Pass the text of an `AkunuError` to `show` instead of raising it."""
+    try:
+        yield
+    except AkunuError as error:
+        show(str(error))

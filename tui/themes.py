@@ -1,7 +1,6 @@
-"""Themes and motion: our dark and light themes, the terminal's own colours, and which to take.
+"""Themes and motion: dark, light and the terminal's own colors.
 
-`auto` follows the terminal: light on a light background, its own sixteen colours where it has no
-more.
+`auto` is light on a light background, and the terminal's own 16 colors where it has no more.
 """
 
 from __future__ import annotations
@@ -71,59 +70,58 @@ LIGHT = Theme(
 )
 
 
-def _own_colours(name: Background, cursor: str, ink: str) -> Theme:
-    """The terminal's own colours; under the cursor one on which the others are legible."""
+def _terminal_theme(name: Background, cursor: str, cursor_text: str) -> Theme:
+    """Return a theme of the terminal's own colors with a legible cursor color."""
     theme = BUILTIN_THEMES[f"ansi-{name}"]
     marked = {
         "block-cursor-background": cursor,
-        "block-cursor-foreground": ink,
+        "block-cursor-foreground": cursor_text,
         "block-cursor-blurred-background": cursor,
-        "block-cursor-blurred-foreground": ink,
+        "block-cursor-blurred-foreground": cursor_text,
         "block-cursor-text-style": "none",
     }
     return replace(theme, name=f"{TERMINAL}-{name}", variables=theme.variables | marked)
 
 
-OWN_DARK = _own_colours("dark", "ansi_blue", "ansi_bright_white")
-OWN_LIGHT = _own_colours("light", "ansi_white", "ansi_black")
-_LEFT_OUT = ("textual-dark", "textual-light", "textual-ansi", "ansi-dark", "ansi-light")
-_ENOUGH = ("256", "truecolor")
+TERMINAL_DARK = _terminal_theme("dark", "ansi_blue", "ansi_bright_white")
+TERMINAL_LIGHT = _terminal_theme("light", "ansi_white", "ansi_black")
+_EXCLUDED = ("textual-dark", "textual-light", "textual-ansi", "ansi-dark", "ansi-light")
 
 
 def choices() -> list[str]:
-    """The values of the setting `theme`: `auto` and ours first."""
-    others = sorted(name for name in BUILTIN_THEMES if name not in _LEFT_OUT)
+    """Return the values of the setting `theme`, with `auto` and our own themes first."""
+    others = sorted(name for name in BUILTIN_THEMES if name not in _EXCLUDED)
     return [AUTO, DARK.name, LIGHT.name, TERMINAL, *others]
 
 
 def install(app: App[Any]) -> None:
-    """Registers our themes with `app`."""
-    for theme in (DARK, LIGHT, OWN_DARK, OWN_LIGHT):
+    """Register our themes with `app`."""
+    for theme in (DARK, LIGHT, TERMINAL_DARK, TERMINAL_LIGHT):
         app.register_theme(theme)
 
 
-def theme_name(setting: str, background: Background | None, colours: str | None) -> str:
-    """The registered theme that `setting` means on this terminal; an unknown one is `auto`.
+def theme_name(setting: str, background: Background | None, colors: str | None) -> str:
+    """Return the registered theme for `setting` on this terminal; an unknown setting is `auto`.
 
-    background: of the terminal, None for unknown. colours: Rich's color system of it: None,
-    "standard" (sixteen), "256" or "truecolor".
+    background: of the terminal, None if unknown. colors: Rich's color system of the terminal:
+    None, "standard" (16 colors), "256" or "truecolor".
     """
     if setting not in choices():
         setting = AUTO
-    if setting == TERMINAL or (setting == AUTO and colours not in _ENOUGH):
-        return OWN_LIGHT.name if background == "light" else OWN_DARK.name
+    if setting == TERMINAL or (setting == AUTO and colors not in ("256", "truecolor")):
+        return TERMINAL_LIGHT.name if background == "light" else TERMINAL_DARK.name
     if setting == AUTO:
         return LIGHT.name if background == "light" else DARK.name
     return setting
 
 
 def apply(app: App[Any], setting: str, background: Background | None) -> None:
-    """Applies the theme that `setting` means to `app`, after `install`."""
+    """Apply the theme `setting` to `app`. Call after `install`."""
     app.theme = theme_name(setting, background, app.console.color_system)
 
 
 def set_motion(app: App[Any], *, reduced: bool) -> None:
-    """Turns animations and blinking cursors on or off."""
+    """Turn animations and blinking cursors on or off."""
     app.animation_level = "none" if reduced else "full"
     for widget in app.screen.query("Input, TextArea").results():
         widget.cursor_blink = not reduced  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ async def test_a_question_and_its_answer() -> None:
         await it.press(*"why", "enter")
         assert (it.prompts, it.text(), it.phase()) == (["why"], "", "reading")
         await it.post(Prefilling(1, 40, 100))
-        assert "reading the prompt 40%" in str(it.status.render())
+        assert "processing the prompt 40%" in str(it.status.render())
         await it.piece("Be")
         await it.piece("cause")
         assert it.phase() == "answering"
@@ -112,7 +112,7 @@ async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
         await it.press("escape")
         assert it.text() == "first", "and the second one is not mixed into it"
         assert (it.prompts, it.phase()) == ([], "ready")
-        assert it.notifications[-1] == "A prompt was not sent; Ctrl+R finds what you wrote."
+        assert it.notifications[-1] == "1 prompt was not sent; Ctrl+R finds prompts."
         await it.press("enter")
         await it.press(*"third", "escape")
         assert (it.text(), it.prompts) == ("third", [])
@@ -188,7 +188,7 @@ async def test_a_bug_in_drawing_hides_nothing(
         monkeypatch.setattr(broken, fail)
         await it.piece("| a | b |\n|--|--|\n| two | $x^2$ |\n\n")
         await until(it.pilot, lambda: it.notifications)
-        assert "it is shown as plain text; the details are in" in it.notifications[0]
+        assert "shown as plain text; the details are in" in it.notifications[0]
         await it.answer("```py\nthree\n```")
         written = ["**one**", "| a | b |", "| two | $x^2$ |", "```py", "three"]
         for keys in ((), ("f2",), ("f2",), ("f8",)):
@@ -245,7 +245,7 @@ async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatc
         assert it.app.return_code != 0, "the box is not empty"
         await it.press("ctrl+c")
         await it.press("ctrl+c")
-        assert it.notifications == ["Ctrl+C again quits."]
+        assert it.notifications == ["Press Ctrl+C again to quit."]
         await it.press("ctrl+c")
         assert it.app.return_code == 0
     async with chat() as it:
@@ -259,7 +259,7 @@ async def test_one_message_line_above_the_prompt() -> None:
         line = it.app.view.message
         height = it.transcript.size.height
         await it.send("/temperature 0.5")
-        assert (line.text, line.has_class("-refusal")) == ("Temperature 0.5 from here on.", False)
+        assert (line.text, line.has_class("-refusal")) == ("Temperature from now on: 0.5", False)
         assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
         await it.send("/temperature 9")
         assert "expected a number from 0 to 5" in line.text
@@ -395,7 +395,7 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
     async with chat() as it:
         answering = it.app.answering
         await it.send("/json")
-        assert it.notifications == ["The next answer is JSON; /json off takes that back."]
+        assert it.notifications == ["The next answer will be JSON. /json off cancels."]
         await it.send("one")
         assert constraint(answering.active) == Constraint("json")
         await it.answer("1")
@@ -412,7 +412,7 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
         await it.answer("null", turn=4)
         await it.send(f"/json {tmp_path / 'schema.json'}")
         await it.send("/json off")
-        assert it.notifications == ["The next answer is free."]
+        assert it.notifications == ["The next answer is unconstrained."]
         await it.send(f"/json {tmp_path / 'schema.json'}")
         await it.send("four")
         assert constraint(answering.active) == Constraint("json_schema", '{"type": "integer"}')
@@ -429,7 +429,7 @@ async def test_a_server_that_answers_is_named() -> None:
     url = "http://127.0.0.1:8012"
     async with chat(loaded=False) as it:
         await it.post(Loaded("starter", "8-bit", 8192, server=url))
-        assert it.notices == [f"starter is that of akunu serve at {url}; none is loaded here."]
+        assert it.notices == [f"starter runs in akunu serve at {url}; none is loaded here."]
         assert "ready: akunu serve answers" in it.screen_text()
         await it.post(Loaded("starter", "8-bit", 8192, server=url))
         await it.send("Hello.")
@@ -437,5 +437,5 @@ async def test_a_server_that_answers_is_named() -> None:
         assert "ready: akunu serve answers" in it.screen_text()
         assert len(it.notices) == 1
         await it.post(Loaded("another", "8-bit", 8192))
-        assert it.notices[1:] == ["another is loaded here; no server answers from here on."]
+        assert it.notices[1:] == ["another is loaded here; no server answers from now on."]
         assert "akunu serve answers" not in it.screen_text().splitlines()[-1]

@@ -163,7 +163,7 @@ async def test_a_file_that_is_none_is_told_before_it_is_sent_as_words(directory:
         await it.send("read @nofile.txt and @src/none")
         await until(it.pilot, lambda: it.notifications)
         assert it.notifications == [
-            "There is no file nofile.txt, src/none here. Enter again sends it as words."
+            "File not found: nofile.txt, src/none. Press Enter again to send it as text."
         ]
         assert it.text() == "read @nofile.txt and @src/none"
         await it.press("enter")

@@ -69,7 +69,7 @@ async def first_run() -> AsyncIterator[Chat]:
 
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
     async with first_run() as it:
-        assert "fetching the model 36%" in str(it.status.render())
+        assert "downloading the model 36%" in str(it.status.render())
         told = str(it.app.query_one(Welcome).query_one(".download").render())
         assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
@@ -119,13 +119,13 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
     source.models["mine"] = StoredModel("mine", tmp_path)
     async with first_run() as it:
         await it.send("/model starter")
-        assert it.notifications[-1] == "starter is still being fetched"
+        assert it.notifications[-1] == "starter is still downloading"
         it.box.clear()  # what was refused is in it again
         await it.send("/model mine")
         assert it.phase() == "loading"
         await it.post(Loaded("mine", "float32", 8192))
         source.proceed.set()
-        await until(it.pilot, lambda: it.notifications[-1] == "starter is here: /model starter")
+        await until(it.pilot, lambda: it.notifications[-1] == "starter downloaded: /model starter")
         assert (it.phase(), it.app.answering.model) == ("ready", "mine")
 
 

@@ -154,7 +154,7 @@ async def test_no_conversations(tmp_path: Path) -> None:
         assert app.lines()[0].startswith("No conversations yet.")
         await pilot.press("enter", "ctrl+z")
         await until(pilot, app.notices)
-        assert app.notices() == [": Nothing was deleted lately."]
+        assert app.notices() == [": There is no recent deletion to undo."]
 
 
 async def test_delete_and_undo(path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_delete_and_undo(path: Path) -> None:
         assert app.titles()[:2] == ["What is a queue?", "Say [red]<b>\x1b[31m"]
         deleted = [each for each in app.messages if isinstance(each, ConversationsScreen.Deleted)]
         assert [each.conversation for each in deleted] == ["haiku", "list"]
-        assert "Ctrl+Z brings it back: Write a haiku about the sea" in app.notices()[0]
+        assert "Deleted (Ctrl+Z to undo): Write a haiku about the sea" in app.notices()[0]
         await pilot.press("ctrl+z")
         await until(pilot, lambda: app.highlighted() == "list")
         await pilot.press("ctrl+z")

@@ -107,7 +107,7 @@ async def test_words_find_a_model_and_none_finds_none(pulled: Pulled) -> None:
         await pilot.press(*"code")
         assert [line.split()[0] for line in lines(shown)] == ["To", "coder-7b"]
         await pilot.press(*"xyz", "enter", "down", "ctrl+x")
-        assert lines(shown) == ["No model of that name."]
+        assert lines(shown) == ["No matching model."]
         assert (host.results, pulled.asked) == ([], [])
 
 
@@ -117,7 +117,8 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
     async with host.run_test(size=(90, 24)) as pilot:
         await pilot.press(*"good", "enter")
         assert about(shown) == (
-            "Fetch 2.0 GB? 310 GB are free; about 3 min at 100 Mbit/s. Enter again fetches it."
+            "Download 2.0 GB? 310 GB free; about 3 min at 100 Mbit/s. "
+            "Press Enter again to download."
         )
         await pilot.press("down", "x", "backspace")
         await pilot.press("enter")
@@ -137,7 +138,7 @@ async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
         await pilot.press(*"ab", "slash", *"cd", "enter")
-        assert "size is not known" in about(shown)
+        assert "size is unknown" in about(shown)
         await pilot.press("enter")
         await until(pilot, lambda: pulled.asked == ["ab/cd"])
 
@@ -147,9 +148,9 @@ async def test_a_click_fetches_nothing_before_the_second_one(pulled: Pulled) -> 
     async with host.run_test(size=(90, 24)) as pilot:
         at = [line.split()[0] for line in lines(shown)].index("good-4b")
         await pilot.click(OptionList, offset=(5, at))
-        assert (about(shown)[:13], shown._downloads.all) == ("Fetch 2.0 GB?", {})
+        assert (about(shown)[:16], shown._downloads.all) == ("Download 2.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
-        assert (about(shown)[:13], shown._downloads.all) == ("Fetch 4.0 GB?", {})
+        assert (about(shown)[:16], shown._downloads.all) == ("Download 4.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
         await until(pilot, lambda: pulled.asked == ["coder-7b"])
 
@@ -183,7 +184,7 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
         await pilot.press(*"good", "enter", "enter")
         await until(pilot, lambda: "waiting: no connection to" in "\n".join(lines(shown)))
         pulled.proceed.set()
-        await until(pilot, lambda: about(shown) == f"{why}. Enter tries again.")
+        await until(pilot, lambda: about(shown) == f"{why}. Press Enter to try again.")
         assert ["✗ failed" in line for line in lines(shown)] == [False, True]
         description = shown.query_one("#description")
         await until(pilot, lambda: description.size.height > 2)  # all of it is seen
@@ -241,14 +242,14 @@ def test_a_bug_in_pulling_ends_the_download() -> None:
     downloads.close(10)
     (ended,) = posted
     assert isinstance(ended, DownloadEnded)
-    assert ended.error == "cannot fetch x: ZeroDivisionError: oops"
+    assert ended.error == "cannot download x: ZeroDivisionError: oops"
 
 
 def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     better = better_model("starter")
     assert better is not None
     assert better.name == "good-4b", "neither a coder nor what does not fit, whatever is free now"
-    assert "2.0 GB to fetch, about 40 tokens/s (estimate)" in describe_offer(better)
+    assert "2.0 GB download, about 40 tokens/s (estimate)" in describe_offer(better)
     assert "/model good-4b" in describe_offer(replace(better, is_stored=True))
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None

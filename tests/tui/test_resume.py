@@ -96,7 +96,7 @@ async def test_what_is_opened_at_the_start(
             assert screen.query_one("#words", Input).value == listed
         else:
             await until(pilot, lambda: app.view.message.text)
-            assert app.view.message.text == "No earlier chat has the words: hippopotamus"
+            assert app.view.message.text == "No earlier chat matches: hippopotamus"
 
 
 def test_the_command_line() -> None:

@@ -1,6 +1,6 @@
-"""The model that answers, the answer under way, and the queue of prompts that wait for theirs.
+"""The running answer, the queue of prompts, and the model that answers.
 
-A conversation that leaves the screen while it is answered is set aside, and its answers go on.
+A conversation that is replaced on the screen is set aside; its answers continue in the background.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from textual.message import Message
 
 from akunu_py.arguments import json_constraint
-from akunu_py.errors import AkunuError, UsageError
+from akunu_py.errors import AkunuError
 from akunu_py.models.store import store
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
 from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings import SettingsController
-from akunu_py.tui.status import Phase
+from akunu_py.tui.status import Phase, reported
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
@@ -33,32 +33,31 @@ from akunu_py.tui.workers.session_thread import (
 )
 from akunu_py.types import Constraint, FinishReason
 
-_LONG_S = 15.0  # an answer that takes longer may be waited for elsewhere
+_LONG_S = 15.0  # Longer answers ring the bell.
 
 
 @dataclass(eq=False)
 class AnswerController:
-    """Sends the turns of the conversation to the session thread, one after the other, and shows
-    and saves what comes back. Messages about requests that were given up are ignored."""
+    """Requests answers one by one, and shows and saves them; ignores abandoned requests."""
 
-    model: str  # answers from here on
+    model: str  # for the next answer
     _conversation: Conversation
     _view: ChatView
     _settings: SettingsController
-    _session: SessionThread | None  # None: nobody answers
+    _session: SessionThread | None  # None: no model answers
     _downloads: Downloads
-    _is_missing: bool = False  # the model is fetched first
+    _is_missing: bool = False  # The model must be downloaded first.
     context_length: int = 0  # tokens; 0 until the model is loaded
-    active: ChatTurn | None = None  # is being answered
+    active: ChatTurn | None = None  # the turn being answered
     _queue: deque[ChatTurn] = field(default_factory=deque)  # answered after `active`
-    _aside: dict[str, Conversation] = field(default_factory=dict)  # answered behind the screen
-    unread: set[str] = field(default_factory=set)  # conversations that were answered there
+    _aside: dict[str, Conversation] = field(default_factory=dict)  # answered in the background
+    unread: set[str] = field(default_factory=set)  # conversations answered in the background
     _is_loading: bool = True
     _requests: int = 0
-    _next: Constraint | None = None  # what the next answer must match
+    _next: Constraint | None = None  # on the next answer
 
     def start(self, post: Callable[[Message], object]) -> None:
-        """Begins to load the model, or to fetch it. `post` is called from another thread."""
+        """Start loading or downloading the model. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
         if self._is_missing:
@@ -66,16 +65,16 @@ class AnswerController:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn of the conversation on the screen is being answered, or waits for it."""
+        """Whether the open conversation has a running or queued turn."""
         return any(turn in self._conversation for turn in self._pending())
 
     @property
     def has_queued(self) -> bool:
-        """Whether a prompt on the screen waits its turn."""
+        """Whether the open conversation has a queued prompt."""
         return any(turn in self._conversation for turn in self._queue)
 
     async def take_back_last(self) -> None:
-        """Takes the last prompt that waits on the screen back into the box."""
+        """Return the last queued prompt to the prompt box."""
         waiting = [turn for turn in self._queue if turn in self._conversation]
         if waiting:
             self._drop(waiting[-1])
@@ -84,23 +83,23 @@ class AnswerController:
 
     @property
     def behind(self) -> Conversation | None:
-        """The conversation behind the screen that is being answered now."""
+        """The background conversation that is being answered."""
         if self.active is None or self.active in self._conversation:
             return None
         return self._conversation_of(self.active)
 
     def progress(self) -> dict[str, str]:
-        """How far the answers are that are under way, by conversation, in words."""
+        """Describe the running and queued answers, by conversation."""
         shown: dict[str, str] = {}
         for turn in self._pending():
             name = self._conversation_of(turn).tree.conversation
             shown.setdefault(name, _progress_of(turn))
         return shown
 
-    # Conversations that leave the screen and come back
+    # Conversations in the background
 
     def set_aside(self) -> None:
-        """Before the conversation leaves the screen: what is answered in it goes on."""
+        """Keep the open conversation in the background while it has pending answers."""
         if self.is_busy:
             self._aside[self._conversation.tree.conversation] = self._conversation.set_aside()
 
@@ -108,7 +107,7 @@ class AnswerController:
         return conversation in self._aside
 
     def bring_back(self, conversation: str) -> bool:
-        """Makes that conversation the one on the screen, if it was set aside."""
+        """Reopen a background conversation. Return False if there is none."""
         self.unread.discard(conversation)
         aside = self._aside.pop(conversation, None)
         if aside is not None:
@@ -116,24 +115,24 @@ class AnswerController:
         return aside is not None
 
     def renamed(self, conversation: str, title: str) -> None:
-        """A saved conversation has another title."""
+        """Update the title of a conversation."""
         for each in (self._conversation, *self._aside.values()):
             if each.tree.conversation == conversation:
                 each.tree.title = title
 
     async def stop_behind(self) -> None:
-        """Ends all answers behind the screen, keeping what there is of them."""
+        """Stop all background answers and save their text."""
         await self._stop([turn for turn in self._pending() if turn not in self._conversation])
 
     async def forget(self, conversation: str) -> None:
-        """That conversation was deleted: nothing in it is to be answered any more."""
+        """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
         if aside := self._aside.get(conversation):
             await self._stop([turn for turn in self._pending() if turn in aside])
             del self._aside[conversation]
 
     async def _stop(self, turns: Sequence[ChatTurn]) -> None:
-        """Ends the answers of `turns`; prompts without one stay as they are."""
+        """Stop the answers of `turns`; unanswered prompts stay in place."""
         for turn in turns:
             if turn is self.active and self._session is not None:
                 self._session.stop(turn.request)
@@ -142,12 +141,12 @@ class AnswerController:
         await self._answer_next()
 
     def is_writing(self, code: str) -> bool:
-        """Whether the answer that is under way ends with `code`."""
+        """Whether the running answer ends with `code`."""
         answer = self.active.answer.rstrip() if self.active else ""
         return bool(code.strip()) and answer.endswith(code.rstrip())
 
     async def submit(self, turn: ChatTurn) -> None:
-        """Shows a new turn, and has it answered when the ones before are."""
+        """Show a new turn and queue it."""
         await self._view.transcript.show_branch()
         await self._view.transcript.action_follow()
         if self._next is not None:
@@ -156,29 +155,27 @@ class AnswerController:
         await self._answer_next()
 
     async def resume(self, turn: ChatTurn) -> None:
-        """Has the answer of a turn continued."""
+        """Queue a turn whose answer is to be continued."""
         turn.state, turn.constraint = "waiting", None
         self._queue.append(turn)
         await self._answer_next()
 
     def use_json(self, schema: str = "") -> None:
-        """Has the next answer in JSON: any, or what fits a schema (JSON, or the path of a file)."""
+        """Constrain the next answer to JSON or a schema (JSON text or a file path)."""
         if schema.lower() == "off":
             self._next = None
-            self._view.inform("The next answer is free.")
+            self._view.inform("The next answer is unconstrained.")
             return
-        try:
+        with reported(self._view.refuse):
             self._next = json_constraint(schema, "/json") if schema else Constraint("json")
-        except UsageError as error:
-            self._view.refuse(str(error))
-            return
-        fitting = " that fits the schema" if schema else ""
-        self._view.inform(f"The next answer is JSON{fitting}; /json off takes that back.")
+            matching = " matching the schema" if schema else ""
+            self._view.inform(f"The next answer will be JSON{matching}. /json off cancels.")
 
     async def interrupt(self, discard: ChatTurn | None = None) -> None:
-        """Ends the answer under way on the screen, keeping what there is of it, and takes what
-        waits there from the queue. Prompts that got no answer go back to the box, that of `discard`
-        excepted."""
+        """Stop the pending answers on the screen, keeping the text of the running one.
+
+        Unanswered prompts return to the prompt box, except that of `discard`.
+        """
         unanswered = []
         for turn in [turn for turn in self._pending() if turn in self._conversation]:
             if turn is self.active and self._session is not None:
@@ -194,18 +191,17 @@ class AnswerController:
         await self._answer_next()
 
     async def use_model(self, name: str | None) -> None:
-        """Has that model answer from here on; an answer under way is finished first. None changes
-        nothing."""
+        """Use another model after the running answer; None changes nothing."""
         if name is None:
             return
         try:
             model = await asyncio.to_thread(store.resolve, name)
         except AkunuError as error:
-            is_coming = name in self._downloads.all
-            self._view.refuse(f"{name} is still being fetched" if is_coming else str(error))
+            is_loading = name in self._downloads.all
+            self._view.refuse(f"{name} is still downloading" if is_loading else str(error))
             return
         if model.name == self.model and self.context_length:
-            self._view.inform(f"{model.name} is in use.")
+            self._view.inform(f"{model.name} is already in use.")
             return
         self.model = model.name
         self._is_missing = False
@@ -226,40 +222,40 @@ class AnswerController:
             case Loaded():
                 await self._on_loaded(message)
             case Prefilling():
-                self._on_prefilling(message)
+                turn = self._turn_of(message.request)
+                if turn is not None and turn in self._conversation and message.total:
+                    self._view.status.phase = "reading"
+                    self._view.status.progress = message.done / message.total
             case PieceArrived():
-                self._on_piece_arrived(message)
+                if turn := self._turn_of(message.request):
+                    self._on_piece_arrived(turn, message)
             case Finished():
-                await self._on_finished(message)
+                if turn := self._turn_of(message.request):
+                    await self._on_finished(turn, message)
             case AnswerFailed():
                 if message.request is None or self._turn_of(message.request):
                     await self._fail(message.error)
 
     async def _on_loaded(self, message: Loaded) -> None:
-        self.context_length = self._view.status.context = message.context_length
+        status = self._view.status
+        self.context_length = status.context = message.context_length
         self._is_loading = False
         self._show_phase("reading" if self.active else "ready")
-        self._view.status.gauges = message.gauges
-        before, self._view.status.server = self._view.status.server, message.server
-        if message.server != before:
-            await self._view.add_notice(_where(message))
+        status.gauges = message.gauges
+        if message.server != status.server:
+            status.server = message.server
+            await self._view.add_notice(
+                f"{message.model} runs in akunu serve at {message.server}; none is loaded here."
+                if message.server
+                else f"{message.model} is loaded here; no server answers from now on."
+            )
         if message.no_draft and self._settings.options.draft != "off":
-            why = f"{message.model} runs without drafting: {message.no_draft}"
-            await self._view.add_notice(why)
+            await self._view.add_notice(f"{message.model} cannot draft: {message.no_draft}")
         if message.note:
             await self._view.add_notice(message.note)
         await self._answer_next()
 
-    def _on_prefilling(self, message: Prefilling) -> None:
-        turn = self._turn_of(message.request)
-        if turn is not None and turn in self._conversation and message.total:
-            self._view.status.phase = "reading"
-            self._view.status.progress = message.done / message.total
-
-    def _on_piece_arrived(self, message: PieceArrived) -> None:
-        turn = self._turn_of(message.request)
-        if turn is None:
-            return
+    def _on_piece_arrived(self, turn: ChatTurn, message: PieceArrived) -> None:
         turn.state = "answering"
         turn.stats = message.stats
         turn.thinking += message.thinking
@@ -273,10 +269,7 @@ class AnswerController:
         self._show_phase("answering")
         self._show_numbers(turn)
 
-    async def _on_finished(self, message: Finished) -> None:
-        turn = self._turn_of(message.request)
-        if turn is None:
-            return
+    async def _on_finished(self, turn: ChatTurn, message: Finished) -> None:
         turn.stats, turn.speedup = message.stats, message.gauges.speedup
         self._leave(turn, "done", message.reason)
         self._view.status.gauges = message.gauges
@@ -286,10 +279,8 @@ class AnswerController:
             tree = self._conversation_of(turn).tree
             self.unread.add(tree.conversation)
             self._view.inform(f"Answered: {tree.title}. Ctrl+O opens it.")
-        if (
-            self._settings.current.bell
-            and message.stats.prefill_s + message.stats.decode_s >= _LONG_S
-        ):
+        seconds = message.stats.prefill_s + message.stats.decode_s
+        if self._settings.current.bell and seconds >= _LONG_S:
             self._view.ring(is_seen=turn in self._conversation)
         self._view.withdraw_question()
         await self._answer_next()
@@ -304,28 +295,25 @@ class AnswerController:
             self._view.show_download(download.progress.describe())
 
     async def on_download_ended(self, message: DownloadEnded, *, is_listed: bool) -> None:
-        """is_listed: the list of models is open, and shows it."""
+        """Use the model or report the error. is_listed: the open list of models shows it."""
         if self._waits_for(message.name):
             self._view.show_download("")
             if message.model:
                 await self.use_model(message.model)
             else:
-                why = message.error or f"{message.name} was not fetched; fetch it to chat with it"
-                await self._fail(f"{why}. A prompt does so; F4 has other models")
-        elif is_listed:
-            pass
-        elif message.error:
+                why = message.error or f"{message.name} was not downloaded"
+                await self._fail(f"{why}. Send a prompt to try again, or press F4 for other models")
+        elif message.error and not is_listed:
             self._view.refuse(message.error)
-        elif message.model:
-            self._view.inform(f"{message.model} is here: /model {message.model}")
+        elif message.model and not is_listed:
+            self._view.inform(f"{message.model} downloaded: /model {message.model}")
 
     def _waits_for(self, model: str) -> bool:
-        """Whether that model answers as soon as it is fetched."""
+        """Whether `model` is used as soon as it is downloaded."""
         return self._is_missing and model == self.model
 
     async def _fail(self, error: str) -> None:
-        """Shows an error in the transcript; prompts on the screen that got no answer go back to the
-        box, those behind it stay where they are."""
+        """Show an error; unanswered prompts on the screen return to the prompt box."""
         unanswered = []
         for turn in self._pending():
             if turn in self._conversation and not (turn.answer or turn.thinking):
@@ -340,11 +328,11 @@ class AnswerController:
         self._view.show_state()
 
     def _pending(self) -> list[ChatTurn]:
-        """All turns that are to be answered, in order."""
+        """Return the running and queued turns, in order."""
         return [self.active, *self._queue] if self.active else list(self._queue)
 
     def _turn_of(self, request: int) -> ChatTurn | None:
-        """The active turn, if that is the request for its answer."""
+        """Return the active turn if `request` is its request."""
         return self.active if self.active and self.active.request == request else None
 
     def _conversation_of(self, turn: ChatTurn) -> Conversation:
@@ -352,14 +340,14 @@ class AnswerController:
         return next(there, self._conversation)
 
     def _drop(self, turn: ChatTurn) -> None:
-        """It is not to be answered any more."""
+        """Remove a turn from the pending ones."""
         if turn is self.active:
             self.active = None
         else:
             self._queue.remove(turn)
 
     def _leave(self, turn: ChatTurn, state: TurnState, finish: FinishReason | None) -> None:
-        """Its answer ended so, and is saved as it is."""
+        """End a turn's answer and save it."""
         self._drop(turn)
         turn.state, turn.finish = state, finish
         self._conversation_of(turn).save(turn)
@@ -367,7 +355,7 @@ class AnswerController:
             answer.show_state()
 
     async def _answer_next(self) -> None:
-        """Requests the next answer of the queue, unless the model is busy."""
+        """Request the next queued answer, unless the model is busy."""
         if self._is_missing and self._queue:
             self._fetch()
         elif self.active is None and self._queue and not self._is_loading:
@@ -375,16 +363,15 @@ class AnswerController:
             turn.state, turn.finish, turn.model = "reading", None, self.model
             self._requests += 1
             turn.request = self._requests
-            # A load that failed is tried again with the request.
+            # The request also retries a failed load.
             self._view.status.begin()
             self._show_phase("reading")
             self._show_numbers(turn)
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
-                system = self._settings.current.system
                 conversation = self._conversation_of(turn)
-                messages = conversation.history(turn, system)
+                messages = conversation.history(turn, self._settings.current.system)
                 options = self._settings.options
                 options = replace(
                     options,
@@ -400,31 +387,29 @@ class AnswerController:
         self._view.status.phase = "fetching"
 
     def show_status(self) -> None:
-        """Shows the state anew, after another conversation came to the screen."""
+        """Update the status after another conversation was opened."""
         turns = self._conversation.turns
         self._show_numbers(turns[-1] if turns else None)
         if self._view.status.phase in ("stopped", "ready", "reading", "answering"):
-            state = self.active.state if self.active else "done"
-            self._show_phase(
-                "reading" if state == "reading" else "answering" if self.active else "ready"
-            )
+            is_prefill = self.active is not None and self.active.state == "reading"
+            self._show_phase("reading" if is_prefill else "answering" if self.active else "ready")
 
     def _show_phase(self, phase: Phase) -> None:
-        """Another model may be loading meanwhile, and another conversation be answered."""
+        """Show the phase, or that the model is loading."""
         behind = self.behind
         self._view.status.behind = collapse(behind.tree.title) if behind else ""
         self._view.status.phase = phase if self.context_length else "loading"
 
     def _show_numbers(self, turn: ChatTurn | None) -> None:
-        """Shows the numbers of an answer, if it is one on the screen; None shows none."""
+        """Show the numbers of a turn on the screen; None clears them."""
         if turn is None or turn in self._conversation:
             self._view.status.stats = turn.stats if turn else None
             self._view.panel.show(turn)
 
     async def _take_back(self, turns: Sequence[ChatTurn], discard: ChatTurn | None = None) -> None:
-        """Removes unanswered turns from the conversation, and puts their prompts into the box."""
+        """Remove unanswered turns, and return their prompts to the prompt box."""
         texts: list[str] = []
-        for turn in reversed(turns):  # those that follow first
+        for turn in reversed(turns):  # later turns first
             removed = self._conversation.remove(turn)
             if removed.role == "user" and turn is not discard:
                 texts.insert(0, split(turn.prompt.text)[0])
@@ -435,20 +420,13 @@ class AnswerController:
         if texts and not self._view.prompt.text.strip():
             self._view.prompt.recall(texts.pop(0))
         if texts:
-            many = "A prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
-            self._view.inform(f"{many} not sent; Ctrl+R finds what you wrote.")
+            many = "1 prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
+            self._view.inform(f"{many} not sent; Ctrl+R finds prompts.")
 
 
 def _progress_of(turn: ChatTurn) -> str:
     if turn.state == "waiting":
-        return "waits"
+        return "queued"
     if turn.state == "reading" or turn.stats is None:
-        return "▶ reading"
+        return "▶ processing"
     return f"▶ {turn.stats.generated_tokens:,} tokens"
-
-
-def _where(loaded: Loaded) -> str:
-    """Whose model answers, where that is not as it was."""
-    if loaded.server:
-        return f"{loaded.model} is that of akunu serve at {loaded.server}; none is loaded here."
-    return f"{loaded.model} is loaded here; no server answers from here on."

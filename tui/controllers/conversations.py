@@ -1,8 +1,9 @@
-"""Whole conversations: new, opened, renamed, exported."""
+"""Operations on whole conversations: new, open, resume, rename, export."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,45 +11,44 @@ from pathlib import Path
 from akunu_py.chats.export import file_name, format_of, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
 from akunu_py.decoding.prompt_cache.store import forget_conversation
-from akunu_py.errors import AkunuError, ConversationError
+from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.screens.conversations import Chosen
 from akunu_py.tui.screens.main import ChatView
+from akunu_py.tui.status import reported
 from akunu_py.tui.workers.store_thread import StoreThread
 
-_ID_DIGITS = 6  # so many at least name a conversation
-_RECALLED = 500  # prompts of earlier conversations
+_ID_DIGITS = 6  # minimum length of an id prefix
+_RECALLED = 500  # earlier prompts in the prompt box
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What to open at the start: the `last` conversation, or the one that `words` find or whose id
-    begins with them; the list where they find several, or there are none."""
+    """The conversation to open at the start; the list opens if several match, or none is named."""
 
-    words: str = ""
-    last: bool = False
+    words: str = ""  # search words, or the start of an id
+    last: bool = False  # the most recent conversation
 
 
 @dataclass(eq=False)
 class LibraryController:
-    """Opens conversations in the place of the one on the screen, and changes saved ones."""
+    """Replaces the open conversation, and changes saved ones."""
 
     _conversation: Conversation
     _answering: AnswerController
     _turns: TurnController
     _view: ChatView
     _store: StoreThread | None  # None: nothing is saved
-    _directory: Path  # where exported files go
+    _directory: Path  # for exported files
 
     async def new(self) -> None:
-        """Shows an empty conversation."""
+        """Open an empty conversation."""
         await self.show(Tree())
 
     async def open(self, chosen: Chosen | None) -> None:
-        """Shows a conversation, as it was left or at a message; None changes nothing. What is being
-        answered goes on, here or behind."""
+        """Open a saved conversation; None changes nothing. Pending answers continue."""
         if chosen is None or self._store is None:
             return
         wanted, message = chosen.conversation, chosen.message
@@ -68,13 +68,13 @@ class LibraryController:
         await self._show(message)
 
     async def show(self, tree: Tree, message: str | None = None) -> None:
-        """Shows a conversation that is not answered anywhere, at that message or its end."""
+        """Open `tree`, which has no pending answers, at `message` or its end."""
         self._answering.set_aside()
         self._conversation.open(tree)
         await self._show(message)
 
     async def _show(self, message: str | None = None) -> None:
-        """Shows what the conversation is now, at that message or its end."""
+        """Redraw the conversation, at `message` or its end."""
         self._turns.leave_editing()
         await self._view.show_conversation(message)
         self._answering.show_status()
@@ -82,7 +82,7 @@ class LibraryController:
         self._view.show_state()
 
     async def resume(self, wanted: Resume) -> str | None:
-        """Opens what is wanted. Where the user has to choose: the words to begin the list with."""
+        """Open the wanted conversation. Return initial search words if the user must choose."""
         if wanted.last:
             if not await self.continue_last():
                 self._view.refuse("There is no earlier chat to continue.")
@@ -90,96 +90,75 @@ class LibraryController:
         if self._store is None or not wanted.words:
             return ""
         words = wanted.words
-        try:
-            infos = await self._store.call(lambda store: store.list())
-            found = [
-                Chosen(info.id) for info in infos if _is_id(words) and info.id.startswith(words)
-            ]
+        found: list[Chosen] = []
+        with reported(self._view.refuse):
+            if len(words) >= _ID_DIGITS and not set(words) - set("0123456789abcdef"):
+                infos = await self._store.call(lambda store: store.list())
+                found = [Chosen(info.id) for info in infos if info.id.startswith(words)]
             if not found:
                 results = await self._store.call(lambda store: store.search(words))
                 found = [Chosen(each.info.id, each.hit.message) for each in results]
-        except ConversationError as error:
-            self._view.refuse(str(error))
-            return None
-        if len(found) == 1:
-            await self.open(found[0])
-            return None
-        if not found:
-            self._view.refuse(f"No earlier chat has the words: {words}")
-            return None
-        return words
+            if len(found) == 1:
+                await self.open(found[0])
+            elif not found:
+                self._view.refuse(f"No earlier chat matches: {words}")
+        return words if len(found) > 1 else None
 
     async def continue_last(self) -> bool:
-        """Opens the conversation that was changed last; False where there is none."""
+        """Open the most recent conversation. Return False if there is none."""
         infos = await self.list()
         if infos:
             await self.open(Chosen(infos[0].id))
         return bool(infos)
 
     async def rename(self, title: str = "") -> None:
-        """Gives the conversation another title; "" begins to write one."""
+        """Rename the conversation; "" puts the command into the prompt box."""
         tree = self._conversation.tree
         if not self._conversation.turns:
-            self._view.refuse("The chat is empty; it gets its title from the first prompt.")
+            self._view.refuse("The chat is empty; its title comes from the first prompt.")
         elif not title:
             self._view.prompt.write(f"/rename {tree.title}")
             self._view.prompt.focus()
         else:
             tree.title = title
-            try:
+            with reported(self._view.refuse):
                 if self._store is not None:
                     await self._store.call(lambda store: store.rename(tree.conversation, title))
-            except ConversationError as error:
-                self._view.refuse(str(error))
-            else:
                 self._view.inform(f"Renamed: {title}")
 
     async def export(self, file: str = "") -> None:
-        """Writes the conversation to `file`; its suffix says in which format, Markdown for none."""
+        """Write the conversation to `file`; its suffix selects the format (default: Markdown)."""
         if not self._conversation.turns:
             self._view.refuse("The chat is empty.")
             return
         tree = self._conversation.tree
-        try:
+        with reported(self._view.refuse):
             form = format_of(Path(file))
             path = self._directory / Path(file or file_name(tree.title, form)).expanduser()
             text = await asyncio.to_thread(render, tree, form)
             written = await asyncio.to_thread(write_new, path, text, numbered=not file)
-        except AkunuError as error:
-            self._view.refuse(str(error))
-        else:
             self._view.inform(f"Saved as {written}")
 
     async def list(self) -> Sequence[ConversationInfo]:
-        """The saved conversations, the latest first; none where they cannot be read."""
+        """Return the saved conversations, newest first; none if they cannot be read."""
         if self._store is None:
             return ()
         try:
             return await self._store.call(lambda store: store.list())
         except ConversationError:
-            return ()  # `SavingFailed` says why
+            return ()  # `SavingFailed` reports the reason.
 
     async def recall_prompts(self) -> None:
-        """Gives the prompt box the prompts of earlier conversations."""
-        if self._store is None:
-            return
-        try:
-            prompts = await self._store.call(lambda store: store.recent_prompts(_RECALLED))
-        except ConversationError:
-            return  # `SavingFailed` says why
-        self._view.prompt.remember(prompts)
+        """Load earlier prompts into the prompt box."""
+        if self._store is not None:
+            with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+                prompts = await self._store.call(lambda store: store.recent_prompts(_RECALLED))
+                self._view.prompt.remember(prompts)
 
     async def on_deleted(self, conversation: str) -> None:
-        """A saved conversation was deleted; where it is on the screen, it goes, and so does what
-        models have read of it."""
+        """Close a deleted conversation if it is open, and delete its prompt caches."""
         if conversation == self._conversation.tree.conversation:
             await self.new()
         await self._answering.forget(conversation)
-        try:
+        with reported(self._view.refuse):
             await asyncio.to_thread(forget_conversation, conversation)
-        except AkunuError as error:
-            self._view.refuse(str(error))
-
-
-def _is_id(words: str) -> bool:
-    return len(words) >= _ID_DIGITS and not set(words) - set("0123456789abcdef")

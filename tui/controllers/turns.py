@@ -1,4 +1,4 @@
-"""What the user does with turns: send, edit, regenerate, continue, stop, copy, switch branches."""
+"""Actions on turns: send, edit, regenerate, continue, stop, copy, switch branches."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from akunu_py.tui.transcript.parser import parse
 
 @dataclass(frozen=True, slots=True)
 class CodeText:
-    """A block of code in an answer. language: "" where none is named."""
+    """A code block in an answer."""
 
     text: str
-    language: str
+    language: str  # "" if not named
 
 
 @dataclass(eq=False)
 class TurnController:
-    """Makes turns in the conversation and has them answered. Nothing is overwritten: what is
-    changed becomes a branch. Actions are on the turn of the chosen message, else the last one."""
+    """Runs the user's actions on turns. Nothing is overwritten: a change becomes a branch."""
 
     _conversation: Conversation
     _answering: AnswerController
     _view: ChatView
-    _directory: Path  # where the files are that a prompt names
-    _copy: Callable[[str], None]  # puts a text on the clipboard
-    _edited: ChatTurn | None = None  # its prompt is in the box, in the place of `_draft`
-    _draft: str = ""
-    _sent_anyway: str = ""  # a prompt that names files which are none, once it was said
-    _copied_block: tuple[str, int] = "", -1  # id of the answer, index of the block
+    _directory: Path  # for @file names
+    _copy: Callable[[str], None]  # copies text to the clipboard
+    _edited: ChatTurn | None = None  # the turn whose prompt is in the box
+    _draft: str = ""  # previous contents of the box
+    _sent_anyway: str = ""  # a prompt with missing files, after the warning
+    _copied_block: tuple[str, int] = "", -1  # reply id and index of the last copied block
 
     @property
     def is_editing(self) -> bool:
@@ -45,20 +44,20 @@ class TurnController:
 
     @property
     def unsent(self) -> str:
-        """What is in the box; while an earlier prompt is in it unchanged, what was there before."""
+        """The unsent text of the prompt box; an unchanged edited prompt does not count."""
         text = self._view.prompt.whole
         prompt = split(self._edited.prompt.text)[0] if self._edited else ""
         return self._draft if self._edited and text == typeable(prompt) else text
 
     async def send(self, text: str) -> None:
-        """Sends a prompt, with the files that it names; in the place of the one that is edited."""
+        """Send a prompt with its attached files, replacing the one being edited."""
         if mentions(text):
             names = await asyncio.to_thread(missing, text, self._directory)
             if names and text != self._sent_anyway:
                 self._sent_anyway = text
                 self._view.prompt.put_back(text)
-                none = f"There is no file {', '.join(names)} here."
-                self._view.refuse(f"{none} Enter again sends it as words.")
+                none = f"File not found: {', '.join(names)}."
+                self._view.refuse(f"{none} Press Enter again to send it as text.")
                 return
             room = self._answering.context_length
             try:
@@ -81,7 +80,7 @@ class TurnController:
             self._ask_whether_to_wait(collapse(behind.tree.title))
 
     def _ask_whether_to_wait(self, title: str) -> None:
-        """Another conversation is being answered: this answer waits, or that one ends."""
+        """Ask whether to wait for the answer in another conversation."""
 
         async def carry_out(answer: str | None) -> None:
             if answer == "stop":
@@ -91,17 +90,17 @@ class TurnController:
 
         question = f"The model is still answering in another chat: {title}"
         choices = {
-            "wait": "Wait until that answer is whole",
-            "stop": "Stop that answer, and answer here",
+            "wait": "Wait for that answer",
+            "stop": "Stop that answer and answer here",
             "back": "Take the prompt back",
         }
         self._view.ask(question, choices, carry_out)
 
     def edit(self) -> None:
-        """Puts the prompt into the box; sent again, it is a branch."""
+        """Put the prompt into the box; sending it creates a branch."""
         turn = self._chosen_turn()
         if turn is None:
-            self._view.refuse("There is nothing to edit yet.")
+            self._view.refuse("There is no message to edit yet.")
             return
         if self._edited is None:
             self._draft = self._view.prompt.text
@@ -111,7 +110,7 @@ class TurnController:
         self._view.show_state()
 
     def leave_editing(self) -> None:
-        """Puts what was in the box before an earlier prompt was edited back there."""
+        """Stop editing and restore the previous contents of the box."""
         if self._edited is not None:
             self._mark_edited(None)
             self._view.prompt.write(self._draft)
@@ -121,7 +120,7 @@ class TurnController:
         self._view.transcript.mark_edited(turn)
 
     async def stop(self) -> None:
-        """Ends the answer and keeps it, else leaves editing."""
+        """Stop the answer and keep its text, else stop editing."""
         if self._answering.is_busy:
             await self._answering.interrupt()
         else:
@@ -131,14 +130,14 @@ class TurnController:
         self._view.show_state()
 
     async def regenerate(self) -> None:
-        """Requests another answer to the same prompt; the old one stays as a branch."""
+        """Regenerate the answer; the old one stays as a branch."""
         turn = self._chosen_turn()
         if turn is None:
             self._view.refuse("There is no answer yet.")
             return
         await self._answering.interrupt()
         if turn not in self._conversation.turns:
-            self._view.inform("That prompt is back in the box: it had no answer yet.")
+            self._view.inform("The prompt is back in the box because it had no answer yet.")
             return
         again = self._conversation.regenerate(turn)
         again.constraint = turn.constraint
@@ -147,35 +146,35 @@ class TurnController:
             self._view.transcript.choose(again, "answer")
 
     async def continue_answer(self) -> None:
-        """Continues the last answer, where it was cut off or stopped."""
+        """Continue the last answer if it was cut off or stopped."""
         if self._answering.is_busy:
-            self._view.refuse("It is still answering. Esc stops it.")
+            self._view.refuse("The model is still answering. Esc stops it.")
             return
         turn = self._chosen_turn()
         if turn is None or turn is not self._conversation.turns[-1]:
-            self._view.refuse("Only the last answer can go on.")
+            self._view.refuse("Only the last answer can be continued.")
         elif turn.thinking and not turn.answer:
-            why = "It was stopped before it said anything; answer again instead (Ctrl+G)."
+            why = "It was stopped before its answer began; regenerate it instead (Ctrl+G)."
             self._view.refuse(why)
         elif not turn.can_continue:
-            self._view.refuse("The answer is complete: the model ended it.")
+            self._view.refuse("The answer is already complete.")
         else:
             await self._answering.resume(turn)
 
     async def switch_branch(self, direction: int) -> None:
-        """Shows the branch before (-1) or after (1) that of the chosen message."""
+        """Show the branch before (-1) or after (1) that of the chosen message."""
         chosen = self._view.transcript.chosen
         if chosen is None:
             return
         if self._answering.is_busy:
-            self._view.refuse("It is still answering. Esc stops it.")
+            self._view.refuse("The model is still answering. Esc stops it.")
             return
         turn, part = chosen
         message = turn.prompt.id if part == "prompt" else turn.reply_id
         sibling = self._conversation.switch_branch(message, direction)
         if sibling is None:
             which, count = self._conversation.branch_number(message)
-            only = "It has no other branch."
+            only = "This message has no other branch."
             self._view.refuse(only if count == 1 else f"Branch {which} of {count}.")
             return
         self.leave_editing()
@@ -185,12 +184,12 @@ class TurnController:
                 self._view.transcript.choose(turn, part)
 
     def copy_answer(self) -> None:
-        """Copies the last answer, as the model wrote it: Markdown."""
+        """Copy the last answer as Markdown."""
         answered = [turn for turn in self._conversation.turns if turn.answer]
         self._copy_answer(answered[-1] if answered else None)
 
     def copy_message(self) -> None:
-        """Copies the chosen message, else the last answer."""
+        """Copy the chosen message, else the last answer."""
         chosen = self._view.transcript.chosen
         if chosen is None:
             self.copy_answer()
@@ -202,7 +201,7 @@ class TurnController:
             self._view.inform("Copied the prompt.")
 
     def copy_code(self) -> None:
-        """Copies the first block of code of the chosen or the last answer; again: the next one."""
+        """Copy the first code block of the chosen or last answer; repeated calls cycle."""
         chosen = self._view.transcript.chosen
         turns = [chosen[0]] if chosen else self._conversation.turns[::-1]
         for turn in turns:
@@ -214,10 +213,10 @@ class TurnController:
                 self.copy_block(block.text, block.language, index + 1, len(blocks))
                 self._view.transcript.mark_copied(turn, "answer", block.text.expandtabs(4))
                 return
-        self._view.refuse("There is no block of code to copy.")
+        self._view.refuse("There is no code block to copy.")
 
     def _chosen_turn(self) -> ChatTurn | None:
-        """The turn of the chosen message, else the last one."""
+        """Return the turn of the chosen message, else the last one."""
         if chosen := self._view.transcript.chosen:
             return chosen[0]
         return self._conversation.turns[-1] if self._conversation.turns else None
@@ -231,7 +230,7 @@ class TurnController:
         self._view.inform("Copied the answer.")
 
     def copy_block(self, code: str, language: str, which: int = 1, count: int = 1) -> None:
-        """Copies a block of code, the `which`th of `count`."""
+        """Copy a code block, number `which` of `count`."""
         self._copy(code)
         lines = code.count("\n")
         what = f"{language} code" if language else "code"
@@ -239,12 +238,12 @@ class TurnController:
         if self._answering.is_writing(code):
             text += " so far; it is still being written"
         if count > 1:
-            text += f", block {which} of {count}; again copies the next"
+            text += f", block {which} of {count}; repeat for the next"
         self._view.inform(f"{text}.")
 
 
 def code_blocks(text: str) -> list[CodeText]:
-    """The fenced and indented blocks of code in Markdown, in order."""
+    """Return the fenced and indented code blocks of a Markdown text."""
     return [
         CodeText(token.content, token.info.split()[0] if token.info.strip() else "")
         for token in parse(text)

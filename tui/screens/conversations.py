@@ -1,8 +1,7 @@
-"""The saved conversations: find one by its words and open it, rename it, delete it or export it; on
-a wide terminal with a preview.
+"""The list of saved conversations: search, open, rename, delete and export, with a preview.
 
-Deleting asks nothing: Ctrl+Z undoes it. Keys that act on the chosen row wait for a search that is
-under way.
+Deleting needs no confirmation because Ctrl+Z undoes it. Keys for the highlighted row wait for a
+running search.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -32,70 +30,62 @@ from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog, ListDialog
+from akunu_py.tui.status import reported
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
-_EMPTY = "No conversations yet. What is said in the chat is kept here."
+_EMPTY = "No conversations yet. Chats are saved here."
 _KEYS = (
     "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · Esc close"
 )
 _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
-    "markdown": ("Markdown", "what is on the screen, as text"),
-    "json": ("JSON", "everything, with all branches; akunu can import it"),
+    "markdown": ("Markdown", "the visible branch, as text"),
+    "json": ("JSON", "all branches; can be imported by akunu"),
 }
 _PREVIEWED = 6  # messages
-_PREVIEWED_CHARACTERS = 2000  # of each: to lay out more would hold up the keys
-_PROGRESS_S = 0.5  # between two looks at how far the answers are
-_PREVIEW_DELAY_S = 0.1  # a row is previewed when the highlight stays on it
+_PREVIEWED_CHARACTERS = 2000  # per message; longer layouts would delay keys
+_PROGRESS_S = 0.5  # between two updates of the answers' progress
+_PREVIEW_DELAY_S = 0.1  # before a highlighted row is previewed
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What to open. message: the one that was found, which may be on a branch that is not active;
-    None for the conversation as it was left."""
+    """The conversation to open."""
 
     conversation: str
-    message: str | None = None
+    message: str | None = None  # the matching message, perhaps on an inactive branch
 
 
 class ConversationsScreen(ListDialog[Chosen]):
-    """The list. The result is what to open, None for no change.
-
-    current: the conversation on the screen below. progress: how far those are that are being
-    answered, in words. unread: those that were answered behind the screen. words: what is
-    searched for at first. clock: seconds since
-    1970.
-    """
+    """The list of conversations. The result is the one to open, None for no change."""
 
     @dataclass
     class Deleted(Message):
-        """A conversation was deleted; it may be the one on the screen below."""
+        """A conversation was deleted; it may be the open one."""
 
         conversation: str
 
     @dataclass
     class Renamed(Message):
-        """A conversation has another title."""
+        """A conversation has a new title."""
 
         conversation: str
         title: str
 
-    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "move(1)", "Next conversation", show=False, priority=True),
-        Binding("up", "move(-1)", "Conversation before", show=False, priority=True),
+        Binding("up", "move(-1)", "Previous conversation", show=False, priority=True),
         Binding("pagedown", "move(7)", "Further down", show=False),
         Binding("pageup", "move(-7)", "Further up", show=False),
         Binding("ctrl+r", "rename", "Rename", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),
-        Binding("ctrl+z", "undo", "Bring back what was deleted last", priority=True),
+        Binding("ctrl+z", "undo", "Undo the last deletion", priority=True),
         Binding("ctrl+s", "export", "Export", priority=True),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "conversations--mark",
-        "conversations--muted",
-        "conversations--match",
+        f"conversations--{name}" for name in ("mark", "muted", "match")
     }
 
     def __init__(
@@ -109,20 +99,20 @@ class ConversationsScreen(ListDialog[Chosen]):
     ) -> None:
         super().__init__()
         self._store = store
-        self._current = current
-        self._progress = progress
-        self._unread = unread
-        self._words = words
-        self._clock = clock
+        self._current = current  # the open conversation
+        self._progress = progress  # describes running answers, by conversation
+        self._unread = unread  # conversations answered in the background
+        self._words = words  # the initial search
+        self._clock = clock  # seconds since 1970
         self._found: dict[str, SearchResult] = {}
-        self._empty_text = ""  # shown where nothing is found
+        self._empty_text = ""  # shown when nothing is found
         self._drawn_progress: dict[str, str] = {}
-        self._renaming: str | None = None  # the conversation that gets another title
-        self._search_done = asyncio.Event()  # the list is what the words find
+        self._renaming: str | None = None  # the conversation being renamed
+        self._search_done = asyncio.Event()
 
     def compose(self) -> ComposeResult:
         with self.frame("Conversations", _KEYS):
-            yield Input(self._words, id="words", placeholder="Find by words", compact=True)
+            yield Input(self._words, id="words", placeholder="Search conversations", compact=True)
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
                 yield OptionList(compact=True)
@@ -137,7 +127,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         self.set_interval(_PROGRESS_S, self._show_progress)
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._draw)  # once sizes and styles are known
+        self.call_after_refresh(self._draw)  # sizes are known then
 
     # Keys
 
@@ -158,59 +148,49 @@ class ConversationsScreen(ListDialog[Chosen]):
             name = self.query_one("#name", Input)
             name.display = True
             name.value = displayable(found.info.title)
-            self.set_focus(name)  # at once: the next key is for it
+            self.set_focus(name)  # immediately, for the next key
             self._hint()
 
     @work
     async def action_delete(self) -> None:
         found = await self._chosen_after_search()
-        if found is None or self._renaming is not None:
+        if found is None:
             return
         conversation = found.info.id
-        try:
+        with reported(self._show_error):
             await self._store.call(lambda store: store.delete(conversation))
-        except ConversationError as error:
-            self._show_error(error)
-            return
-        self.notify(
-            found.info.title or UNTITLED, title="Deleted; Ctrl+Z brings it back", markup=False
-        )
-        self.post_message(self.Deleted(conversation))
-        if conversation == self._current:  # the screen below shows a new one
-            self._current = None
-        self._search(self._neighbour(conversation))
+            title = found.info.title or UNTITLED
+            self.notify(title, title="Deleted (Ctrl+Z to undo)", markup=False)
+            self.post_message(self.Deleted(conversation))
+            if conversation == self._current:  # The app opens a new one.
+                self._current = None
+            self._search(self._neighbor(conversation))
 
     @work
     async def action_undo(self) -> None:
         if self._renaming is not None:
             return
-        try:
+        with reported(self._show_error):
             info = await self._store.call(lambda store: store.undo_delete())
-        except ConversationError as error:
-            self._show_error(error)
-            return
-        if info is None:
-            self.notify("Nothing was deleted lately.")
-        else:
-            self.notify(info.title or UNTITLED, title="Back again", markup=False)
-            self._search(info.id)
+            if info is None:
+                self.notify("There is no recent deletion to undo.")
+            else:
+                self.notify(info.title or UNTITLED, title="Restored", markup=False)
+                self._search(info.id)
 
     @work
     async def action_export(self) -> None:
         found = await self._chosen_after_search()
-        if found is None or self._renaming is not None:
+        if found is None:
             return
         form = await self.app.push_screen_wait(ExportScreen(found.info.title))
         if form is None:
             return
-        try:
+        with reported(self._show_error):
             tree = await self._store.call(lambda store: store.load(found.info.id))
             text = await asyncio.to_thread(render, tree, form)
             path = Path.cwd() / file_name(tree.title, form)
             path = await asyncio.to_thread(write_new, path, text, numbered=True)
-        except ConversationError as error:
-            self._show_error(error)
-        else:
             self.notify(str(path), title="Exported", markup=False)
 
     @on(Input.Changed, "#words")
@@ -225,8 +205,7 @@ class ConversationsScreen(ListDialog[Chosen]):
 
     @work(exclusive=True, group="open")
     async def _open_chosen(self) -> None:
-        found = await self._chosen_after_search()
-        if found and self._renaming is None:
+        if found := await self._chosen_after_search():
             self.dismiss(Chosen(found.info.id, found.hit.message))
 
     @on(Input.Submitted, "#name")
@@ -234,20 +213,16 @@ class ConversationsScreen(ListDialog[Chosen]):
         event.stop()
         conversation, title = self._renaming, event.value
         self._end_renaming()
-        if conversation is None or not title.strip():
-            return
-        try:
-            await self._store.call(lambda store: store.rename(conversation, title))
-        except ConversationError as error:
-            self._show_error(error)
-            return
-        self.post_message(self.Renamed(conversation, title))
-        self._search(conversation)
+        if conversation is not None and title.strip():
+            with reported(self._show_error):
+                await self._store.call(lambda store: store.rename(conversation, title))
+                self.post_message(self.Renamed(conversation, title))
+                self._search(conversation)
 
     # Searching and drawing
 
     def _search(self, choose: str | None = None) -> None:
-        """Searches for the words again, then highlights `choose`, or what was highlighted."""
+        """Search again, then highlight `choose` or keep the highlighted conversation."""
         self._search_done.clear()
         self._find(choose)
 
@@ -255,21 +230,20 @@ class ConversationsScreen(ListDialog[Chosen]):
     async def _find(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
-            found = await self._store.call(lambda store: _found(store, words, choose))
+            found = await self._store.call(lambda store: _find_all(store, words, choose))
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)
-        chosen = self._chosen()
+        chosen = self.chosen_id
         self._found = {each.info.id: each for each in found}
         self._empty_text = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
-        self._draw(choose or (chosen.info.id if chosen else None))
+        self._draw(choose or chosen)
         self._search_done.set()
 
-    def _draw(self, choose: str | None = None) -> None:
-        """Draws all rows in the width that there is."""
+    def _draw(self, choose: str = "") -> None:
+        """Draw all rows at the current width."""
         rows = self.rows
-        if choose is None and (chosen := self._chosen()):
-            choose = chosen.info.id
+        choose = choose or self.chosen_id
         rows.clear_options()
         for each in self._found.values():
             rows.add_option(Option(self._row(each), id=each.info.id))
@@ -281,23 +255,29 @@ class ConversationsScreen(ListDialog[Chosen]):
         self._show_preview()
 
     def _row(self, found: SearchResult) -> Content:
-        names = ("conversations--mark", "conversations--muted", "conversations--match")
-        styles = [self.get_visual_style(name, partial=True) for name in names]
+        """Return two lines: the title with time or state, then the match or last message."""
         conversation = found.info.id
-        state = self._drawn_progress.get(conversation) or (
-            "• new" if conversation in self._unread else ""
-        )
-        mark = "●" if conversation == self._current else " "
+        unread = "• new" if conversation in self._unread else ""
+        state = self._drawn_progress.get(conversation) or unread
+        words = state or moment(found.info.updated, self._clock())
         width = self.rows.scrollable_content_region.width
-        time = moment(found.info.updated, self._clock())
-        return row_of(found, width, (state, True) if state else (time, False), mark, styles)
+        room = max(1, width - len(words) - 4)
+        title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
+        below = _snippet(found).truncate(max(1, width - 2), ellipsis=True)
+        return Content.assemble(
+            ("● " if conversation == self._current else "  ", ".conversations--mark"),
+            title.stylize("bold"),
+            " " * (room - title.cell_length + 2),
+            (words, ".conversations--mark" if state else ".conversations--muted"),
+            "\n  ",
+            below.stylize_before(".conversations--muted"),
+        )
 
     def _show_progress(self) -> None:
-        """Draws the rows anew of the conversations that are being answered, or were."""
-        progress = dict(self._progress())
-        before, self._drawn_progress = self._drawn_progress, progress
-        for name in before.keys() | progress.keys():
-            if before.get(name) != progress.get(name) and name in self._found:
+        """Redraw the rows whose progress changed."""
+        before, self._drawn_progress = self._drawn_progress, dict(self._progress())
+        for name in before.keys() | self._drawn_progress.keys():
+            if before.get(name) != self._drawn_progress.get(name) and name in self._found:
                 self.rows.replace_option_prompt(name, self._row(self._found[name]))
 
     @on(OptionList.OptionHighlighted)
@@ -308,12 +288,12 @@ class ConversationsScreen(ListDialog[Chosen]):
         return self._found.get(self.chosen_id)
 
     async def _chosen_after_search(self) -> SearchResult | None:
-        """The chosen one of those that the words find: waits for a search that is under way."""
+        """Wait for a running search; return the highlighted row, None while renaming."""
         await self._search_done.wait()
-        return self._chosen()
+        return self._chosen() if self._renaming is None else None
 
-    def _neighbour(self, conversation: str) -> str | None:
-        """What to highlight when that conversation is gone."""
+    def _neighbor(self, conversation: str) -> str | None:
+        """Return the conversation to highlight after `conversation` is removed."""
         names = list(self._found)
         place = names.index(conversation)
         others = names[place + 1 :] or names[:place][-1:]
@@ -328,17 +308,16 @@ class ConversationsScreen(ListDialog[Chosen]):
         self._hint()
 
     def _hint(self) -> None:
-        """Shows the keys that matter now."""
-        self._keys = _KEYS if self._renaming is None else "Enter keep the title · Esc leave it"
+        """Show the available keys."""
+        self._keys = _KEYS if self._renaming is None else "Enter save the title · Esc cancel"
         self._show_keys()
 
-    def _show_error(self, error: ConversationError) -> None:
-        self.notify(str(error), severity="error", timeout=10, markup=False)
+    def _show_error(self, error: str) -> None:
+        self.notify(error, severity="error", markup=False)
 
 
-def _found(store: ConversationStore, words: str, also: str | None) -> Sequence[SearchResult]:
-    """What the words find, and one more conversation: a title that was just changed may lack
-    them."""
+def _find_all(store: ConversationStore, words: str, also: str | None) -> Sequence[SearchResult]:
+    """Search for `words`; add the conversation `also`, whose new title may not match."""
     found = store.search(words)
     if also is None or any(each.info.id == also for each in found):
         return found
@@ -347,7 +326,7 @@ def _found(store: ConversationStore, words: str, also: str | None) -> Sequence[S
 
 
 class PreviewPane(VerticalScroll, can_focus=False):
-    """The end of a conversation, or what is around the message that was found."""
+    """The end of a conversation, or the part around the matching message."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"preview--name", "preview--prompt"}
 
@@ -360,7 +339,7 @@ class PreviewPane(VerticalScroll, can_focus=False):
 
     @work(exclusive=True)
     async def show(self, found: SearchResult | None) -> None:
-        """Previews that one, a moment later."""
+        """Preview `found` after a short delay."""
         text = self.query_one(Static)
         if found is None or not self.display:
             text.update("")
@@ -368,78 +347,46 @@ class PreviewPane(VerticalScroll, can_focus=False):
         await asyncio.sleep(_PREVIEW_DELAY_S)
         try:
             tree = await self._store.call(lambda store: store.load(found.info.id))
-        except ConversationError:  # deleted by another program a moment ago
+        except ConversationError:  # Another process has just deleted it.
             text.update("")
             return
-        name = self.get_visual_style("preview--name", partial=True)
-        prompt = self.get_visual_style("preview--prompt", partial=True)
-        text.update(preview(tree, found.hit.message, _PREVIEWED, (name, prompt)))
+        text.update(_preview(tree, found.hit.message))
         scroll = self.scroll_home if found.hit.message else self.scroll_end
         self.call_after_refresh(scroll, animate=False)
 
 
-def preview(tree: Tree, message: str | None, most: int, styles: Sequence[Style]) -> Content:
-    """The end of a conversation, or what is around one message of it, as plain text.
-
-    most: messages. styles: of the names of models, and of prompts.
-    """
+def _preview(tree: Tree, message: str | None) -> Content:
+    """Return the last messages of a conversation, or those around `message`, as plain text."""
     if message is not None and message in tree:
         tree.choose(message)
     path = [each for each in tree.path() if each.text.strip()]
-    first = len(path) - most
-    for place, each in enumerate(path):
-        if each.id == message:
-            first = min(first, place)
-    shown = path[max(0, first) :][:most]
-    return Content("\n\n").join(_previewed(each, *styles) for each in shown)
+    match = next((place for place, each in enumerate(path) if each.id == message), len(path))
+    first = max(0, min(len(path) - _PREVIEWED, match))
+    return Content("\n\n").join(map(_preview_message, path[first : first + _PREVIEWED]))
 
 
-def _previewed(message: ChatMessage, name: Style, prompt: Style) -> Content:
+def _preview_message(message: ChatMessage) -> Content:
     whole = message.text.strip()
     text = Content(displayable(whole[:_PREVIEWED_CHARACTERS]))
     if len(whole) > _PREVIEWED_CHARACTERS:
         text += Content(f" … {len(whole) - _PREVIEWED_CHARACTERS:,} more characters")
     if message.role == "user":
-        return text.stylize(prompt)
-    author = message.model or message.role
-    return Content.assemble((collapse(author), name), "\n", text)
+        return text.stylize(".preview--prompt")
+    author = collapse(message.model or message.role)
+    return Content.assemble((author, ".preview--name"), "\n", text)
 
 
-def row_of(
-    found: SearchResult, width: int, state: tuple[str, bool], mark: str, styles: Sequence[Style]
-) -> Content:
-    """Two lines of `width` columns: the title and the state, below the match or the last message.
-
-    state: the time, or what is going on there, and whether it is that. mark: one character before
-    the title. styles: of the mark, of muted text, and of matches.
-    """
-    marked, muted, match = styles
-    words, is_news = state
-    room = max(1, width - len(words) - 4)
-    title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
-    gap = " " * (room - title.cell_length + 2)
-    below = _snippet(found, match).truncate(max(1, width - 2), ellipsis=True)
-    return Content.assemble(
-        (f"{mark} ", marked),
-        title.stylize("bold"),
-        gap,
-        (words, marked if is_news else muted),
-        "\n  ",
-        below.stylize_before(muted),
-    )
-
-
-def _snippet(found: SearchResult, match: Style) -> Content:
+def _snippet(found: SearchResult) -> Content:
     if found.hit.message is None:
         return Content(collapse(found.info.preview))
     content = Content(displayable(found.hit.snippet).replace("\n", " "))
     for start, end in found.hit.marks:
-        content = content.stylize(match, start, end)
+        content = content.stylize(".conversations--match", start, end)
     return content
 
 
 def moment(then: float, now: float) -> str:
-    """A time in the fewest words: "14:05", "yesterday", "Mon", "3 Nov"; "" for 0, not known."""
+    """Format a time briefly: "14:05", "yesterday", "Mon", "3 Nov"; "" for 0 (unknown)."""
     if not then:
         return ""
     day, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
@@ -455,9 +402,9 @@ def moment(then: float, now: float) -> str:
 
 
 class ExportScreen(Dialog[ExportFormat]):
-    """The list of formats. The result is the one to write, None for none."""
+    """The list of export formats. The result is the chosen one, None for none."""
 
-    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - as in Textual
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
 
     def __init__(self, title: str) -> None:
@@ -465,20 +412,16 @@ class ExportScreen(Dialog[ExportFormat]):
         self._title = title
 
     def compose(self) -> ComposeResult:
-        with self.frame("Export", "Enter write · Esc close"):
-            yield OptionList(compact=True)
+        with self.frame("Export", "Enter export · Esc close"):
+            formats = OptionList(compact=True)
+            for name, words in map(_EXPORT_FORMATS.__getitem__, FORMATS):
+                formats.add_option(Content.assemble(f"{name:<10}", (words, ".export--muted")))
+            yield formats
             yield Static(id="file")
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).focus()
-        self.call_after_refresh(self._show_formats)  # once styles are known
-
-    def _show_formats(self) -> None:
-        muted = self.get_visual_style("export--muted", partial=True)
         formats = self.query_one(OptionList)
-        for form in FORMATS:
-            name, words = _EXPORT_FORMATS[form]
-            formats.add_option(Option(Content.assemble(f"{name:<10}", (words, muted)), id=form))
+        formats.focus()
         formats.highlighted = 0
 
     @on(OptionList.OptionHighlighted)

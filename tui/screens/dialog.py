@@ -1,4 +1,4 @@
-"""Dialogs over the chat: their frame, the list in which words find a row, and a plain question."""
+"""Dialogs over the chat: the frame, the searchable list, and the question."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from akunu_py.tui.status import MessageLine
 
 DIALOG_STYLE = Path(__file__).with_suffix(".tcss")
 Result = TypeVar("Result")
-_BETWEEN = " · "
+_SEPARATOR = " · "
 
 
 class Dialog(ModalScreen[Result | None]):
-    """A dialog, which Esc closes without a result. CSS_PATH begins with `DIALOG_STYLE`."""
+    """A dialog; Esc closes it without a result. `CSS_PATH` starts with `DIALOG_STYLE`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
 
     def frame(self, title: str, keys: str) -> Vertical:
-        """What everything is composed in; the keys that matter stand at its foot."""
+        """Return the frame that contains the dialog; `keys` are listed at its bottom edge."""
         frame = Vertical(id="dialog")
         frame.border_title = title
         self._keys = keys
@@ -37,7 +37,7 @@ class Dialog(ModalScreen[Result | None]):
 
     def on_mount(self) -> None:
         self.query_one("#dialog").mount(MessageLine())
-        # As Textual does when it is told its size, which is after the first picture.
+        # Textual sets these classes only after the first frame.
         wide = self.HORIZONTAL_BREAKPOINTS or self.app.HORIZONTAL_BREAKPOINTS or []
         high = self.VERTICAL_BREAKPOINTS or self.app.VERTICAL_BREAKPOINTS or []
         self.add_class(
@@ -50,14 +50,16 @@ class Dialog(ModalScreen[Result | None]):
             self.call_after_refresh(self._show_keys)
 
     def _show_keys(self) -> None:
-        """As many as fit; the last one, which closes it, always does."""
-        frame, shown = self.query_one("#dialog"), self._keys.split(_BETWEEN)
-        while len(shown) > 1 and len(_BETWEEN.join(shown)) > frame.outer_size.width - 6:
+        """Show the keys that fit; the last one, which closes the dialog, always does."""
+        frame, shown = self.query_one("#dialog"), self._keys.split(_SEPARATOR)
+        while len(shown) > 1 and len(_SEPARATOR.join(shown)) > frame.outer_size.width - 6:
             del shown[-2]
-        frame.border_subtitle = with_links(_BETWEEN.join(shown))
+        before, close, after = _SEPARATOR.join(shown).partition("Esc close")
+        link = Content.from_markup(f"[@click=screen.close]{close}[/]") if close else Content("")
+        frame.border_subtitle = Content.assemble(before, link, after)
 
     def on_click(self, event: events.Click) -> None:
-        """A click outside closes it."""
+        """Close the dialog on a click outside."""
         if event.widget is self:
             self.action_close()
 
@@ -65,16 +67,8 @@ class Dialog(ModalScreen[Result | None]):
         self.dismiss(None)
 
 
-def with_links(keys: str) -> Content:
-    """The keys at the foot of a dialog, of which what closes it can be clicked."""
-    before, close, after = keys.partition("Esc close")
-    link = Content.from_markup(f"[@click=screen.close]{close}[/]") if close else Content("")
-    return Content.assemble(before, link, after)
-
-
 class ListDialog(Dialog[Result]):
-    """A list of rows below the words that find them. The words keep the focus, so keys that move
-    the highlight are bound here."""
+    """A list with a search box. The box keeps the focus; subclasses bind the keys of the list."""
 
     def on_mount(self) -> None:
         self.rows.can_focus = False
@@ -85,12 +79,12 @@ class ListDialog(Dialog[Result]):
 
     @property
     def chosen_id(self) -> str:
-        """Of the highlighted row, "" where there is none."""
+        """The id of the highlighted row, "" for none."""
         option = self.rows.highlighted_option
         return (option.id if option else None) or ""
 
     def action_move(self, steps: int) -> None:
-        """Highlights another row; headings and remarks cannot be."""
+        """Move the highlight by `steps` rows, skipping disabled ones."""
         places = [at for at, option in enumerate(self.rows.options) if not option.disabled]
         if places:
             highlighted = self.rows.highlighted
@@ -99,17 +93,17 @@ class ListDialog(Dialog[Result]):
 
 
 class QuestionScreen(Dialog[str]):
-    """A question. choices: what may be answered, in words, by the result; Esc gives None."""
+    """A multiple-choice question. The result is the chosen key, None for Esc."""
 
-    CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - as in Textual
 
     def __init__(self, question: str, choices: Mapping[str, str]) -> None:
         super().__init__()
         self._question = question
-        self._choices = choices
+        self._choices = choices  # labels, by result
 
     def compose(self) -> ComposeResult:
-        with self.frame("", "Enter choose · Esc leave it as it is"):
+        with self.frame("", "Enter choose · Esc cancel"):
             yield Static(Content(displayable(self._question)), id="question")
             yield OptionList(
                 *(Option(words, id=result) for result, words in self._choices.items()), compact=True

@@ -1,4 +1,4 @@
-"""Searching earlier prompts: the chosen one goes back into the prompt box."""
+"""Search in earlier prompts; the chosen one is copied to the prompt box."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.text import on_one_line
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 
-_MAX_SHOWN = 200  # more words find the others
-_MAX_CHARACTERS = 300  # of a prompt
+_MAX_SHOWN = 200  # prompts in the list
+_MAX_CHARACTERS = 300  # displayed per prompt
 
 
 class HistoryScreen(ListDialog[str]):
-    """The prompts that contain all words, the latest first. The result is the chosen one."""
+    """The prompts that contain all words, newest first. The result is the chosen prompt."""
 
-    CSS_PATH = [DIALOG_STYLE, "earlier_prompts.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "earlier_prompts.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,ctrl+n", "move(1)", "Older", show=False),
         Binding("up,ctrl+p,ctrl+r", "move(-1)", "Newer", show=False),
     ]
 
-    def __init__(self, prompts: Sequence[str]) -> None:
-        """prompts: oldest first."""
+    def __init__(self, prompts: Sequence[str]) -> None:  # oldest first
         super().__init__()
         self._prompts = list(dict.fromkeys(reversed(prompts)))
         self._found: list[str] = []
 
     def compose(self) -> ComposeResult:
         with self.frame("Earlier prompts", "Enter take · Esc close"):
-            yield Input(placeholder="Words of the prompt", compact=True)
-            yield OptionList(compact=True)
+            yield Input(placeholder="Search prompts", compact=True)
+            yield OptionList(compact=True, markup=False)
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -58,11 +56,10 @@ class HistoryScreen(ListDialog[str]):
         self._found = [
             prompt for prompt in self._prompts if all(word in prompt.casefold() for word in wanted)
         ][:_MAX_SHOWN]
-        options = self.rows
-        options.clear_options()
+        rows = self.rows
+        rows.clear_options()
         if self._found:
-            shown = [Content(on_one_line(prompt[:_MAX_CHARACTERS])) for prompt in self._found]
-            options.add_options(Option(content) for content in shown)
-            options.highlighted = 0
+            rows.add_options(on_one_line(prompt[:_MAX_CHARACTERS]) for prompt in self._found)
+            rows.highlighted = 0
         else:
-            options.add_option(Option("No prompt with these words.", disabled=True))
+            rows.add_option(Option("No matching prompt.", disabled=True))

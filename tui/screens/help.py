@@ -1,7 +1,7 @@
-"""The key help: every key that works in the chat, and every command.
+"""The key help: every key and every command of the chat.
 
-It is made from the bindings and the table of commands. Only the keys that the prompt box handles
-while one types, which are no bindings, are written here.
+It is generated from the bindings and the command table. Only the keys that the prompt box handles
+without bindings are listed here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
@@ -23,17 +24,17 @@ from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.transcript.view import Transcript
 
 _WRITING = (
-    ("Enter", "Send; it waits its turn while an answer comes"),
+    ("Enter", "Send; queued while an answer is generated"),
     ("Ctrl+J", "New line; Shift+Enter in some terminals"),
-    ("Up, Down", "Earlier prompts; first what waits its turn"),
+    ("Up, Down", "Earlier prompts; a queued prompt first"),
     ("@path", "Attach a text file, or list a directory"),
-    ("/name", "A command; Tab completes"),
-    ("Tab", "To the messages and back; unfolds a paste"),
-    ("Ctrl+X Ctrl+E", "Write the prompt in $VISUAL or $EDITOR"),
+    ("/name", "Run a command; Tab completes"),
+    ("Tab", "Switch to the messages and back; expand a paste"),
+    ("Ctrl+X Ctrl+E", "Edit the prompt in $VISUAL or $EDITOR"),
     ("Ctrl+C", "Copy, else stop, else empty the box, else quit"),
     ("Ctrl+D", "Quit, in an empty box"),
 )
-# What people look for, in the order in which they do.
+# The most wanted actions first.
 _GROUPS = {
     "The answer": (
         "stop", "regenerate", "edit", "continue", "copy_answer", "copy_code", "toggle_thinking",
@@ -47,37 +48,36 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class KeySection:
-    """A heading and its rows: what to press or type, and what that does."""
+    """A heading and its rows: a key or command, and its description."""
 
     heading: str
     rows: tuple[tuple[str, str], ...]
 
 
 def sections(app: App[Any]) -> list[KeySection]:
-    """The help for the screen on top. Call it before the help is on top."""
-    ours, editing = bindings_of(app.screen)
+    """Return the help for the top screen. Call this before opening the help."""
+    ours, editing = _bindings_of(app.screen)
     keys = keys_of_actions(app)
     commands = tuple(
-        (
-            command.usage,
-            f"{command.title} ({keys[command.action]})"
-            if command.action in keys
-            else command.title,
-        )
-        for command in COMMANDS
+        (each.usage, f"{each.title} ({keys[each.action]})" if each.action in keys else each.title)
+        for each in COMMANDS
     )
     on_messages = [each for each in Binding.make_bindings(Transcript.BINDINGS) if each.show]
     only_there = {(each.action, each.key) for each in on_messages}
-    ours = [each for each in ours if (each.action, each.key) not in only_there]
+    groups: dict[str, list[Binding]] = {action: [] for each in _GROUPS.values() for action in each}
+    others: list[Binding] = []
+    for each in ours:
+        if (each.action, each.key) not in only_there:
+            groups.get(_name(each), others).append(each)
     return [
-        KeySection("Writing", _WRITING + rows_of(_others(ours))),
+        KeySection("Writing", _WRITING + _rows_of(others)),
         *(
-            KeySection(heading, rows_of(_in_order(ours, actions)))
+            KeySection(heading, _rows_of(chain.from_iterable(map(groups.__getitem__, actions))))
             for heading, actions in _GROUPS.items()
         ),
-        KeySection("On a message (Tab, then Up and Down)", rows_of(on_messages)),
+        KeySection("On a message (Tab, then Up and Down)", _rows_of(on_messages)),
         KeySection("Commands", commands),
-        KeySection("Editing", rows_of(editing, most=2)),
+        KeySection("Editing", _rows_of(editing, most=2)),
     ]
 
 
@@ -85,20 +85,10 @@ def _name(binding: Binding) -> str:
     return binding.action.removeprefix("app.")
 
 
-def _in_order(bindings: list[Binding], actions: tuple[str, ...]) -> list[Binding]:
-    chosen = [each for each in bindings if _name(each) in actions]
-    return sorted(chosen, key=lambda each: actions.index(_name(each)))
-
-
-def _others(bindings: list[Binding]) -> list[Binding]:
-    grouped = [action for actions in _GROUPS.values() for action in actions]
-    return [each for each in bindings if _name(each) not in grouped]
-
-
 class HelpScreen(Dialog[None]):
-    """Keys and commands, in a dialog that scrolls."""
+    """Keys and commands, in a scrolling dialog."""
 
-    CSS_PATH = [DIALOG_STYLE, "help.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "help.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,f1,question_mark", "close", "Close")]
 
     def __init__(self, shown: list[KeySection]) -> None:
@@ -119,8 +109,8 @@ class HelpScreen(Dialog[None]):
         self.query_one(VerticalScroll).focus()
 
 
-def bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
-    """The bindings that are active on `screen` now: ours, and those of any text area."""
+def _bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
+    """Return the active bindings of `screen`: akunu's, and those of any text area."""
     plain = {binding.action for binding in Binding.make_bindings(TextArea.BINDINGS)}
     ours: list[Binding] = []
     editing: list[Binding] = []
@@ -134,8 +124,8 @@ def bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
     return ours, editing
 
 
-def rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str], ...]:
-    """One row for each action, with at most `most` of its keys."""
+def _rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str], ...]:
+    """Return one row per action, with up to `most` of its keys."""
     keys: dict[str, list[str]] = {}
     words: dict[str, str] = {}
     for binding in bindings:
@@ -150,7 +140,7 @@ def rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str]
 
 @cache
 def _our_actions(node: type) -> frozenset[str]:
-    """The actions that akunu's classes among a node's base classes bind, and two of Textual's."""
+    """Return the actions bound by akunu's base classes of a node, plus two of Textual's."""
     actions = {"quit", "command_palette"}
     for each in node.__mro__:
         if each.__module__.startswith("akunu_py."):

@@ -1,4 +1,4 @@
-"""The main screen of the chat: its widgets, and the notifications and hints around them."""
+"""The main screen of the chat: its widgets, notifications and key hints."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
 
-# The first and the last stay however narrow it is; then the one before the last goes. Each with the
-# action that a click on it runs.
+# Hints and the actions that a click on them runs. The first and last are always shown; in a narrow
+# terminal the one before the last is dropped first.
 _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
     ("F4 models", "models"),
@@ -40,51 +40,44 @@ _ALWAYS = (
 )
 _IDLE = (("Enter send", "send"), *_ALWAYS)
 _BUSY = (("Esc stop", "stop"), *_ALWAYS)
-_EDITING = (("Enter send on a new branch", "send"), ("Esc leave it as it was", "stop"))
-_CHOOSING = tuple(  # a click would take the focus from the message
+_EDITING = (("Enter send on a new branch", "send"), ("Esc cancel", "stop"))
+_CHOOSING = tuple(  # A click would move the focus away from the message.
     (hint, "")
-    for hint in (
-        "e edit", "r again", "g go on", "c copy", "b code", "←→ branches", "Esc back",
-    )
-)  # fmt: skip
+    for hint in ("e edit", "r retry", "g continue", "c copy", "b code", "←→ branches", "Esc back")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """What is shown around the prompt. model: answers from here on. told: the persona, or that
-    there is a system prompt; "" for neither."""
+    """What the prompt box shows around the prompt."""
 
-    model: str
-    told: str
+    model: str  # for the next answer
+    persona: str  # or "system prompt"; "" for neither
     busy: bool
     editing: bool
     queued: bool
 
 
 class ChatView:
-    """What the controllers draw on: four widgets, and how the program speaks to the user.
-
-    notify: `App.notify`. state: called after the controllers are made. offer_better: an empty chat
-    looks for a better model that fits here.
-    """
+    """The widgets that controllers draw on, and all messages to the user."""
 
     def __init__(
         self,
-        notify: Callable[..., None],
-        state: Callable[[], ChatState],
+        notify: Callable[..., None],  # `App.notify`
+        state: Callable[[], ChatState],  # called after the controllers exist
         conversation: Conversation,
         model: str,
         directory: Path,
         *,
-        offer_better: bool,
+        offer_better: bool,  # look for a better model in an empty chat
     ) -> None:
         self._notify = notify
         self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
-        self.explained = False  # what drafting is
+        self.explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
-        self.refusals = 0  # so far
+        self.refusals = 0  # count
         self._popup = SuggestionPopup(directory, id="completion")
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
@@ -103,20 +96,20 @@ class ChatView:
 
     @property
     def is_choosing(self) -> bool:
-        """Whether the keys are about the chosen message."""
+        """Whether keys act on the selected message."""
         return self.transcript.screen.focused is self.transcript
 
     def inform(self, text: str) -> None:
-        """Shows a message, which goes away by itself."""
+        """Show a temporary message."""
         self._notify(text, markup=False)
 
     def refuse(self, text: str) -> None:
-        """Says why something was not done; nothing was lost."""
+        """Show why an action was refused."""
         self.refusals += 1
         self._notify(text, severity="error", markup=False)
 
     def ring(self, *, is_seen: bool) -> None:
-        """Rings the terminal's bell, unless what it is about is seen."""
+        """Ring the terminal's bell, unless the answer is visible in a focused terminal."""
         app = self.prompt.app
         if not (is_seen and app.app_focus):
             app.bell()
@@ -127,22 +120,22 @@ class ChatView:
         choices: Mapping[str, str],
         answered: Callable[[str | None], Awaitable[None]],
     ) -> None:
-        """Asks, and calls `answered` with what was chosen; with None for nothing."""
+        """Open a question; `answered` receives the chosen key, None for none."""
         self._question = QuestionScreen(question, choices)
         self.prompt.app.push_screen(self._question, answered)
 
     def withdraw_question(self) -> None:
-        """The question that is open, if there is one, is none any more."""
+        """Close the open question, if any."""
         if self._question is not None and self._question.is_current:
             self._question.dismiss(None)
         self._question = None
 
     async def add_notice(self, text: str, kind: str = "notice") -> None:
-        """Adds a notice or an "error" to the transcript, where it stays."""
+        """Add a permanent notice or "error" to the transcript."""
         await self.transcript.add(Notice(text, kind))
 
     async def show_conversation(self, message: str | None = None) -> None:
-        """Shows the conversation from scratch, at a message or its end."""
+        """Redraw the conversation, at `message` or its end."""
         await self.transcript.reload(message)
         if not self._conversation.turns:
             await self.show_welcome()
@@ -154,13 +147,13 @@ class ChatView:
         await self.transcript.query(Welcome).remove()
 
     def offer_last(self, title: str) -> None:
-        """Offers to continue the last chat, in an empty one."""
+        """Offer to continue the last chat, if this one is empty."""
         for welcome in self.transcript.query(Welcome):
             welcome.show_last(title)
         self.show_what_enter_does()
 
     def show_what_enter_does(self) -> None:
-        """It continues the last chat where there is nothing to send."""
+        """Hide the offer to continue the last chat while there is a prompt to send."""
         for welcome in self.transcript.query(Welcome):
             welcome.set_class(bool(self.prompt.text), "-typed")
 
@@ -169,12 +162,12 @@ class ChatView:
         return any(welcome.offers_last for welcome in self.transcript.query(Welcome))
 
     def show_download(self, progress: str) -> None:
-        """Shows how far the missing model is, in an empty chat; "" for one that is not fetched."""
+        """Show the progress of the model's download in an empty chat; "" hides it."""
         for welcome in self.transcript.query(Welcome):
             welcome.show_download(progress)
 
     def show_state(self) -> None:
-        """Shows around the prompt which keys matter now, and which model is talked to."""
+        """Show the available keys, the model and the title."""
         state = self._state()
         if self.is_choosing:
             self.prompt.hints = _CHOOSING
@@ -182,15 +175,14 @@ class ChatView:
             self.prompt.hints = _EDITING
         else:
             self.prompt.hints = _BUSY if state.busy else _IDLE
-        title = f"{state.model} · {state.told}" if state.told else state.model
+        title = f"{state.model} · {state.persona}" if state.persona else state.model
         self.prompt.heading = "editing an earlier prompt" if state.editing else title
         self.prompt.has_queued = state.queued
         self.prompt.app.title = collapse(self._conversation.tree.title) or "akunu"
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
-        # Once it was seen, the numbers are more use.
-        self.panel.explains = self.panel.display and not self.explained
+        self.panel.explains = self.panel.display and not self.explained  # once, then the numbers
         self.explained = True
 
     def toggle_thinking(self) -> None:
@@ -209,28 +201,23 @@ _ACTIONS = (
     ("command_palette", "everything else"),
     ("help", "all keys"),
 )
-_PARTS = ("key", "meaning")
-_ROOM_FOR_TWO = 64  # columns, for two rows of keys side by side
+_TWO_COLUMNS = 64  # minimum width for keys in two columns
 
 
 class Welcome(Vertical):
-    """The model, what the catalog knows of it, and the keys.
-
-    better: finds a better model, None where there is none; called in another thread, so that
-    nothing waits for it.
-    """
+    """The start page: the model, its catalog description, and the keys."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"welcome--key", "welcome--meaning"}
 
     def __init__(self, model: str, better: Callable[[], ModelRow | None] | None = None) -> None:
         super().__init__()
         self._model = model
-        self._better = better
-        # They may be told something before they are mounted.
-        self._download = Static(classes="download")
-        self._offered = Static(classes="offer")
-        self._last = Static(classes="last")
-        for line in (self._download, self._offered, self._last):
+        self._better = better  # finds a better model; called in a thread
+        # Created here because they may be updated before they are mounted.
+        self._download, self._offered, self._last = lines = [
+            Static(classes=name) for name in ("download", "offer", "last")
+        ]
+        for line in lines:
             line.display = False
 
     def compose(self) -> ComposeResult:
@@ -238,9 +225,8 @@ class Welcome(Vertical):
         title = f"{self._model} · {entry.title}" if entry else self._model
         yield Static(Content(f"akunu · {displayable(title)}"), classes="title")
         about = f"{entry.description} " if entry else ""
-        yield Static(
-            Content(f"{displayable(about)}Everything stays on this machine."), classes="about"
-        )
+        about = displayable(f"{about}Everything stays on this machine.")
+        yield Static(Content(about), classes="about")
         yield from (self._download, self._offered, self._last)
         yield Static(classes="keys")
 
@@ -249,10 +235,9 @@ class Welcome(Vertical):
             self.run_worker(self._offer(self._better), exit_on_error=False)
 
     def show_download(self, words: str) -> None:
-        """Shows the progress of the model that is fetched first; "" where it is here."""
-        self._download.update(
-            Content(displayable(f"It is being fetched; prompts wait for it.\n{words}"))
-        )
+        """Show the progress of the model's download; "" hides it."""
+        text = f"The model is being downloaded; prompts wait for it.\n{words}"
+        self._download.update(Content(displayable(text)))
         self._download.display = bool(words)
 
     async def _offer(self, better: Callable[[], ModelRow | None]) -> None:
@@ -266,45 +251,40 @@ class Welcome(Vertical):
         return bool(self._last.display)
 
     def show_last(self, title: str) -> None:
-        """Offers to continue the last chat."""
-        self._last.update(
-            Content.assemble(("Enter", "bold"), " continues the last chat: ", displayable(title))
-        )
+        """Offer to continue the last chat."""
+        offer = (" continues the last chat: ", displayable(title))
+        self._last.update(Content.assemble(("Enter", "bold"), *offer))
         self._last.display = True
 
     def on_resize(self) -> None:
         self.query_one(".keys", Static).update(self._keys())
 
     def _keys(self) -> Content:
-        """The first keys to know, as the app binds them."""
+        """Return the most important keys, as bound in the app."""
         bound = keys_of_actions(self.app)
-        rows = [
-            *_WRITING,
-            *((bound[action], words) for action, words in _ACTIONS if action in bound),
-        ]
+        actions = ((bound[action], words) for action, words in _ACTIONS if action in bound)
+        rows = [*_WRITING, *actions]
         width = max(len(key) for key, _ in rows) + 3
-        key, meaning = (self.get_visual_style(f"welcome--{each}", partial=True) for each in _PARTS)
         cells = [
-            Content.assemble((f"{name:<{width}}", key), (words, meaning)) for name, words in rows
+            Content.assemble((f"{key:<{width}}", ".welcome--key"), (words, ".welcome--meaning"))
+            for key, words in rows
         ]
-        if self.size.width < _ROOM_FOR_TWO:
+        if self.size.width < _TWO_COLUMNS:
             return Content("\n").join(cells)
         half = (len(cells) + 1) // 2
         left = max(cell.cell_length for cell in cells[:half]) + 4
-        lines = [
+        pairs = itertools.zip_longest(cells[:half], cells[half:], fillvalue=Content(""))
+        return Content("\n").join(
             Content.assemble(first.pad_right(left - first.cell_length), second)
-            for first, second in itertools.zip_longest(
-                cells[:half], cells[half:], fillvalue=Content("")
-            )
-        ]
-        return Content("\n").join(lines)
+            for first, second in pairs
+        )
 
 
 def describe_offer(row: ModelRow) -> str:
-    """The offer of a better model."""
+    """Return the offer of a better model."""
     if row.is_stored:
-        return f"{row.name} is here too, and knows more: /model {row.name}"
-    facts = [f"{human_size(row.size)} to fetch"]
+        return f"{row.name} is installed and more capable: /model {row.name}"
+    facts = [f"{human_size(row.size)} download"]
     if row.tokens_per_s:
         facts.append(describe_speed(row.tokens_per_s))
-    return f"{row.name} knows more and suits this machine: {', '.join(facts)}. F4 has it"
+    return f"{row.name} is more capable and suits this machine: {', '.join(facts)}. See F4."

@@ -1,4 +1,4 @@
-"""The models of the store and of the catalog, to use or to fetch while the chat goes on."""
+"""The models of the store and the catalog, to use or to download during a chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -28,41 +27,39 @@ from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.workers.downloads import Download, DownloadEnded, DownloadMoved, Downloads
 
-# What the hub calls a repository; a revision may follow.
+# A repository on the hub, with an optional revision.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
-_HEADINGS = {True: "On this machine", False: "To fetch"}
-_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # columns, with two between them; the last at least
+_HEADINGS = {True: "On this machine", False: "To download"}
+_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # column widths, with gaps of two; _STATE is minimal
 _BAR = 8
-_USUAL_RATE = 100e6 / 8  # bytes a second, where nothing was fetched yet: 100 Mbit/s
+_DEFAULT_RATE = 100e6 / 8  # bytes/s before the first download: 100 Mbit/s
 
 Fits = Literal["fits", "too large", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model. size: bytes on disk or to fetch. memory: bytes that it takes with 8,192 tokens of
-    context, 0 where unknown. damaged: what is wrong with its files, "" for nothing known.
-    tokens_per_s: an estimate, 0 where there is none."""
+    """A row of the list: a model."""
 
     name: str
     title: str
     description: str
-    size: int
-    memory: int
-    context: int
-    licence: str
-    is_stored: bool
+    size: int = 0  # bytes on disk or to download, 0 if unknown
+    memory: int = 0  # bytes needed with 8,192 tokens of context, 0 if unknown
+    context: int = 0  # tokens, 0 if unknown
+    licence: str = ""
+    is_stored: bool = False
     fits: Fits = "unknown"
-    damaged: str = ""
-    tokens_per_s: float = 0.0
+    damaged: str = ""  # what is wrong with the files
+    tokens_per_s: float = 0.0  # estimated, 0 if unknown
 
     @property
     def facts(self) -> str:
-        """Licence, context and size in one line."""
+        """The license, context and size in one line."""
         parts = [
             self.licence,
             f"{self.context:,} tokens of context" if self.context else "",
-            f"{human_size(self.size)} {'on disk' if self.is_stored else 'to fetch'}"
+            f"{human_size(self.size)} {'on disk' if self.is_stored else 'download'}"
             if self.size
             else "",
             describe_speed(self.tokens_per_s) if self.tokens_per_s else "",
@@ -71,40 +68,33 @@ class ModelRow:
 
 
 class ModelsScreen(ListDialog[str]):
-    """The list of models. The result is the name of the one to use, None for no change.
+    """The list of models. The result is the one to use, None for no change."""
 
-    current: the one in use. Downloads go on when the screen is left.
-    """
-
-    CSS_PATH = [DIALOG_STYLE, "models.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "models.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,ctrl+j", "move(1)", "Next model", show=False),
-        Binding("up,ctrl+k", "move(-1)", "Model before", show=False),
+        Binding("up,ctrl+k", "move(-1)", "Previous model", show=False),
         Binding("pagedown", "move(8)", "Further down", show=False),
         Binding("pageup", "move(-8)", "Further up", show=False),
         Binding("ctrl+x", "stop", "Stop the download", priority=True),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "models--mark",
-        "models--muted",
-        "models--good",
-        "models--bad",
-        "models--heading",
+        f"models--{name}" for name in ("mark", "muted", "good", "bad", "heading")
     }
 
     def __init__(self, current: str, downloads: Downloads, memory: int | None = None) -> None:
         super().__init__()
-        self._current = current
+        self._current = current  # the model in use
         self._downloads = downloads
-        self._memory = memory
+        self._memory = memory  # bytes available to a model
         self._rows: list[ModelRow] = []
         self._shown: dict[str, ModelRow] = {}
-        self._asked = ""  # the model of which fetching it was asked for once
+        self._asked = ""  # the model whose download awaits confirmation
         self._machine: Machine | None = None
 
     def compose(self) -> ComposeResult:
-        with self.frame("Models", "Enter use or fetch · Ctrl+X stop a download · Esc close"):
-            yield Input(placeholder="Find a model, or owner/repository on the hub", compact=True)
+        with self.frame("Models", "Enter use or download · Ctrl+X stop a download · Esc close"):
+            yield Input(placeholder="Search models, or enter owner/repository", compact=True)
             yield OptionList(compact=True)
             with Vertical(id="about"):
                 yield Static(id="title")
@@ -118,11 +108,10 @@ class ModelsScreen(ListDialog[str]):
             self.run_worker(self._measure())
 
     def on_resize(self) -> None:
-        # Once sizes and styles are known: the columns depend on both.
-        self.call_after_refresh(self._show)
+        self.call_after_refresh(self._show)  # The columns depend on the final size.
 
     async def _measure(self) -> None:
-        """Finds out in the background which models fit, and how fast they will be."""
+        """Determine in the background which models fit, and how fast they are."""
         self._memory, self._machine = await asyncio.to_thread(look_at_machine)
         self._reload()
 
@@ -153,17 +142,17 @@ class ModelsScreen(ListDialog[str]):
             self._downloads.start(row.name)
             self._show()
 
-    # Messages of the downloads, passed on by the app
+    # Messages of the downloads, forwarded by the app
 
     def download_moved(self, message: DownloadMoved) -> None:
-        """Draws the progress."""
+        """Redraw the row of the download."""
         if message.name in self._shown:
             row = self._shown[message.name]
             self.rows.replace_option_prompt(row.name, self._line(row))
             self._describe()
 
     def download_ended(self, message: DownloadEnded) -> None:
-        """Shows the new model, or the error."""
+        """Show the new model or the error."""
         chosen = self._chosen()
         self._reload()
         if message.model and chosen and chosen.name == message.name:
@@ -176,46 +165,42 @@ class ModelsScreen(ListDialog[str]):
         self._show()
 
     def _show(self) -> None:
-        """Draws the rows that match the words, under headings; the chosen one stays chosen."""
+        """Draw the matching rows under headings, keeping the highlighted model."""
         chosen = self._chosen()
         words = self.query_one(Input).value.strip()
         rows = matching(self._rows, words)
         if _REPOSITORY.fullmatch(words):
-            rows.append(ModelRow(words, words, "From the Hugging Face hub.", 0, 0, 0, "", False))
+            rows.append(ModelRow(words, words, "From the Hugging Face hub."))
         self._shown = {row.name: row for row in rows}
         models = self.rows
         models.clear_options()
-        heading = self.get_visual_style("models--heading", partial=True)
-        for is_stored in (True, False):
-            part = [row for row in rows if row.is_stored is is_stored]
-            if part:
-                models.add_option(
-                    Option(Content.styled(_HEADINGS[is_stored], heading), disabled=True)
-                )
+        for is_stored, heading in _HEADINGS.items():
+            if part := [row for row in rows if row.is_stored is is_stored]:
+                title = Content.styled(heading, ".models--heading")
+                models.add_option(Option(title, disabled=True))
                 models.add_options(Option(self._line(row), id=row.name) for row in part)
         if not rows:
-            models.add_option(Option("No model of that name.", disabled=True))
+            models.add_option(Option("No matching model.", disabled=True))
         self._choose(chosen.name if chosen else self._current)
 
     def _line(self, row: ModelRow) -> Content:
-        """Mark, name, size, memory and state, each in a column of its own."""
-        muted = self.get_visual_style("models--muted", partial=True)
-        mark = self.get_visual_style("models--mark", partial=True)
+        """Return the columns of a row: mark, name, size, memory and state."""
         whole = self.rows.scrollable_content_region.width
         room = whole - _STATE - 2
         width = min(_NAME, room - 2)
         name = Content(displayable(row.name)).truncate(width, ellipsis=True)
-        columns: list[tuple[str, Style]] = []
+        columns: list[tuple[str, str]] = []
         download = self._downloads.all.get(row.name)
         if download and not download.progress.total:
-            room = 0  # why it waits needs more room than a bar
+            room = 0  # The reason for waiting is longer than a bar.
         if room >= width + _SIZE + 4:
-            columns.append((f"  {human_size(row.size) if row.size else '':>{_SIZE}}", muted))
+            size = human_size(row.size) if row.size else ""
+            columns.append((f"  {size:>{_SIZE}}", ".models--muted"))
         if room >= width + _SIZE + _MEMORY + 6:
             needs = f"needs {human_size(row.memory)}" if row.memory else ""
-            columns.append((f"  {needs:<{_MEMORY}}", muted))
+            columns.append((f"  {needs:<{_MEMORY}}", ".models--muted"))
         before = Content.assemble(
-            ("● " if row.name == self._current else "  ", mark),
+            ("● " if row.name == self._current else "  ", ".models--mark"),
             name.pad_right(max(0, width - name.cell_length)),
             *columns,
             "  ",
@@ -224,8 +209,7 @@ class ModelsScreen(ListDialog[str]):
         return Content.assemble(before, state)
 
     def _state(self, row: ModelRow) -> Content:
-        good = self.get_visual_style("models--good", partial=True)
-        bad = self.get_visual_style("models--bad", partial=True)
+        good, bad = ".models--good", ".models--bad"
         if download := self._downloads.all.get(row.name):
             return Content.styled(displayable(_progress(download)), good)
         if row.name in self._downloads.failed:
@@ -241,38 +225,35 @@ class ModelsScreen(ListDialog[str]):
     @on(OptionList.OptionHighlighted)
     def _describe(self) -> None:
         row = self._chosen()
-        if row is None:
+        if row is None or row.name != self._asked:
             self._asked = ""
-            for name in ("#title", "#facts", "#description"):
-                self.query_one(name, Static).update("")
-            return
-        if row.name != self._asked:
-            self._asked = ""
-        about, asks = row.description, row.name == self._asked
+        title = facts = about = ""
+        if row is not None:
+            title, facts, about = row.title, row.facts, self._about(row)
+            self.query_one("#about").set_class(bool(self._asked), "-asks")
+        for name, text in (("#title", title), ("#facts", facts), ("#description", about)):
+            self.query_one(name, Static).update(Content(displayable(text)))
+
+    def _about(self, row: ModelRow) -> str:
         if download := self._downloads.all.get(row.name):
-            about = download.progress.describe()
-        elif asks:
-            about = question(row, self._downloads.rate)
-        elif error := self._downloads.failed.get(row.name):
-            about = f"{error}. Enter tries again."
-        elif row.damaged:
-            about = f"Damaged: {row.damaged}. Enter fetches it again."
-        self.query_one("#about").set_class(asks, "-asks")
-        self.query_one("#title", Static).update(Content(displayable(row.title)))
-        self.query_one("#facts", Static).update(Content(displayable(row.facts)))
-        self.query_one("#description", Static).update(Content(displayable(about)))
+            return download.progress.describe()
+        if self._asked:
+            return _question(row, self._downloads.rate)
+        if error := self._downloads.failed.get(row.name):
+            return f"{error}. Press Enter to try again."
+        if row.damaged:
+            return f"Damaged: {row.damaged}. Press Enter to download it again."
+        return row.description
 
     def _chosen(self) -> ModelRow | None:
         return self._shown.get(self.chosen_id)
 
     def _choose(self, name: str) -> None:
         models = self.rows
-        names = [option.id for option in models.options]
-        places = [index for index, option in enumerate(models.options) if not option.disabled]
-        if name in names:
-            models.highlighted = names.index(name)
-        elif places:
-            models.highlighted = places[0]
+        choices = [index for index, option in enumerate(models.options) if not option.disabled]
+        named = [index for index in choices if models.options[index].id == name]
+        if choices:
+            models.highlighted = (named or choices)[0]
         self._describe()
 
 
@@ -283,27 +264,23 @@ def _progress(download: Download) -> str:
     return f"{'━' * done}{'╌' * (_BAR - done)} {download.share:4.0%}"
 
 
-def question(row: ModelRow, rate: float | None) -> str:
-    """What to know before fetching a model: its size, the space there is, and the time it takes.
-
-    rate: bytes a second of the last download, None where there was none.
-    """
+def _question(row: ModelRow, rate: float | None) -> str:
+    """Ask to confirm a download at `rate` bytes/s: its size, the free space and its duration."""
     if not row.size:
-        return "Fetch it? Its size is not known before. Enter again fetches it."
-    parts = [f"Fetch {human_size(row.size)}?"]
-    free = free_space()
-    if free is not None:
-        enough = "are free" if free > row.size else "are free, which is not enough"
+        return "Download it? Its size is unknown. Press Enter again to download."
+    parts = [f"Download {human_size(row.size)}?"]
+    if (free := free_space()) is not None:
+        enough = "free" if free > row.size else "free, which is not enough"
         parts.append(f"{human_size(free)} {enough};")
     speed = "at the speed of the last download" if rate else "at 100 Mbit/s"
-    parts.append(f"about {human_duration(row.size / (rate or _USUAL_RATE))} {speed}.")
+    parts.append(f"about {human_duration(row.size / (rate or _DEFAULT_RATE))} {speed}.")
     if row.fits == "too large":
         parts.append(f"It needs {human_size(row.memory)} of memory, too much for this machine.")
-    return " ".join([*parts, "Enter again fetches it."])
+    return " ".join([*parts, "Press Enter again to download."])
 
 
 def free_space() -> int | None:
-    """Bytes free where models are kept; None where nobody can tell."""
+    """Return the free bytes in the models directory, None if unknown."""
     directory = paths.models_dir()
     there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
     try:
@@ -313,8 +290,7 @@ def free_space() -> int | None:
 
 
 def look_at_machine() -> tuple[int, Machine]:
-    """Bytes that a model may take now, and what the machine can at all. Imports MLX, so call it
-    in another thread."""
+    """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
     from akunu_py.decoding import device
 
     try:
@@ -324,37 +300,28 @@ def look_at_machine() -> tuple[int, Machine]:
 
 
 def model_rows(memory: int | None, machine: Machine | None = None) -> list[ModelRow]:
-    """All models: the stored ones by name, then those of the catalog, the fitting ones first.
+    """Return all models: stored ones by name, then the catalog's, fitting ones first.
 
-    memory: bytes that a model may take; None where that is not known yet. machine: to estimate
-    speeds. A store that cannot be
-    read counts as empty: loading a model reports what is wrong with it.
+    memory: bytes available to a model, None if unknown. machine: for speed estimates.
+    An unreadable store counts as empty; loading a model reports the problem.
     """
     entries = catalog.load_catalog()
     try:
         stored = store.list_models()
     except AkunuError:
         stored = []
-    here = [_stored_row(model, entries.get(model.name), memory) for model in stored]
+    here = [_stored_row(model, entries.get(model.name), memory, machine) for model in stored]
     names = {row.name for row in here}
-    more = [_catalog_row(entry, memory) for entry in entries.values() if entry.name not in names]
-    rows = [*here, *sorted(more, key=lambda row: row.fits == "too large")]
-    if machine is None:
-        return rows
-    return [
-        replace(row, tokens_per_s=machine.tokens_per_s(entries[row.name]))
-        if row.name in entries
-        else row
-        for row in rows
-    ]
+    others = (entry for name, entry in entries.items() if name not in names)
+    more = [_catalog_row(entry, memory, machine) for entry in others]
+    return [*here, *sorted(more, key=lambda row: row.fits == "too large")]
 
 
 def better_model(current: str) -> ModelRow | None:
-    """The model for chat that this machine should have instead of the catalog's `current`.
+    """Return a better chat model for this machine than the catalog's `current`, if any.
 
-    It fits the machine, whatever runs there now, and is fast enough by the estimate. A stored one
-    comes before any that would have to be fetched. None where `current` is the best, or is not in
-    the catalog: the user chose it. Imports MLX.
+    It must fit the machine when idle and be fast enough by estimate; stored models come first.
+    None if `current` is the best, or not in the catalog (the user chose it). Imports MLX.
     """
     entries = catalog.load_catalog()
     if current not in entries:
@@ -379,7 +346,7 @@ def better_model(current: str) -> ModelRow | None:
 
 
 def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
-    """The rows in which all of `words` occur, whatever their case."""
+    """Return the rows that contain all of `words`, ignoring case."""
     wanted = words.lower().split()
     return [
         row
@@ -389,37 +356,37 @@ def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
 
 
 def _stored_row(
-    model: store.StoredModel, entry: CatalogEntry | None, memory: int | None
+    model: store.StoredModel,
+    entry: CatalogEntry | None,
+    memory: int | None,
+    machine: Machine | None,
 ) -> ModelRow:
-    return ModelRow(
-        name=model.name,
-        title=entry.title if entry else model.name,
-        description=entry.description if entry else model.source,
+    if entry is None:
+        row = ModelRow(model.name, model.name, model.source)
+    else:
+        row = _catalog_row(entry, memory, machine)
+    return replace(
+        row,
         size=model.size,
-        memory=entry.memory_8k if entry else 0,
         context=model.context_length,
         licence=model.licence,
         is_stored=True,
-        fits=_fits(entry, memory),
         damaged=model.damaged,
     )
 
 
-def _catalog_row(entry: CatalogEntry, memory: int | None) -> ModelRow:
+def _catalog_row(entry: CatalogEntry, memory: int | None, machine: Machine | None) -> ModelRow:
+    fits: Fits = "unknown"
+    if memory is not None:
+        fits = "fits" if entry.fits(memory) else "too large"
     return ModelRow(
-        name=entry.name,
-        title=entry.title,
-        description=entry.description,
-        size=entry.download_bytes,
-        memory=entry.memory_8k,
-        context=entry.context,
-        licence=entry.licence,
-        is_stored=False,
-        fits=_fits(entry, memory),
+        entry.name,
+        entry.title,
+        entry.description,
+        entry.download_bytes,
+        entry.memory_8k,
+        entry.context,
+        entry.licence,
+        fits=fits,
+        tokens_per_s=machine.tokens_per_s(entry) if machine else 0.0,
     )
-
-
-def _fits(entry: CatalogEntry | None, memory: int | None) -> Fits:
-    if entry is None or memory is None:
-        return "unknown"
-    return "fits" if entry.fits(memory) else "too large"

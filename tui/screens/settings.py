@@ -1,8 +1,9 @@
-"""The settings of the running chat, and the form that writes settings.toml."""
+"""The settings of the running chat, and the form that edits the settings file."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,36 +15,40 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
-from akunu_py.errors import AkunuError
 from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
 from akunu_py.tui.prompt.slash_commands import choices_of
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.screens.main import ChatView
+from akunu_py.tui.status import reported
 from akunu_py.types import GenerateOptions
 
-_NO_PERSONA = ""  # its text is the plain system prompt
+_NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
+_TICKS = {  # labels, by setting
+    "memory": "Learn from answers, for faster drafts (from the next start)",
+    "reduced_motion": "Reduce motion",
+    "bell": "Ring when a long answer finishes in the background",
+}
 
 
 @dataclass(eq=False)
 class SettingsController:
-    """The commands change the settings for this run of the program; the file belongs to the
-    settings screen."""
+    """Changes the settings of this run; only the settings screen writes the file."""
 
-    current: Settings  # from the next answer on, like `options`
+    current: Settings  # for the next answer, like `options`
     options: GenerateOptions
     _view: ChatView
-    _show_theme: Callable[[str], None]  # puts the colours that a setting means on the screen
+    _show_theme: Callable[[str], None]
 
     @property
-    def told(self) -> str:
-        """What the model is told first, in a word or two; "" for nothing."""
+    def persona_label(self) -> str:
+        """The persona or "system prompt"; "" for neither."""
         return self.current.persona or ("system prompt" if self.current.system_prompt else "")
 
     def apply(self, settings: Settings) -> None:
-        """Makes `settings` the current ones."""
+        """Use `settings` from now on."""
         if settings.temperature != self.current.temperature:
             sampling = replace(self.options.sampling, temperature=settings.temperature)
             self.options = replace(self.options, sampling=sampling)
@@ -51,23 +56,19 @@ class SettingsController:
         self._view.show_state()
 
     def use_persona(self, name: str = "") -> None:
-        """Takes another system prompt; "none" takes the plain one, and "" lists what there is."""
-        personas = self.current.personas
-        if name in ("", "none"):
-            there = ", ".join(personas) or "none; /settings makes them"
-            self._view.inform("No persona from here on." if name else f"Personas: {there}")
-            if name:
-                self.apply(replace(self.current, persona=""))
-        elif name not in personas:
-            there = ", ".join(personas) or "none"
-            self._view.refuse(f"no persona {name!r}; there are: {there}")
+        """Use a persona; "none" is the plain system prompt, and "" lists the personas."""
+        names = ", ".join(self.current.personas) or "none (/settings adds them)"
+        if not name:
+            self._view.inform(f"Personas: {names}")
+        elif name != "none" and name not in self.current.personas:
+            self._view.refuse(f"no persona {name!r}; personas: {names}")
         else:
-            self.apply(replace(self.current, persona=name))
-            self._view.inform(f"{name} answers from here on.")
+            self.apply(replace(self.current, persona="" if name == "none" else name))
+            self._view.inform(f"Persona from now on: {name}")
 
     def use_system_prompt(self, text: str = "") -> None:
         self.apply(replace(self.current, persona="", system_prompt=text))
-        self._view.inform("The model is told that from here on." if text else "No system prompt.")
+        self._view.inform("System prompt set." if text else "System prompt removed.")
 
     def use_temperature(self, number: str = "") -> None:
         try:
@@ -78,28 +79,24 @@ class SettingsController:
             self._view.refuse(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
             return
         self.apply(replace(self.current, temperature=temperature))
-        self._view.inform(f"Temperature {temperature:g} from here on.")
+        self._view.inform(f"Temperature from now on: {temperature:g}")
 
     def use_theme(self, name: str = "") -> None:
-        """Takes another theme; "" lists what there is."""
+        """Use a theme; "" lists the themes."""
         names = themes.choices()
         if name in names:
             self.apply(replace(self.current, theme=name))
             self._show_theme(name)
         elif name:
-            self._view.refuse(f"no theme {name!r}; there are: {', '.join(names)}")
+            self._view.refuse(f"no theme {name!r}; themes: {', '.join(names)}")
         else:
             self._view.inform(f"Themes: {', '.join(names)}")
 
 
 class SettingsScreen(Dialog[Settings]):
-    """A form for model, persona, temperature, theme, server, memory and motion. The result is the
-    settings as saved, None where nothing was: only Ctrl+S saves.
+    """The settings form. The result is the saved settings, None if Ctrl+S was not pressed."""
 
-    show_theme: applies a theme at once, as a preview, which leaving the form undoes.
-    """
-
-    CSS_PATH = [DIALOG_STYLE, "settings.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "settings.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close without saving"),
         Binding("ctrl+s", "save", "Save", priority=True),
@@ -110,7 +107,7 @@ class SettingsScreen(Dialog[Settings]):
     def __init__(self, settings: Settings, show_theme: Callable[[str], None]) -> None:
         super().__init__()
         self._settings = settings
-        self._show_theme = show_theme
+        self._show_theme = show_theme  # previews a theme, undone without Ctrl+S
         self._personas = {_NO_PERSONA: settings.system_prompt} | settings.personas
         self._persona = settings.persona
 
@@ -118,52 +115,38 @@ class SettingsScreen(Dialog[Settings]):
         now = self._settings
         with self.frame("Settings", "Ctrl+S save · Esc close"):
             with VerticalScroll(id="form", can_focus=False):
-                models = _select(_models(now.model), now.model, "model")
-                yield from _row("Model", models, classes="row joined")
+                yield _row("Model", _select(_models(now.model), now.model, "model"), joined=True)
                 small = now.draft_model
                 choices = [("akunu alone", ""), *_models(small)]
-                yield from _row("Guesses ahead", _select(choices, small, "draft-model"))
-                yield from _row(
-                    "Temperature",
-                    _temperature(now.temperature),
-                    f"0 to {MAX_TEMPERATURE:g}; the higher, the more varied",
+                yield _row("Draft model", _select(choices, small, "draft-model"))
+                temperature = Input(
+                    f"{now.temperature:g}",
+                    id="temperature",
+                    compact=True,
+                    restrict=r"[0-9.,]*",
+                    max_length=6,
                 )
-                yield from _row("Persona", _select(self._names(), self._persona, "persona"))
+                note = f"0 to {MAX_TEMPERATURE:g}; higher is more varied"
+                yield _row("Temperature", temperature, note)
+                yield _row("Persona", _select(self._names(), self._persona, "persona"))
                 yield Input(
                     id="name", placeholder="Name of the new persona, then Enter", compact=True
                 )
-                yield Label("What the model is told first", classes="above")
+                yield Label("System prompt", classes="above")
                 prompt = TextArea(self._personas[self._persona], id="system", compact=True)
-                prompt.placeholder = "Nothing: the model is as it was made"
+                prompt.placeholder = "None: the model's default"
                 yield prompt
-                yield from _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
-                yield from _row(
-                    "Server",
-                    Input(now.server, placeholder=_SERVER, id="server", compact=True),
-                    "at start: auto, off, http://...",
-                    "row joined",
-                )
-                yield Tick(
-                    "Remember answers, to guess ahead better (from the next start)",
-                    now.memory,
-                    id="memory",
-                    compact=True,
-                )
-                yield Tick(
-                    "Nothing glides or blinks", now.reduced_motion, id="motion", compact=True
-                )
-                yield Tick(
-                    "Ring when a long answer ends that you do not watch",
-                    now.bell,
-                    id="bell",
-                    compact=True,
-                )
+                yield _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
+                server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
+                yield _row("Server", server, "at start: auto, off, http://...", joined=True)
+                for name, label in _TICKS.items():
+                    yield Tick(label, getattr(now, name), id=name, compact=True)
             yield Static(id="say")
 
     def on_mount(self) -> None:
         self.query_one("#name", Input).display = False
         self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
-        self._say(f"Ctrl+N new persona · Ctrl+D delete it · {settings_file()}")
+        self._say(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
 
     # Keys
 
@@ -178,27 +161,28 @@ class SettingsScreen(Dialog[Settings]):
 
     async def action_save(self) -> None:
         self._store_prompt()
+        text = self.query_one("#temperature", Input).value
+        temperature: float | str = text  # `save_settings` rejects text.
+        with contextlib.suppress(ValueError):
+            temperature = float(text.replace(",", "."))
         personas = {name: text for name, text in self._personas.items() if name != _NO_PERSONA}
         changes = {
             "model": self._value("#model"),
             "draft_model": self._value("#draft-model"),
-            "temperature": self._temperature(),
+            "temperature": temperature,
             "system_prompt": self._personas[_NO_PERSONA],
             "personas": personas,
             "persona": self._persona,
             "theme": self._value("#theme"),
             "server": self.query_one("#server", Input).value.strip(),
-            "memory": self.query_one("#memory", Checkbox).value,
-            "reduced_motion": self.query_one("#motion", Checkbox).value,
-            "bell": self.query_one("#bell", Checkbox).value,
+            **{name: self.query_one(f"#{name}", Checkbox).value for name in _TICKS},
         }
-        try:
-            # In a thread: an answer that comes in must not wait for a slow disk.
-            saved = await asyncio.to_thread(save_settings, _changed(self._settings, changes))
-        except AkunuError as error:
-            self._say(str(error), wrong=True)
-            return
-        self.dismiss(saved)
+        changed = {
+            name: new for name, new in changes.items() if new != getattr(self._settings, name)
+        }
+        with reported(lambda error: self._say(error, wrong=True)):
+            # In a thread: a slow disk must not delay an incoming answer.
+            self.dismiss(await asyncio.to_thread(save_settings, changed))
 
     def action_new_persona(self) -> None:
         name = self.query_one("#name", Input)
@@ -208,7 +192,7 @@ class SettingsScreen(Dialog[Settings]):
 
     def action_delete_persona(self) -> None:
         if self._persona == _NO_PERSONA:
-            self._say("The plain system prompt stays; empty it instead.", wrong=True)
+            self._say("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
             return
         del self._personas[self._persona]
         self._persona = _NO_PERSONA
@@ -220,7 +204,8 @@ class SettingsScreen(Dialog[Settings]):
     def _add_persona(self, event: Input.Submitted) -> None:
         name = typeable(event.value).strip()
         if not name or name in self._personas:
-            self._say(f"There is a persona {name!r}." if name else "A name, please.", wrong=True)
+            problem = f"Persona {name!r} already exists." if name else "Enter a name."
+            self._say(problem, wrong=True)
             return
         self._store_prompt()
         self._personas[name] = ""
@@ -253,7 +238,7 @@ class SettingsScreen(Dialog[Settings]):
         self.query_one("#system", TextArea).text = self._personas[self._persona]
 
     def _store_prompt(self) -> None:
-        """Takes the text over into the persona that is chosen."""
+        """Store the edited text in the selected persona."""
         self._personas[self._persona] = typeable(self.query_one("#system", TextArea).text)
 
     def _names(self) -> list[tuple[str, str]]:
@@ -262,14 +247,6 @@ class SettingsScreen(Dialog[Settings]):
     def _value(self, selector: str) -> str:
         return str(self.query_one(selector, Select).value)
 
-    def _temperature(self) -> Any:
-        """The number, or the text that is none, which `save_settings` then refuses."""
-        text = self.query_one("#temperature", Input).value
-        try:
-            return float(text.replace(",", "."))
-        except ValueError:
-            return text
-
     def _say(self, text: str, *, wrong: bool = False) -> None:
         line = self.query_one("#say", Static)
         line.set_class(wrong, "wrong")
@@ -277,7 +254,7 @@ class SettingsScreen(Dialog[Settings]):
 
 
 class Tick(Checkbox):
-    """A checkbox that is empty when off: Textual's own differs in colour alone."""
+    """A checkbox that is empty when off; Textual's differs only in color."""
 
     def render(self) -> Content:
         style = self.get_visual_style("toggle--button", partial=True)
@@ -286,31 +263,20 @@ class Tick(Checkbox):
         return Content.assemble((mark, style), " ", self.label.stylize_before(words))
 
 
-def _row(label: str, widget: Any, note: str = "", classes: str = "row") -> Iterable[Any]:
-    row = Horizontal(Label(label), widget, classes=classes)
-    if note:
-        row.compose_add_child(Label(note, classes="note"))
-    yield row
+def _row(label: str, widget: Any, note: str = "", *, joined: bool = False) -> Horizontal:
+    notes = [Label(note, classes="note")] if note else []
+    return Horizontal(Label(label), widget, *notes, classes="row joined" if joined else "row")
 
 
 def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
     return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
-def _temperature(value: float) -> Input:
-    return Input(f"{value:g}", id="temperature", compact=True, restrict=r"[0-9.,]*", max_length=6)
-
-
 def _models(current: str) -> list[tuple[str, str]]:
-    """The models in the store, and the one that is set, wherever it is."""
+    """Return the stored models, and the configured one."""
     return [(name, name) for name in dict.fromkeys([current, *choices_of("model")]) if name]
 
 
 def _themes(current: str) -> list[tuple[str, str]]:
-    words = {themes.AUTO: "auto: as the terminal", themes.TERMINAL: "terminal: its own colours"}
+    words = {themes.AUTO: "auto: like the terminal", themes.TERMINAL: "terminal: its own colors"}
     return [(words.get(name, name), name) for name in dict.fromkeys([*themes.choices(), current])]
-
-
-def _changed(settings: Settings, changes: dict[str, Any]) -> dict[str, Any]:
-    """What differs, so that the file has only what the user set."""
-    return {name: value for name, value in changes.items() if value != getattr(settings, name)}

@@ -1,4 +1,4 @@
-"""Models that are being fetched while the chat goes on; messages report progress and end."""
+"""Model downloads in the background; messages report their progress and end."""
 
 from __future__ import annotations
 
@@ -26,47 +26,41 @@ class DownloadMoved(Message):
 
 @dataclass
 class DownloadEnded(Message):
-    """`name` is stored as `model`; or it is not, and `error` says why, empty where the user stopped
-    it."""
+    """The download of `name` ended; without `model` and `error`, the user stopped it."""
 
     name: str
-    model: str = ""
+    model: str = ""  # the stored model
     error: str = ""
 
 
 @dataclass(slots=True)
 class Download:
-    """A running download. share: how much of the whole is done, from 0 to 1; never less than it
-    was."""
+    """A running download."""
 
     name: str
-    share: float = 0.0
+    share: float = 0.0  # of the whole, from 0 to 1; never decreases
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     stopped: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
 
 
 class Downloads:
-    """All running downloads, each in a thread of its own, no model twice.
-
-    post: called from their threads. pull: fetches a model into the store. failed: why the last
-    attempt at a model failed. rate: bytes a second of the last download that told, None before.
-    """
+    """All running downloads, one per model, each in its own thread."""
 
     def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
-        self._post = post
+        self._post = post  # called from the downloads' threads
         self._pull = pull or _pull
         self.all: dict[str, Download] = {}
-        self.failed: dict[str, str] = {}
-        self.rate: float | None = None
+        self.failed: dict[str, str] = {}  # error of the last attempt, by model
+        self.rate: float | None = None  # bytes/s of the last download
 
     def start(self, name: str) -> bool:
-        """Begins to fetch `name`; False where it is being fetched already."""
+        """Start a download. Return False if it is already running."""
         if name in self.all:
             return False
         self.failed.pop(name, None)
         download = self.all[name] = Download(name)
-        # A daemon: a read from the network cannot be interrupted, and the download can be resumed.
+        # A daemon: network reads cannot be interrupted, and downloads can be resumed.
         download.thread = threading.Thread(
             target=self._run, args=(download,), name=f"pull {name}", daemon=True
         )
@@ -74,12 +68,12 @@ class Downloads:
         return True
 
     def stop(self, name: str) -> None:
-        """Stops a download soon; it can be resumed where the source allows it."""
+        """Stop a download soon; it can be resumed if the source supports it."""
         if name in self.all:
             self.all[name].stopped.set()
 
     def close(self, timeout: float) -> bool:
-        """Stops all; False where a thread still runs after `timeout` seconds."""
+        """Stop all downloads. Return False if one still runs after `timeout` seconds."""
         running = list(self.all.values())
         for download in running:
             download.stopped.set()
@@ -110,8 +104,8 @@ class Downloads:
             pass
         except AkunuError as error:
             ended.error = str(error)
-        except Exception as error:  # noqa: BLE001 - a bug must not look like a download that hangs
-            ended.error = f"cannot fetch {download.name}: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - a bug must not look like a stalled download
+            ended.error = f"cannot download {download.name}: {type(error).__name__}: {error}"
         finally:
             self.all.pop(download.name, None)
             if ended.error:
@@ -122,7 +116,6 @@ class Downloads:
 def _pull(
     name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
 ) -> StoredModel:
-    # The import pulls in the network's libraries.
-    from akunu_py.models.pull.pull import pull
+    from akunu_py.models.pull.pull import pull  # slow: imports the network libraries
 
     return pull(name, on_progress, cancelled)

@@ -1,6 +1,6 @@
-"""The thread that a session lives in for its whole life, and the messages that it posts.
+"""The thread that runs the chat session, and the messages that it posts.
 
-MLX's streams are thread-local, so the thread loads and runs the model, and only values leave it.
+MLX streams are thread-local: the thread loads and runs the model, and only values leave it.
 """
 
 from __future__ import annotations
@@ -15,39 +15,37 @@ from textual.message import Message as TextualMessage
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.generate.chat_model import ChatModel, Gauges, ShownAnswer, ShownPiece
 from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
-from akunu_py.errors import AkunuError, ServerGone, describe
+from akunu_py.errors import ServerGone, describe
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
 
 Span = tuple[int, int]  # half-open range of characters
-Rejected = tuple[int, str]  # the place of a rejected draft in a text, and the draft's text
+Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
 
-_NOTHING = Gauges()  # was measured
+_NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
-_LAST_SAVE_S = 0.5  # that what was read may take to be kept on disk at the end
+_LAST_SAVE_S = 0.5  # time limit for saving the prompt cache on exit
 
 
 class SessionMessage(TextualMessage):
-    """What the thread posts."""
+    """A message of the session thread."""
 
 
 @dataclass
 class Loaded(SessionMessage):
-    """The model is ready. no_draft: why it cannot draft, None where it can. note: what the user
-    should know of how it fits into memory, "" for nothing. server: the address of the one that has
-    it, "" where it is loaded here."""
+    """The model is ready."""
 
     model: str
     weights: str
     context_length: int
-    no_draft: str | None = None
-    note: str = ""
-    gauges: Gauges = _NOTHING
-    server: str = ""
+    no_draft: str | None = None  # why the model cannot draft, None if it can
+    note: str = ""  # a remark on memory for the user
+    gauges: Gauges = _NO_GAUGES
+    server: str = ""  # address of the server that runs the model, "" for this process
 
 
 @dataclass
 class Prefilling(SessionMessage):
-    """`done` of `total` prompt tokens are in the cache. request: its number, here and below."""
+    """`done` of `total` prompt tokens are in the cache."""
 
     request: int
     done: int
@@ -56,21 +54,16 @@ class Prefilling(SessionMessage):
 
 @dataclass
 class PieceArrived(SessionMessage):
-    """More of the answer, over one or more passes.
-
-    drafted: ranges into `text` of accepted drafts. rejected: texts of the other drafts, each with
-    the place in `text` where it was proposed. thinking: what the model thought before its answer.
-    passes: how many tokens each pass yielded. stats: of the answer so far.
-    """
+    """More text of an answer, from one or more decode steps."""
 
     request: int
     text: str
-    drafted: tuple[Span, ...]
-    stats: Stats
+    drafted: tuple[Span, ...]  # accepted drafts, as ranges of `text`
+    stats: Stats  # of the answer so far
     thinking: str = ""
-    rejected: tuple[Rejected, ...] = ()
-    passes: tuple[int, ...] = ()
-    gauges: Gauges = _NOTHING
+    rejected: tuple[Rejected, ...] = ()  # rejected drafts, by position in `text`
+    passes: tuple[int, ...] = ()  # tokens per decode step
+    gauges: Gauges = _NO_GAUGES
 
 
 @dataclass
@@ -80,22 +73,19 @@ class Finished(SessionMessage):
     request: int
     reason: FinishReason
     stats: Stats
-    gauges: Gauges = _NOTHING
+    gauges: Gauges = _NO_GAUGES
 
 
 @dataclass
 class AnswerFailed(SessionMessage):
-    """Something went wrong; `request` is None where the model could not be loaded."""
+    """An error ended a request."""
 
-    request: int | None
+    request: int | None  # None if the model could not be loaded
     error: str
 
 
 class PieceBuffer:
-    """Pieces that wait to be posted together.
-
-    They may come at 200 a second, and drawing takes turns with decoding in Python's interpreter.
-    """
+    """Collects pieces of an answer: drawing 200 a second would slow decoding through the GIL."""
 
     def __init__(self) -> None:
         self._posted = 0.0
@@ -124,21 +114,21 @@ class PieceBuffer:
         return bool(self._text or self._thinking or self._passes)
 
     def is_due(self) -> bool:
-        """The first piece goes at once, and so does every piece of a slow model."""
+        """Whether to flush: immediately for the first piece and for every piece of a slow model."""
         text = self._text or self._thinking
         return bool(text) and time.monotonic() - self._posted >= _INTERVAL_S
 
     def flush(self, request: int, stats: Stats, gauges: Gauges) -> PieceArrived:
-        """All pieces as one message; the buffer is empty then."""
+        """Return all pieces as one message, and empty the buffer."""
         message = PieceArrived(
             request,
             self._text,
             tuple(self._spans),
             replace(stats),
-            thinking=self._thinking,
-            rejected=tuple(self._rejected),
-            passes=tuple(self._passes),
-            gauges=gauges,
+            self._thinking,
+            tuple(self._rejected),
+            tuple(self._passes),
+            gauges,
         )
         self._posted = time.monotonic()
         self._clear()
@@ -147,7 +137,7 @@ class PieceBuffer:
 
 @dataclass(slots=True)
 class ChatRequest:
-    """Answer the last of `messages`, or continue it where it is an answer."""
+    """Answer the last of `messages`, or continue it if it is an answer."""
 
     number: int
     messages: Sequence[Message]
@@ -157,28 +147,25 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class SwitchRequest:
-    """Load that model instead."""
+    """Load another model."""
 
     model: str
 
 
 class SessionThread:
-    """Loads `model`, then answers one request after the other.
+    """Loads a model, then answers requests one by one.
 
-    Every exception becomes an `AnswerFailed` message. The next request repeats a failed load. A
-    model whose server has gone is loaded again if the request has no output yet.
-
-    load: called in the thread with the name of a model. unload_s: after how many seconds without a
-    request the model is unloaded, None for never. loading: whether a model is being loaded.
+    Every exception becomes an `AnswerFailed` message. The next request retries a failed load. If
+    the model's server is gone and the request has no output yet, the model is loaded again.
     """
 
     def __init__(
         self, model: str, load: Callable[[str], ChatModel], unload_s: float | None = None
     ) -> None:
         self._model = model
-        self._load = load
+        self._load = load  # called in the thread with a model's name
         self._loads_first = True
-        self.loading = False
+        self.loading = False  # A model is being loaded.
         self._post: Callable[[SessionMessage], object] = lambda message: None
         self._lock = threading.Lock()
         self._requests: dict[int, ChatRequest] = {}  # queued or running, by number
@@ -190,26 +177,24 @@ class SessionThread:
         )
 
     def start(self, post: Callable[[SessionMessage], object], *, load: bool = True) -> None:
-        """Begins to load the model, unless it is to `switch` first. `post` is called from the
-        thread."""
+        """Start the thread and load the model, unless `switch` comes first (`load` False)."""
         self._post = post
         self._loads_first = load
         self._thread.start()
 
     def request(self, number: int, messages: Sequence[Message], options: GenerateOptions) -> None:
-        """Queues a request; the messages about it carry `number`."""
+        """Queue a request; messages about it carry `number`."""
         request = ChatRequest(number, messages, options)
         with self._lock:
             self._requests[number] = request
         self._thread.put(request)
 
     def switch(self, model: str) -> None:
-        """Loads `model` after the requests before; the one that is loaded goes first, to make
-        room. With the name of the model that is loaded, loads it and its learned state again."""
+        """Load `model`, or reload the current one, after the queued requests; unload first."""
         self._thread.put(SwitchRequest(model))
 
     def stop(self, number: int) -> None:
-        """Ends that answer after the pass that is running, or before it begins."""
+        """Cancel a request after the current decode step, or before it starts."""
         with self._lock:
             if number in self._requests:
                 self._requests[number].stopped.set()
@@ -217,7 +202,7 @@ class SessionThread:
                 self._running[1].cancel()
 
     def close(self, timeout: float) -> bool:
-        """Stops everything; False where the thread is still busy after `timeout` seconds."""
+        """Cancel everything. Return False if the thread is busy after `timeout` seconds."""
         with self._lock:
             self._thread.closing.set()
             if self._running:
@@ -248,11 +233,11 @@ class SessionThread:
     def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
         try:
             return self._chat is not None and self._chat.save_idle(stopped, seconds)
-        except Exception:  # noqa: BLE001 - what is kept for speed must not end an answer
+        except Exception:  # noqa: BLE001 - a failed cache save must not end an answer
             return False
 
     def _unload(self) -> None:
-        """Drops the model, and gives its memory back before another one is loaded."""
+        """Unload the model and release its memory."""
         self._chat = None
         release_memory()
 
@@ -261,22 +246,13 @@ class SessionThread:
         try:
             self._chat = self._load(self._model)
             facts, gauges = self._chat.facts, self._chat.gauges()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
+        except Exception as error:  # noqa: BLE001 - the user must see every error
             self._post(AnswerFailed(None, describe(error)))
             return False
         finally:
             self.loading = False
-        self._post(
-            Loaded(
-                facts.name,
-                facts.weights,
-                facts.context_length,
-                facts.no_draft,
-                facts.note,
-                gauges,
-                facts.server,
-            )
-        )
+        loaded = (facts.name, facts.weights, facts.context_length, facts.no_draft, facts.note)
+        self._post(Loaded(*loaded, gauges, facts.server))
         return True
 
     def _answer(self, request: ChatRequest, *, again: bool = False) -> None:
@@ -294,8 +270,6 @@ class SessionThread:
                 self._post(AnswerFailed(request.number, describe(error)))
             elif self._try_to_load():
                 self._answer(request, again=True)
-        except AkunuError as error:
-            self._post(AnswerFailed(request.number, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen
             self._post(AnswerFailed(request.number, describe(error)))
         finally:
@@ -321,7 +295,7 @@ class SessionThread:
 
 
 def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
-    """Appends ranges, moved by `offset`, to `spans`; ranges that touch become one."""
+    """Append ranges, shifted by `offset`, to `spans`; adjacent ranges are merged."""
     for start, end in drafted:
         if spans and spans[-1][1] == start + offset:
             spans[-1] = (spans[-1][0], end + offset)

@@ -1,9 +1,7 @@
-"""The conversation store in a thread of its own, so that the chat never waits for the disk.
+"""The conversation store in its own thread, so that the chat never waits for the disk.
 
-`save` returns at once: a new message and the end of an answer are written now, an answer that grows
-once a second. What could not be written stays queued and is tried again until it can, which
-`SavingFailed` and `SavingResumed` report. Everything else is awaited with `call`, and finds what
-was queued before.
+`save` returns immediately. New messages and finished answers are written at once, growing answers
+once a second. Failed writes are retried; `SavingFailed` and `SavingResumed` report the state.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from akunu_py.errors import ConversationError, describe
 
 Result = TypeVar("Result")
 
-_INTERVAL_S = 1.0  # between two states of an answer that grows
+_INTERVAL_S = 1.0  # between two writes of a growing answer
 _RETRY_S = 5.0
 
 
 @dataclass
 class SavingFailed(TextualMessage):
-    """Conversations are not saved for now, for the reason `error`."""
+    """Conversations cannot be saved at the moment."""
 
     error: str
 
@@ -45,62 +43,55 @@ class SavingResumed(TextualMessage):
 
 @dataclass
 class StoreWarning(TextualMessage):
-    """Something was wrong with the database, and was dealt with."""
+    """A problem with the database was found and resolved."""
 
     text: str
 
 
 class StoreThread:
-    """Saves conversations in the database at `path`. Call it from the app's thread."""
+    """Saves conversations in the database at `path`. Call its methods from the app's thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._wake = threading.Condition()
-        # What is to be written, in this order: a message may be the parent of a later one.
+        # Pending writes, in order: a message may be the parent of a later one.
         self._unwritten: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
-        self._known: set[tuple[str, ...]] = set()  # was queued before
-        self._due: float | None = None  # when to write; None where there is nothing to write
-        self._retry = 0.0  # nothing is written before that time, unless a call needs it
+        self._known: set[tuple[str, ...]] = set()  # keys of all writes so far
+        self._due: float | None = None  # time of the next write, None for none
+        self._retry = 0.0  # earliest time of the next write after a failure
         self._calls: deque[tuple[Future[Any], Callable[[ConversationStore], Any]]] = deque()
         self._closing = False
         self._store: ConversationStore | None = None
         self.error: str | None = None
-        # A daemon, because a disk may never answer.
+        # A daemon, because a disk may never respond.
         self._thread = threading.Thread(target=self._run, name="conversations", daemon=True)
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
-        """Begins; `post` is called from the thread."""
+        """Start the thread. `post` is called from it."""
         self._post = post
         self._thread.start()
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Saves a message or its new state, soon. See `ConversationStore.save`."""
+        """Queue a new or changed message. See `ConversationStore.save`."""
         key = "save", conversation, message.id
         grows = key in self._known and message.finish_reason is None
         self._known.add(key)
-        self._write_later(
-            key,
-            lambda store: store.save(conversation, message, title),
-            _INTERVAL_S if grows else 0.0,
-        )
+        delay = _INTERVAL_S if grows else 0.0
+        self._write_later(key, lambda store: store.save(conversation, message, title), delay)
 
     def choose(self, conversation: str, message: str) -> None:
-        """Remembers the active branch, soon. See `ConversationStore.choose`."""
+        """Queue the choice of the active branch. See `ConversationStore.choose`."""
         key = "choose", conversation, message
         self._write_later(key, lambda store: store.choose(conversation, message), last=True)
 
     def remove(self, conversation: str, message: str) -> None:
-        """Erases a message and all that follow it, soon. See `ConversationStore.remove`."""
+        """Queue the removal of a message and its replies. See `ConversationStore.remove`."""
         key = "remove", conversation, message
         self._write_later(key, lambda store: store.remove(conversation, message), last=True)
 
     async def call(self, function: Callable[[ConversationStore], Result]) -> Result:
-        """What `function` gives, called in the thread after all that was queued before:
-        `await thread.call(lambda store: store.search(words))`.
-
-        Raises ConversationError. A call that is cancelled before its turn is never made.
-        """
+        """Run `function` after all queued writes; return its result. Raises ConversationError."""
         future: Future[Result] = Future()
         with self._wake:
             if self._closing:
@@ -110,8 +101,7 @@ class StoreThread:
         return await asyncio.wrap_future(future)
 
     def close(self, timeout: float) -> bool:
-        """Writes what is left. False where something is left that cannot be written (`error` says
-        why), or the thread is still busy after `timeout` seconds."""
+        """Write everything and stop. Return False on a timeout, or if a write failed (`error`)."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -127,7 +117,7 @@ class StoreThread:
         *,
         last: bool = False,
     ) -> None:
-        """Puts a change in its place: that of an earlier one with the same key, unless `last`."""
+        """Queue a change: in the place of an earlier one with the same key, unless `last`."""
         with self._wake:
             if last:
                 self._unwritten.pop(key, None)
@@ -139,9 +129,9 @@ class StoreThread:
     # In the thread
 
     def _run(self) -> None:
-        self._write()  # opens the database, and reports at once where that is not possible
+        self._write()  # Opens the database, and reports a failure immediately.
         while self._wait():
-            # Taken before writing: what was queued before the call is written then.
+            # Taken first, so that earlier changes are written before the call.
             call = self._calls.popleft() if self._calls else None
             self._write()
             if call is not None:
@@ -150,7 +140,7 @@ class StoreThread:
         self._close()
 
     def _wait(self) -> bool:
-        """Waits for a call, or until a change is due; False where the thread is to end."""
+        """Wait for a call or a due change. Return False when the thread should stop."""
         with self._wake:
             while not (self._calls or self._closing):
                 timeout = None
@@ -162,7 +152,7 @@ class StoreThread:
             return bool(self._calls or not self._closing)
 
     def _write(self) -> None:
-        """Writes what was queued, in order, until something cannot be written."""
+        """Write queued changes in order, up to the first failure."""
         with self._wake:
             self._due = None
             changes = list(self._unwritten.items())
@@ -176,7 +166,7 @@ class StoreThread:
                 with self._wake:
                     if self._unwritten[key] is change:
                         del self._unwritten[key]
-        except Exception as error:  # noqa: BLE001 - a bug must not end the saving in silence
+        except Exception as error:  # noqa: BLE001 - a bug must not stop saving silently
             self._fail(describe(error))
         else:
             if self.error is not None:
@@ -184,8 +174,7 @@ class StoreThread:
                 self._post(SavingResumed())
 
     def _fail(self, error: str) -> None:
-        """Reports why nothing can be written, and tries later with the database opened again,
-        which finds out what is wrong with it."""
+        """Report the failure, and schedule a retry that reopens the database."""
         self._close()
         self._retry = time.monotonic() + _RETRY_S
         with self._wake:
