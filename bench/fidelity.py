@@ -13,16 +13,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import mlx.core as mx
 
 from akunu_py.bench import command
 from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
+from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.bench.tables import to_text
 from akunu_py.decoding import kv_cache
+from akunu_py.decoding.device import on_metal
+from akunu_py.decoding.drafting.drafter import Drafting
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.sampling import filtered, race
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
@@ -35,10 +42,6 @@ from akunu_py.types import (
     WeightMode,
 )
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-SUMMARY = "Compare answers with drafts to answers without, and rate the differences"
 PRECISIONS: tuple[WeightMode, ...] = ("float32", "bfloat16", "keep")
 _NOTE = """\
 Answers with drafts compared with answers without. Differences occur at near-ties, because a pass
@@ -82,8 +85,6 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
 
 def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None) -> int:
     """Run the action. load: loads the model in a precision (default: as a weight format)."""
-    from akunu_py.decoding.device import on_metal
-    from akunu_py.decoding.load import load_engine
 
     def load_weights(name: str) -> Engine:
         return load_engine(options.model, LoadOptions(cast(WeightMode, name), options.kv_bits))
@@ -115,15 +116,8 @@ def compare_engines(
 ) -> None:
     """Append the missing comparisons to `comparisons` and to the file --keep, one by one."""
     for engine in engines:
-        made = compare_answers(
-            engine,
-            prompts,
-            options.max_tokens,
-            command.progress,
-            tuple(comparisons),
-            options.temperature,
-        )
-        for each in made:
+        done, tokens, heat = tuple(comparisons), options.max_tokens, options.temperature
+        for each in compare_answers(engine, prompts, tokens, command.progress, done, heat):
             comparisons.append(each)
             if options.keep:
                 append_comparison(options.keep, each)
@@ -160,18 +154,12 @@ def first_divergence(
 
 def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> float:
     """Return the difference of the two highest scores of the next token; see `scores`."""
-    import mlx.core as mx
-
     second, first = mx.sort(scores(engine, tokens, sampling))[-2:].tolist()
     return float(first - second)
 
 
 def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
     """Return the next token's logits, [vocab], with the noise of a seeded sample."""
-    import mlx.core as mx
-
-    from akunu_py.decoding.sampling import filtered, race
-
     cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     if sampling.temperature:
@@ -245,12 +233,9 @@ def compare_answers(
 
     One session generates all answers to a prompt; the prompt's number is the seed.
     """
-    from akunu_py.bench.runners.akunu import UnsavedState
-
     known = {each.key for each in done}
-    weights = engine.plan.weights + (
-        f", KV cache of {engine.plan.kv_bits} bits" if engine.plan.kv_bits else ""
-    )
+    bits, weights = engine.plan.kv_bits, engine.plan.weights
+    weights += f", KV cache of {bits} bits" if bits else ""
     weights += f", temperature {temperature:g}" if temperature else ""
     for number, prompt in enumerate(prompts):
         wanted = [
@@ -312,10 +297,9 @@ def load_comparisons(path: Path) -> list[AnswerComparison]:
             break
         try:
             fields = json.loads(line)
-            difference = fields.pop("difference")
-            found.append(
-                AnswerComparison(**fields, difference=difference and Divergence(**difference))
-            )
+            if fields["difference"]:
+                fields["difference"] = Divergence(**fields["difference"])
+            found.append(AnswerComparison(**fields))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
                 f"{path}, line {number}: expected a comparison of akunu bench fidelity, "
@@ -340,9 +324,6 @@ def _answer(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
     """Return the answer's tokens, with a new drafter that has learned nothing."""
-    from akunu_py.bench.runners.akunu import UnsavedState, record_passes
-    from akunu_py.decoding.drafting.drafter import Drafting
-
     state = UnsavedState(FixedCosts(PRIOR_SHAPE))
     session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)

@@ -30,7 +30,7 @@ DEFAULT = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 
-class _Rounded(nn.Module):
+class _Rounded(nn.Module):  # type: ignore[misc]
     """A product in float32, rounded to `dtype`. weight: [out, in], float32."""
 
     def __init__(self, weight: mx.array, bias: mx.array | None, dtype: mx.Dtype) -> None:
