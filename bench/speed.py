@@ -149,7 +149,6 @@ def run(options: argparse.Namespace) -> int:
     if not workloads and not by_length:
         raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
     check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
-    command.progress(f"loading {options.model}")
     engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
     small = None
     if options.draft_model:

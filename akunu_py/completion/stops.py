@@ -123,7 +123,8 @@ class CompletionStops:
             return self._cut_filling(lines, final, done)
         if self._rest_of_line:
             return self._cut_one_line(lines, final, done)
-        first = self._first_line(lines)
+        numbers = (number for number, line in enumerate(lines) if line.strip())
+        first = 0 if self._begun.strip() else next(numbers, None)  # the first non-empty line
         if first is None or first > _LEADING_LINES:
             return Cut("", done or final or len(lines) > _LEADING_LINES + 1)
         kept = lines[:first]
@@ -198,10 +199,7 @@ class CompletionStops:
         return Cut(line, done)
 
     def _held_from(self, text: str) -> int:
-        """Return where an end of `text` starts that may repeat the text after the cursor.
-
-        Trailing spaces count too, because they may end the line.
-        """
+        """Return where an end of `text` starts that may repeat the text after the cursor."""
         return min(
             (
                 len(part) - length
@@ -218,12 +216,6 @@ class CompletionStops:
         lengths = [n for n in range(min(len(kept), len(rest)), 0, -1) if kept.endswith(rest[:n])]
         imbalance = self._brackets.imbalance
         return end + 1 - min(lengths, key=lambda n: imbalance(kept[:-n] + rest), default=1)
-
-    def _first_line(self, lines: Sequence[str]) -> int | None:
-        """Return the index of the first non-empty line; 0 if the cursor's line has text."""
-        if self._begun.strip():
-            return 0
-        return next((number for number, line in enumerate(lines) if line.strip()), None)
 
     def _continues(
         self, kept: list[str], first: int, line: str, whole: bool, base: int, block: int | None
@@ -297,12 +289,9 @@ class CompletionStops:
         """Return True if `line` closes the block and ends the completion."""
         closing = _CLOSING.match(line.strip())
         open_end = _OPENING.search(line) or (_UNFINISHED.search(line) and line.strip()[-1] != ",")
-        if (
-            not closing
-            or closing.group() == ">"
-            or open_end
-            or self._brackets.depth("\n".join(kept)) > 0
-        ):
+        if not closing or closing.group() == ">" or open_end:
+            return False
+        if self._brackets.depth("\n".join(kept)) > 0:
             return False
         if block is not None:
             return width(line) < base
@@ -310,10 +299,7 @@ class CompletionStops:
         return width(line) == base and not (_TRY.match(begun) and line.strip()[0] == "}")
 
     def _repeats(self, lines: Sequence[str], number: int, final: bool, ended: bool) -> bool | None:
-        """Return True if line `number` repeats the next line of the buffer, None if undecided.
-
-        ended: an excess closing bracket ended the lines.
-        """
+        """Return True if line `number` repeats the next line of the buffer, None if undecided."""
         line = lines[number].rstrip()
         unchanged = number == 0 and line == self._begun.rstrip()
         if not line or unchanged:
@@ -322,7 +308,7 @@ class CompletionStops:
         whole = numbers[-1] < len(lines) - 1 or final
         for expected in self._next_lines:
             found = self._matches([lines[n] for n in numbers], whole, expected)
-            if found is None and final:
+            if found is None and final:  # ended: by an excess closing bracket
                 found = ended or self._is_common(expected[0])
             if found is not False:
                 return found
@@ -350,10 +336,7 @@ class CompletionStops:
 
 
 def _next_lines(below: str) -> list[list[str]]:
-    """Return the non-empty lines that a model may repeat: `below`, or `below` after its comment.
-
-    A comment is skipped whole, or up to its last line.
-    """
+    """Return the lines that a model may repeat, also without a comment, or with its last line."""
     lines = [line.rstrip() for line in below[:_LONGEST].split("\n") if line.strip()]
     code = next((n for n, line in enumerate(lines) if not _COMMENT_LINE.match(line)), len(lines))
     starts = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}
@@ -426,11 +409,8 @@ _CLOSED = re.compile("|".join([_OTHER, *(_STRINGS[kind] + _ENDS[kind] for kind i
 _MAY_CLOSE = re.compile(
     "|".join([_OTHER, *(rf"{_STRINGS[kind]}(?:{_ENDS[kind]}|\\?\Z)" for kind in _STRINGS)])
 )
-_REST = {
-    '"': re.compile(r"(?:\\.|[^\"\\\n]){0,1000}+\""),
-    "'": re.compile(r"(?:\\.|[^'\\\n]){0,1000}+'(?!\w)"),
-    "`": re.compile(r"[^`\n]{0,1000}+`"),
-}
+# The rest of a string, without its opening quote.
+_REST = {kind: re.compile(_STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in _QUOTES}
 _LABEL = re.compile(r"[ \t]*[^\s|;]+(?:[ \t]*\|[ \t]*[^\s|;]+)*")  # `a | b)`, `1)`
 _LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
 _TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
@@ -512,20 +492,14 @@ class OpenBrackets:
         return None
 
     def depth(self, text: str, *, taken: bool = False) -> int:
-        """Count the brackets of the cursor's line and `text` that are open after `text`.
-
-        taken: also count those closed after the cursor.
-        """
+        """Count the open brackets after `text`. taken: include those closed after the cursor."""
         stack = self._add([], self._scan(text))
         return sum(each.kind not in _STRINGS and (taken or not each.taken) for each in stack)
 
     def imbalance(self, text: str) -> int:
-        """Count the unmatched brackets of the cursor's line followed by `text`.
-
-        If the cursor is in a comment or a string, the brackets inside it count.
-        """
+        """Count the unmatched brackets of the cursor's line followed by `text`."""
         found = self._scan(text)
-        if self.inside:
+        if self.inside:  # the cursor is in a comment or a string, so brackets inside it count
             line = self._begun + text
             found = [
                 Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
@@ -591,10 +565,7 @@ class OpenBrackets:
         self._take_below(below, inside if is_long(inside) else "")
 
     def _take_on_line(self, rest: str, below: str, inside: str) -> str:
-        """Take what the rest of the cursor's line closes; return what the line ends inside of.
-
-        It closes the outermost bracket of the line, or the innermost if the lines below close all.
-        """
+        """Take what the rest of the cursor's line closes; return what the line ends inside of."""
         deeper = takewhile(lambda line: width(line) > width(self._begun), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
         opened = sum(each.own and each.kind in _PAIRS for each in self._open)
@@ -603,7 +574,7 @@ class OpenBrackets:
         for kind in _match(found)[1]:
             free = [each for each in self._open if each.kind == kind and not each.taken]
             own = [each for each in free if each.own]
-            if free:
+            if free:  # the outermost of the line, but the innermost if the lines below close all
                 (own[0] if own and not all_closed else free[-1]).taken = True
         return after
 
@@ -784,10 +755,7 @@ def width(line: str) -> int:
 
 
 def _closes(stack: list[str], kind: str) -> int | None:
-    """Return the index in `stack` of the bracket that a closing one matches, None for none.
-
-    Brackets inside the pair are skipped, except an open brace or a long string.
-    """
+    """Return the index of the match of a closing bracket, not outside a brace or long string."""
     for at in range(len(stack) - 1, -1, -1):
         if stack[at] == kind:
             return at

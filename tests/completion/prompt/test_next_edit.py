@@ -263,7 +263,9 @@ def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
         maker = Completer(engine)
         assert (maker.edit_format and maker.edit_format.name) == known, name
         if known is None:
-            with pytest.raises(UsageError, match="not known to predict edits; choose a format with --fim"):
+            with pytest.raises(
+                UsageError, match="not known to predict edits; choose a format with --fim"
+            ):
                 maker.complete(request)
     asked = Completer(engine, CompleteOptions(fim="zeta-2"))
     assert asked.edit_format is FORMATS[0]
