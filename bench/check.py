@@ -322,7 +322,7 @@ def _ratio(ours: float, theirs: float) -> float | None:
 def _check_curves(
     engine: Engine, plan: CheckPlan, check: Check, before: int, show: Callable[[str], None]
 ) -> None:
-    """Check the cost of passes and the memory behind short and long contexts.
+    """Check the cost of passes and the memory for short and long contexts.
 
     before: active memory of MLX before the model was loaded, in bytes.
     """
@@ -330,7 +330,7 @@ def _check_curves(
     for context in plan.contexts:
         cost, note = None, f"the context ends at {engine.plan.context_length:,} tokens"
         if context + max(plan.rows) < engine.plan.context_length:
-            show(f"cost curve behind {context:,} tokens")
+            show(f"cost curve after {context:,} tokens")
             gc.collect()  # frees the caches of earlier sessions
             mx.reset_peak_memory()
             costs = measure_curve(engine, plan.rows, plan.curve_repeats, context)
@@ -342,7 +342,7 @@ def _check_curves(
                 name = f"memory at {context:,} tokens, of the estimate"
                 size = f"{peak / 2**30:.2f} GiB"
                 check.add(engine.name, name, peak / estimate, MEMORY, unit="x", note=size)
-        name = f"each of 32 rows behind {context:,} tokens"
+        name = f"each of 32 rows after {context:,} tokens"
         here = device.on_metal()
         check.add(engine.name, name, cost, COST_PER_ROW, unit="steps", here=here, note=note)
 

@@ -62,7 +62,7 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Defaults for what is measured."""
+    """Default workloads, draft modes and answer length."""
 
     workloads: Sequence[str]
     modes: Sequence[str]
@@ -86,15 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
     _add_workloads(parser.add_argument_group("workloads"))
     others = parser.add_argument_group("other loops, each with its own plain loop")
-    others.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
-    others.add_argument(
-        "--llama-cpp", type=Path, metavar="GGUF", help="Model file for llama-cpp-python"
-    )
-    others.add_argument(
-        "--transformers", type=Path, metavar="FOLDER", help="Checkpoint for transformers with torch"
-    )
+    for name, kind, metavar, what in (
+        ("--draft-model", str, "NAME_OR_PATH", "Draft model for akunu and mlx-lm"),
+        ("--llama-cpp", Path, "GGUF", "Model file for llama-cpp-python"),
+        ("--transformers", Path, "FOLDER", "Checkpoint for transformers with torch"),
+    ):
+        others.add_argument(name, type=kind, metavar=metavar, help=what)
     command.add_repeats(parser, 3)
     command.add_model(parser)
     add_hosts(parser)
@@ -147,19 +144,14 @@ def run(options: argparse.Namespace) -> int:
     wanted = options.workload or (["none"] if by_length else scope.workloads)
     workloads = [] if wanted == ["none"] else load_workloads(wanted)
     if not workloads and not by_length:
-        raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
+        raise UsageError("nothing to measure: choose a workload, or lengths with -p and -n")
     check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
     engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
     small = None
     if options.draft_model:
         small = load_engine(options.draft_model, LoadOptions(options.weights))
-    setup = Setup(
-        options.draft or scope.modes,
-        [options.draft_tokens],
-        small,
-        options.llama_cpp,
-        options.transformers,
-    )
+    modes, paths = options.draft or scope.modes, (options.llama_cpp, options.transformers)
+    setup = Setup(modes, [options.draft_tokens], small, *paths)
     plan = Plan(
         workloads,
         options.temperature or [0.0],
@@ -206,7 +198,7 @@ def print_speed(result: Result, format_: str, left_out: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The runners; None leaves one out."""
+    """The runners to measure, None for no such runner."""
 
     modes: Sequence[str]  # draft modes and `MEMORY`
     draft_tokens: Sequence[int]  # `fixed` runs once with each length
@@ -412,7 +404,7 @@ def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Ru
 
 @dataclass(frozen=True, slots=True)
 class LengthTest:
-    """Prefill `prompt` tokens or generate `generate` tokens (one is 0) behind `depth` tokens."""
+    """Prefill `prompt` tokens or generate `generate` tokens (one is 0) after `depth` tokens."""
 
     prompt: int
     generate: int

@@ -279,7 +279,7 @@ class _Run:
     def _generation(
         self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
     ) -> Generation:
-        """Start a generation behind `tokens`. allowed_tokens: empty allows all."""
+        """Start a generation after `tokens`. allowed_tokens: empty allows all."""
         shared = self._completer.options
         sampling = replace(self._sampling, allowed_tokens=allowed_tokens)
         options = GenerateOptions(

@@ -565,7 +565,7 @@ class OpenBrackets:
         self._take_below(below, inside if is_long(inside) else "")
 
     def _take_on_line(self, rest: str, below: str, inside: str) -> str:
-        """Take what the rest of the cursor's line closes; return what the line ends inside of."""
+        """Take the brackets that the rest of the line closes; return the end state of `scan`."""
         deeper = takewhile(lambda line: width(line) > width(self._begun), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
         opened = sum(each.own and each.kind in _PAIRS for each in self._open)
@@ -579,7 +579,7 @@ class OpenBrackets:
         return after
 
     def _take_below(self, below: str, inside: str) -> None:
-        """Take what the lines below close at the indentation of the opening line.
+        """Take brackets that the lines below close at the indentation of the opening line.
 
         Several opening lines may match: the last one does if all brackets are closed, else the
         first, because the last one is new.
