@@ -271,7 +271,7 @@ def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
     assert asked.edit_format is FORMATS[0]
     assert asked.complete(request).change is None
     without = load_tiny(tmp_path / "none", MARKERS[:1])
-    with pytest.raises(UsageError, match=r"no token <\[fim-suffix\]>, so it cannot be asked"):
+    with pytest.raises(UsageError, match=r"no token <\[fim-suffix\]>, which the format"):
         Completer(without, CompleteOptions(fim="zeta-2"))
 
 
