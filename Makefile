@@ -45,7 +45,7 @@ reliability: $(VENV)/.installed-dev ## do harm on purpose, for hours: docs/relia
 	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/reliability
 	$(BIN)/python -m tests.reliability.endurance
-	$(BIN)/akunu bench fidelity --max-tokens 24
+	$(BIN)/python -m tests.measure.precisions --max-tokens 24
 
 lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
 	$(BIN)/ruff format --check .

@@ -1,7 +1,6 @@
-"""`akunu bench check`: what only the machine itself can show, judged line by line.
+"""`akunu bench check`: promises that only this machine can verify, one line each.
 
-How Metal's kernels round, what passes cost, and what the system does with memory cannot be tested
-elsewhere.
+They are about the rounding of Metal's kernels, the cost of passes, and the memory of the system.
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
+from akunu_py.bench.numerics.kernels import FORMATS, attention_rows, quantized_rows
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -36,29 +38,26 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
+from akunu_py.decoding import device
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.load import load_found
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-    from akunu_py.decoding.model.engine import Engine
-
-
-SUMMARY = "Check what only this machine can show; exit code 1 if a line fails"
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
 
-ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel is far outside
-NEAR_TIE = 0.5  # logits: two roundings of bfloat16 where logits are 32 to 64
-OFF, AUTO, PROMPT = 0.98, 0.99, 0.95  # times mlx-lm's speed; medians of three vary by a hundredth
-COST_PER_ROW = 0.5  # of 32 rows, in plain steps: above that no draft is worth its pass
+ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel exceeds it
+NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
+OFF, AUTO, PROMPT = 0.98, 0.99, 0.95  # times mlx-lm's speed; medians of three vary by 1 %
+COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
 MEMORY = 1.1  # times the estimate
-WARM_S, IDLE_S = 0.15, 0.1  # TTFT of a prompt that is known, and how much an idle time may add
-START_S, AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # a process to its first token, and bytes a second
+WARM_S, IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
+START_S, AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # start of a process to its first token; bytes/s
 _SPEEDS = (("off", PLAIN, OFF), ("auto", PLAIN, AUTO), ("auto", "off", AUTO))
-_LARGEST = 3.5e9  # bytes of a model that ten minutes are enough for
-_BIT_WIDTHS, _GROUPS = (4, 8), (4, 8)  # of quantized matrices; query heads for each KV head
+_LARGEST = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
+_BIT_WIDTHS, _GROUPS = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     models = choose_models(options.model or [])
     found = Check(options.command_line)
     interrupted = was_interrupted(lambda: run_check(models, default_plan(), found, progress))
-    write_text(options.output, json_text(found.as_dict()), parents=True)
+    write_text(options.output, json_text(found.as_dict()))
     show(options, found.as_dict(), lambda: print_check(found))
     print(f"{options.output}: all figures", file=sys.stderr)
     return exit_code(interrupted, "checked") or FAILED * found.failed
@@ -92,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _json_file(text: str) -> Path:
     if not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"expected a name that ends in .json, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a file name ending in .json, got {text!r}")
     return Path(text)
 
 
@@ -103,15 +102,15 @@ class Line:
     about: str  # the model, or "kernels"
     name: str
     value: float | None  # None if not measured
-    limit: float  # the largest value that passes, with `least` the smallest
+    limit: float  # the largest value that passes, or the smallest
     unit: str = ""
-    least: bool = False
+    least: bool = False  # True if the limit is the smallest value
     here: bool = True  # False for a promise about Metal on another machine
     note: str = ""
 
     @property
     def verdict(self) -> Verdict:
-        """Judge by the three digits that are shown."""
+        """Judge the value as shown, rounded to three digits."""
         if not self.here:
             return "not on this machine"
         if self.value is None:
@@ -122,7 +121,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """How much is measured of each model."""
+    """The amount of measurements of each model."""
 
     workloads: Sequence[str] | None = None
     repeats: int = 3
@@ -131,8 +130,7 @@ class CheckPlan:
     contexts: Sequence[int] = (0, 4096, 16384)
     rows: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14, 16, 18, 24, 32, 33)
     curve_repeats: int = 3
-    # (inputs, outputs) of matrices
-    kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))
+    kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))  # matrices
     depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
 
@@ -151,12 +149,12 @@ class Check:
     def failed(self) -> bool:
         return any(line.verdict == "FAIL" for line in self.lines)
 
-    def add(self, about: str, name: str, value: float | None, limit: float, *, unit: str = "",
-            least: bool = False, here: bool = True, note: str = "") -> None:  # fmt: skip
-        self.lines.append(Line(about, name, value, limit, unit, least, here, note))
+    def add(self, about: str, name: str, value: float | None, limit: float, **more: Any) -> None:
+        """Add a line; `more` are its other fields."""
+        self.lines.append(Line(about, name, value, limit, **more))
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return everything, ready for JSON."""
         return {
             "format": CHECK_FORMAT,
             "command": self.command,
@@ -185,9 +183,7 @@ def choose_models(named: Sequence[str]) -> list[store.StoredModel]:
 
 
 def default_plan() -> CheckPlan:
-    """Return the plan; on a CPU with small matrices, as half precision takes minutes there."""
-    from akunu_py.decoding import device
-
+    """Return the plan: small matrices on a CPU, where half precision takes minutes."""
     return CheckPlan() if device.on_metal() else CheckPlan(kernels=((64, 64),))
 
 
@@ -206,14 +202,12 @@ def run_check(
             measure()
         except (AkunuError, RuntimeError, OSError) as error:  # MLX's are RuntimeErrors
             why = f"{type(error).__name__}: {error}"
-            check.add(about, "checked to its end", 0, 1, least=True, note=why)
+            check.add(about, "checked completely", 0, 1, least=True, note=why)
     check.complete = True
 
 
 def check_kernels(plan: CheckPlan, check: Check) -> None:
     """Compare passes over 1 to 33 rows with one row at a time."""
-    from akunu_py.bench.numerics.kernels import FORMATS, attention_rows, quantized_rows
-
     for kind in FORMATS:
         name = str(kind).removeprefix("mlx.core.")
         for bits in _BIT_WIDTHS:
@@ -226,10 +220,6 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
 def _add_rows(
     check: Check, name: str, kind: mx.Dtype, found: Sequence[dict[str, list[float]]]
 ) -> None:
-    import mlx.core as mx
-
-    from akunu_py.decoding import device
-
     check.figures.setdefault("kernels", {})[name] = found
     least = [min(rates) for rates in zip(*(each["identical"] for each in found), strict=True)]
     exact = next((rows for rows, rate in enumerate(least) if rate < 1), len(least))
@@ -247,15 +237,13 @@ def _add_rows(
 def check_model(
     model: store.StoredModel, plan: CheckPlan, check: Check, progress: Callable[[str], None]
 ) -> None:
-    import mlx.core as mx
-
-    from akunu_py.decoding.load import load_found
+    """Check one model."""
 
     def show(what: str) -> None:
         progress(f"{model.name}: {what}" if what else "")
 
     check.figures[model.name] = {}
-    _check_start(model, check, show)  # while this process holds no model
+    _check_start(model, check, show)  # before this process loads a model
     show("loading")
     before = mx.get_active_memory()
     engine = load_found(model, LoadOptions())
@@ -275,7 +263,7 @@ def check_model(
 def _check_start(model: store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
         for when, limit in (("the first time", START_S), ("again", AGAIN_S)):
-            show(f"a process to its first token, {when}")
+            show(f"akunu run to its first token, {when}")
             started = time.perf_counter()
             run_process(model.path.absolute(), directory)
             seconds = time.perf_counter() - started
@@ -292,11 +280,11 @@ def run_process(model: Path, directory: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=os.environ | places,
-        start_new_session=True,  # Ctrl-C is for this process
+        start_new_session=True,  # Ctrl-C ends only this process
     )
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip()
-        raise AkunuError(f"akunu run ended with {done.returncode}: {why}")
+        raise AkunuError(f"akunu run ended with exit code {done.returncode}: {why}")
 
 
 def judge_speed(about: str, result: Result, check: Check) -> None:
@@ -309,21 +297,21 @@ def judge_speed(about: str, result: Result, check: Check) -> None:
             if ours.loop is not None:
                 note += "; the answer ends in a loop"
             rate = _ratio(ours.tokens_per_s, theirs.tokens_per_s)
-            name = f"{workload}: {runner} beside {other}"
+            name = f"{workload}: {runner} compared with {other}"
             check.add(about, name, rate, limit, unit="x", least=True, note=note)
     compared = [series for series in result.runs if series.identical is not None]
     different = [series.difference for series in compared if series.difference]
-    # Without a margin the prompts differed, which is no tie.
+    # Without a margin the prompts differ, which is no tie.
     margins = [math.inf if d["margin"] is None else d["margin"] for d in different]
-    note = f"{len(compared) - len(different)} of {len(compared)} answers are the same"
-    name = "ties at which answers are not mlx-lm's"
+    note = f"{len(compared) - len(different)} of {len(compared)} answers are identical"
+    name = "largest margin where answers differ from mlx-lm's"
     check.add(about, name, max(margins, default=0.0), NEAR_TIE, unit="logits", note=note)
     rates: dict[str, dict[str, float]] = {}
     for test in result.throughput:
         rates.setdefault(test.test, {})[test.runner] = median(test.rates)
     for name, by_runner in rates.items():
         rate, note = _ratio(by_runner[OURS], by_runner[PLAIN]), f"{by_runner[OURS]:.0f} t/s"
-        name = f"reading a prompt, {name}, beside {PLAIN}"
+        name = f"prefill, {name}, compared with {PLAIN}"
         check.add(about, name, rate, PROMPT, unit="x", least=True, note=note)
 
 
@@ -334,20 +322,16 @@ def _ratio(ours: float, theirs: float) -> float | None:
 def _check_curves(
     engine: Engine, plan: CheckPlan, check: Check, before: int, show: Callable[[str], None]
 ) -> None:
-    """Check the cost of passes and the memory behind short and long contexts.
+    """Check the cost of passes and the memory for short and long contexts.
 
-    before: bytes that MLX held before it loaded the model.
+    before: active memory of MLX before the model was loaded, in bytes.
     """
-    import mlx.core as mx
-
-    from akunu_py.decoding import device
-
     curves = check.figures[engine.name]["curves_s"] = {}
     for context in plan.contexts:
         cost, note = None, f"the context ends at {engine.plan.context_length:,} tokens"
         if context + max(plan.rows) < engine.plan.context_length:
-            show(f"cost curve behind {context:,} tokens")
-            gc.collect()  # sessions that are done with hold their caches
+            show(f"cost curve after {context:,} tokens")
+            gc.collect()  # frees the caches of earlier sessions
             mx.reset_peak_memory()
             costs = measure_curve(engine, plan.rows, plan.curve_repeats, context)
             peak, estimate = mx.get_peak_memory() - before, engine.plan.fit.at(context).total
@@ -358,16 +342,13 @@ def _check_curves(
                 name = f"memory at {context:,} tokens, of the estimate"
                 size = f"{peak / 2**30:.2f} GiB"
                 check.add(engine.name, name, peak / estimate, MEMORY, unit="x", note=size)
-        name = f"each of 32 rows behind {context:,} tokens"
+        name = f"each of 32 rows after {context:,} tokens"
         here = device.on_metal()
         check.add(engine.name, name, cost, COST_PER_ROW, unit="steps", here=here, note=note)
 
 
 def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
-    from akunu_py.decoding import device
-    from akunu_py.decoding.generate.session import Session
-
     session = Session(engine)
     prompt = engine.tokens.encode_chat([Message("user", "hi")])
     options = GenerateOptions(max_tokens=1, draft="off", remember=False)
@@ -379,8 +360,8 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     time.sleep(plan.idle_s)
     idle = first_token_s()
     here, about = device.on_metal(), engine.name
-    check.add(about, "first token of a prompt that is known", warm, WARM_S, unit="s")
-    name = f"what {plan.idle_s:g} s of idling add to it"
+    check.add(about, "first token of a cached prompt", warm, WARM_S, unit="s")
+    name = f"added to it by {plan.idle_s:g} s of idling"
     check.add(about, name, idle - warm, IDLE_S, unit="s", here=here)
     wired, wanted = wired_limit() / 2**30, _recommended() / 2**30
     name = "wired limit while a model is loaded"
@@ -388,9 +369,7 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
 
 
 def wired_limit() -> int:
-    """Return the bytes that MLX may keep wired; only setting the limit tells."""
-    import mlx.core as mx
-
+    """Return MLX's wired limit in bytes, by setting the limit twice."""
     mx.synchronize()
     limit = mx.set_wired_limit(_recommended())
     mx.set_wired_limit(limit)
@@ -399,13 +378,11 @@ def wired_limit() -> int:
 
 def _recommended() -> int:
     """Return the working set that macOS recommends in bytes, 0 elsewhere."""
-    import mlx.core as mx
-
     return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 
 def check_table(lines: Sequence[Line]) -> Table:
-    """Promises, the figures that were measured, and what they had to be."""
+    """Return the promises with their values, limits and verdicts."""
     cells = []
     for line in lines:
         figure = "" if line.value is None else f"{line.value:.3g} {line.unit}".strip()
@@ -415,7 +392,7 @@ def check_table(lines: Sequence[Line]) -> Table:
 
 
 def print_check(check: Check) -> None:
-    """The verdicts; the figures behind them are in the file."""
+    """Print the verdicts; the result file has all figures."""
     print(to_text(check_table(check.lines)))
     verdicts = Counter(line.verdict for line in check.lines)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))

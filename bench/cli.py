@@ -1,49 +1,49 @@
 """`akunu bench` = `python -m akunu_py.bench`: a module for each action.
 
-An action imports MLX in its functions, so that `--help` and actions without a model stay fast.
+Only the module of the requested action is imported, so that actions without a model stay fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from types import ModuleType
+from importlib import import_module
 
 from akunu_py.arguments import Parser
-from akunu_py.bench import check, compare, curve, fidelity, replay, report, serve, speed, theory
+
+_ACTIONS = {  # name of the module: summary
+    "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",
+    "replay": "Count the passes over recorded answers, without a model and without noise",
+    "curve": "Measure the cost of passes over 1 to 32 positions, and print the planned drafts",
+    "compare": "Compare two results; exit code 1 if the second is slower",
+    "report": "Print tables from result files, or write them as Markdown",
+    "fidelity": "Compare answers with drafts to answers without, and rate the differences",
+    "theory": "Compare the predictions of Leviathan et al. with measurements on this machine",
+    "serve": "Compare the latencies of akunu serve and of mlx-lm's own server",
+    "check": "Check what only this machine can show; exit code 1 if a line fails",
+}
 
 
 def run(args: argparse.Namespace) -> int:
-    """args.rest: the words after `akunu bench`. Returns the exit code."""
+    """Run an action and return its exit code. args.rest: the words after `akunu bench`."""
     rest = args.rest
     if not rest or rest[0] not in (*_ACTIONS, "-h", "--help"):
         rest = ["speed", *rest]
-    options = _parser().parse_args(rest)
-    options.command_line = shlex.join(["akunu", "bench", *args.rest])
-    return _ACTIONS[options.action].run(options)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="akunu bench", description="Measure the speed of decoding. Without an action: speed."
     )
-    subparsers = parser.add_subparsers(
+    actions = parser.add_subparsers(
         dest="action", metavar="ACTION", required=True, parser_class=Parser
     )
-    for name, module in _ACTIONS.items():
-        added = subparsers.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
-        module.add_options(added)
-    return parser
-
-
-_ACTIONS: dict[str, ModuleType] = {
-    "speed": speed,
-    "replay": replay,
-    "curve": curve,
-    "compare": compare,
-    "report": report,
-    "fidelity": fidelity,
-    "theory": theory,
-    "serve": serve,
-    "check": check,
-}
+    parsers = {
+        name: actions.add_parser(name, help=summary, description=summary)
+        for name, summary in _ACTIONS.items()
+    }
+    module = import_module(f"akunu_py.bench.{rest[0]}") if rest[0] in _ACTIONS else None
+    if module is not None:
+        module.add_options(parsers[rest[0]])
+    options = parser.parse_args(rest)
+    assert module is not None, "--help ends in parse_args"
+    options.command_line = shlex.join(["akunu", "bench", *args.rest])
+    code: int = module.run(options)
+    return code

@@ -1,11 +1,11 @@
-"""What the actions of `akunu bench` share: types of options, progress, output, exit codes."""
+"""Shared by the actions of `akunu bench`: types of options, progress, output, exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from akunu_py.arguments import positive
@@ -14,6 +14,7 @@ from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
+Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def lengths(text: str) -> list[int]:
@@ -27,6 +28,11 @@ def lengths(text: str) -> list[int]:
     return values
 
 
+def add_lengths(parser: Options, *names: str, default: Sequence[int], what: str) -> None:
+    """Add an option that takes token counts or other numbers."""
+    parser.add_argument(*names, type=lengths, default=default, metavar="N,...", help=what)
+
+
 def temperature(text: str) -> float:
     """Parse a temperature; 0 is greedy."""
     return _bounded(text, lambda value: 0 <= value <= 100, "a temperature from 0 to 100")
@@ -34,7 +40,7 @@ def temperature(text: str) -> float:
 
 def percent(text: str) -> float:
     """Parse a percentage and return it as a fraction."""
-    expected = "per cent above 0 and below 100"
+    expected = "a percentage above 0 and below 100"
     return _bounded(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
 
 
@@ -69,9 +75,7 @@ def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
         )
 
 
-def add_count(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, default: int, what: str
-) -> None:
+def add_count(parser: Options, name: str, default: int, what: str) -> None:
     """Add an option that takes a positive integer."""
     text = f"{what} (default: {default})"
     parser.add_argument(name, type=positive, default=default, metavar="N", help=text)
@@ -81,12 +85,12 @@ def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
     add_count(parser, "--repeats", default, "Number of repetitions")
 
 
-def add_temperatures(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_temperatures(parser: Options) -> None:
     text = "Sampling temperature; repeatable (default: 0)"
     parser.add_argument("--temperature", type=temperature, action="append", metavar="T", help=text)
 
 
-def add_workloads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_workloads(parser: Options) -> None:
     text = "Workload; repeatable (default: all)"
     parser.add_argument("--workload", action="append", metavar="NAME", help=text)
 
@@ -122,16 +126,16 @@ def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], Non
 
 def was_interrupted(measure: Callable[[], None]) -> bool:
     """Run `measure` and return True if Ctrl-C ended it; partial results stay valid."""
-    interrupted = False
     try:
         measure()
     except KeyboardInterrupt:
-        interrupted = True
-    progress("")
-    return interrupted
+        return True
+    finally:
+        progress("")
+    return False
 
 
 def exit_code(interrupted: bool, done: str = "measured") -> int:
     if interrupted:
-        print(f"interrupted: this is what was {done} so far", file=sys.stderr)
+        print(f"interrupted: only the results {done} so far are shown", file=sys.stderr)
     return INTERRUPTED if interrupted else 0

@@ -1,7 +1,7 @@
-"""`akunu bench compare`: is B slower than A, by how much, and is that more than the noise?
+"""`akunu bench compare`: whether result B is slower than result A, beyond the noise.
 
-Each series is compared, and each runner over all its series. A verdict needs a significant rank
-test and a difference that matters. The test assumes no normal distribution: times have a long tail.
+Compares each series, and each runner over all its series. A verdict needs a significant rank test
+and a sufficient difference. The test assumes no normal distribution: times have a long tail.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from akunu_py.bench.command import FAILED, add_format, percent, show
-from akunu_py.bench.result import Result, Series, load_result, median, to_file_keys
+from akunu_py.bench.result import Result, load_result, median, to_file_keys
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import UsageError
-
-SUMMARY = "Compare two results; exit code 1 if the second is slower"
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"
@@ -29,20 +27,11 @@ Pair = tuple[Sequence[float], Sequence[float]]
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A.json", help="First result file")
     parser.add_argument("after", metavar="B.json", help="Second result file")
-    parser.add_argument(
-        "--threshold",
-        type=percent,
-        default=0.05,
-        metavar="PERCENT",
-        help="Smallest difference that counts (default: 5)",
-    )
-    parser.add_argument(
-        "--alpha",
-        type=percent,
-        default=0.01,
-        metavar="PERCENT",
-        help="Significance level of the rank test (default: 1)",
-    )
+    for name, default, what in (
+        ("--threshold", 0.05, "Smallest difference that counts (default: 5)"),
+        ("--alpha", 0.01, "Significance level of the rank test (default: 1)"),
+    ):
+        parser.add_argument(name, type=percent, default=default, metavar="PERCENT", help=what)
     parser.add_argument(
         "--against-baseline",
         action="store_true",
@@ -61,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if not comparisons:
         raise UsageError(
-            f"{options.before} and {options.after} have no test and loop in common; "
+            f"{options.before} and {options.after} share no test of the same loop; "
             "measure both with the same options of akunu bench"
         )
     slower = any_slower(comparisons)
@@ -77,14 +66,16 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """One runner on one test, or on all tests, before and after."""
+
     runner: str
     test: str
     before: float
     after: float
     ratio: float  # after / before
-    p: float  # how often chance alone would set them this far apart
+    p: float  # probability of such a difference by chance
     verdict: Verdict
-    plain: bool  # a baseline: its speed is the machine's
+    plain: bool  # a baseline; its speed depends on the machine only
 
 
 def compare(
@@ -95,10 +86,10 @@ def compare(
     alpha: float,
     against_baseline: bool,
 ) -> list[Comparison]:
-    """Compare what both sides measured; runners over all their tests come last.
+    """Compare the tests of both sides, then each runner over all its tests.
 
     alpha: significance level, shared among all comparisons (Holm 1979). against_baseline: divide
-    each repetition by its baseline's in the same round.
+    each repetition by the baseline of the same round.
     """
     left, right = (_rates(side, against_baseline) for side in (a, b))
     shared = {key: (left[key], right[key]) for key in left if right.get(key) and left[key]}
@@ -139,27 +130,21 @@ def _typical(pairs: Sequence[Pair]) -> tuple[float, float, float]:
 
 
 def _rates(results: Sequence[Result], against_baseline: bool) -> dict[tuple[str, str], list[float]]:
-    """Tokens per second by runner and test."""
+    """Return the tokens per second by runner and test."""
     found: dict[tuple[str, str], list[float]] = {}
     for result in results:
         for series in result.runs:
             test = f"{series.workload}, temperature {series.temperature:g}"
-            rates = _multiples(result, series) if against_baseline else series.rates
+            rates = series.rates
+            if against_baseline:
+                plain = result.baseline(series)
+                others = plain.rates if plain and plain is not series else []
+                rates = [r / other for r, other in zip(rates, others, strict=False) if other]
             found.setdefault((series.runner, test), []).extend(rates)
         if not against_baseline:
             for row in result.throughput:
                 found.setdefault((row.runner, row.test), []).extend(row.rates)
     return {key: [rate for rate in rates if rate > 0] for key, rates in found.items()}
-
-
-def _multiples(result: Result, series: Series) -> list[float]:
-    """Each repetition as a multiple of the baseline's in the same round."""
-    baseline = result.baseline(series)
-    if baseline is None or baseline is series:
-        return []
-    return [
-        rate / other for rate, other in zip(series.rates, baseline.rates, strict=False) if other
-    ]
 
 
 def _holm(chances: dict[tuple[str, str], float], alpha: float) -> set[tuple[str, str]]:
@@ -172,14 +157,14 @@ def _holm(chances: dict[tuple[str, str], float], alpha: float) -> set[tuple[str,
 
 
 def rank_test(pairs: Sequence[Pair]) -> float:
-    """Return how often chance alone would set the two sides of `pairs` this far apart.
+    """Return the probability that chance alone causes the difference of the two sides.
 
-    pairs: for each condition the values of both sides; a pair with an empty side does not count.
+    pairs: the values of both sides by condition; a pair with an empty side does not count.
     Two-sided and exact: the sum of the pairs' Mann-Whitney statistics (Mann and Whitney 1947;
     summed over strata as van Elteren 1960 does, with equal weights).
     """
     pairs = [(left, right) for left, right in pairs if left and right]
-    # Twice U, so that ties, which count one half, stay whole numbers.
+    # Twice U, so that ties, which count one half, are integers.
     seen = sum(2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right)
     middle = sum(len(left) * len(right) for left, right in pairs)
     ways = [1]
@@ -224,5 +209,5 @@ def print_comparisons(comparisons: Sequence[Comparison], unit: str, slower: bool
     headings = ["loop", "test", f"A, {unit}", f"B, {unit}", "change", "p", "verdict"]
     print(to_text((headings, cells)))
     if any(c.plain and c.verdict in ("slower", "faster") for c in comparisons):
-        print("A plain loop of others changed too, so the machine did: see --against-baseline.")
+        print("The speed of a foreign plain loop changed too: try --against-baseline.")
     print(f"B is slower than A: {'yes' if slower else 'no'}")

@@ -1,4 +1,4 @@
-"""`akunu bench curve`: the cost of a pass by its rows, published, given as points, or measured."""
+"""`akunu bench curve`: the cost of a pass by its rows: measured, published or given as points."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from akunu_py.types import LoadOptions
 if TYPE_CHECKING:
     from akunu_py.decoding.model.engine import Engine
 
-SUMMARY = "Measure the cost of passes over 1 to 32 positions, and print the planned drafts"
 CONTEXT = 256  # tokens in the cache while measuring
-CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)  # of a drafted token to be accepted
+CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)  # acceptance rates of the printed plan
 _BAR_WIDTH = 40  # characters
 CURVES: dict[str, str] = {
     "m5max": "1:1 3:1.11 5:1.42 8:2.2 16:2.6 32:3.2",
@@ -48,12 +47,25 @@ def add_curve(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from akunu_py.decoding import device
     from akunu_py.decoding.load import load_engine
 
     engine = load_engine(options.model, LoadOptions(options.weights))
     costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
-    found = as_dict(engine, costs, options.context)
-    show(options, found, lambda: print_curve(describe_setup(engine), costs, found))
+    setup = {
+        "model": engine.name,
+        "weights": engine.plan.weights,
+        "device": device.device_name(),
+        "blas": device.blas_name(),
+    }
+    found = setup | {
+        "context": options.context,
+        "curve_s": {str(count): round(seconds, 6) for count, seconds in costs.items()},
+        "draft_tokens_at_acceptance": {
+            str(chance): planned_length(costs, chance) for chance in CHANCES
+        },
+    }
+    show(options, found, lambda: print_curve(setup, costs, found))
     return 0
 
 
@@ -75,10 +87,10 @@ class Curve:
 
 
 class FixedCosts(CostCurve):
-    """Costs for a planner that measured times do not change."""
+    """Costs for a planner that ignores measured times."""
 
     def observe(self, rows: int, seconds: float, context: int) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 def parse_curve(text: str) -> Curve:
@@ -137,7 +149,7 @@ def measure_curve(
 
 
 def expected_tokens(chance: float, drafted: int) -> float:
-    """Return the mean tokens a pass: equation 1 of Leviathan et al., (1 - a^(g+1)) / (1 - a)."""
+    """Return the mean tokens per pass: equation 1 of Leviathan et al., (1 - a^(g+1)) / (1 - a)."""
     if chance >= 1:
         return drafted + 1.0
     return float((1 - chance ** (drafted + 1)) / (1 - chance))
@@ -154,33 +166,8 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
     return length
 
 
-def describe_setup(engine: Engine) -> dict[str, str]:
-    """Return what the costs depend on."""
-    from akunu_py.decoding import device
-
-    return {
-        "model": engine.name,
-        "weights": engine.plan.weights,
-        "device": device.device_name(),
-        "blas": device.blas_name(),
-    }
-
-
-def as_dict(engine: Engine, costs: Mapping[int, float], context: int) -> dict[str, Any]:
-    """Return the result of the action, ready for JSON."""
-    return describe_setup(engine) | {
-        "context": context,
-        "curve_s": {str(count): round(seconds, 6) for count, seconds in costs.items()},
-        "draft_tokens_at_acceptance": {
-            str(chance): planned_length(costs, chance) for chance in CHANCES
-        },
-    }
-
-
-def print_curve(
-    setup: Mapping[str, str], costs: Mapping[int, float], found: dict[str, Any]
-) -> None:
-    """found: as in JSON."""
+def print_curve(setup: Mapping[str, str], costs: Mapping[int, float], found: Any) -> None:
+    """Print the curve and the plan. found: as in JSON."""
     print(" · ".join(f"{name} {value}" for name, value in setup.items()))
     print(f"\none pass over N positions, {found['context']} tokens in the cache:")
     most = max(costs.values())
@@ -188,6 +175,6 @@ def print_curve(
         bar = "█" * round(_BAR_WIDTH * seconds / most)
         print(f"  {count:>2}  {seconds * 1e3:>7.1f} ms  {seconds / costs[1]:>5.2f}  {bar}")
     lengths = found["draft_tokens_at_acceptance"]
-    print("\nwhat the planner drafts where each token is accepted with the same chance:")
+    print("\nplanned draft length by the acceptance rate of each token:")
     print("  chance  " + "".join(f"{float(chance):>6.0%}" for chance in lengths))
     print("  tokens  " + "".join(f"{length:>6}" for length in lengths.values()))

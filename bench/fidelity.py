@@ -1,7 +1,6 @@
-"""`akunu bench fidelity`: whether drafting changes answers.
+"""`akunu bench fidelity`: count the answers that drafting changes, with the margin of each tie.
 
-Floating point rounds a pass over several rows otherwise than a pass over one, which can decide a
-near-tie. This action counts the answers that differ, by precision, with the margin of each tie.
+A pass over several rows rounds differently than a pass over one row, which can decide a near-tie.
 """
 
 from __future__ import annotations
@@ -10,55 +9,61 @@ import argparse
 import itertools
 import json
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
+
+import mlx.core as mx
 
 from akunu_py.bench import command
 from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
+from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.bench.tables import to_text
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.device import on_metal
+from akunu_py.decoding.drafting.drafter import Drafting
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.load import load_engine
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.sampling import filtered, race
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
-from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message, SamplingOptions
+from akunu_py.types import (
+    DraftMode,
+    GenerateOptions,
+    LoadOptions,
+    Message,
+    SamplingOptions,
+    WeightMode,
+)
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-    from akunu_py.decoding.generate.session import Session
-    from akunu_py.decoding.model.engine import Engine
-
-
-SUMMARY = "Compare answers with drafts to answers without, and rate the differences"
-# On a CPU a token takes seconds in half precision: see `numerics.precisions`.
-GPU_PRECISIONS = ("float32", "bfloat16", "keep")
-CPU_PRECISIONS = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
+PRECISIONS: tuple[WeightMode, ...] = ("float32", "bfloat16", "keep")
 _NOTE = """\
-Answers with drafts compared with answers without. Differences occur at near-ties: a pass over
-several rows rounds otherwise than a pass over one. Margin: the difference of the two highest logits
-where an answer first differs; the largest and the median.
+Answers with drafts compared with answers without. Differences occur at near-ties, because a pass
+over several rows rounds differently than a pass over one row. Margin: the difference of the two
+highest logits where an answer first differs; the largest and the median.
 """
-_DIVERGENCES = 5  # printed for each precision and mode; --format json has all
+_DIVERGENCES = 5  # printed for each precision and mode; --format json prints all
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 
 _GREEDY = SamplingOptions()
 
 Turns = Sequence[tuple[list[int], list[int]]]
-"""The answers of a conversation: (prompt, output), both as token ids."""
+"""The (prompt, output) of each turn of a conversation, as token ids."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRECISIONS) -> None:
     command.add_model(parser, weights=False)
     parser.add_argument(
         "--weights",
         action="append",
-        choices=list(dict.fromkeys((*GPU_PRECISIONS, *CPU_PRECISIONS))),
-        help="Precision; repeatable (default: all that are quick on this device). keep: as stored; "
-        "keep-float32: unquantized weights in float32; -blas: rounded as on a GPU",
+        choices=precisions,
+        help="Weight format; repeatable (default: all on a GPU, float32 and bfloat16 on a CPU)",
     )
     parser.add_argument(
         "--kv-bits", type=int, choices=(4, 8), help="Bits of the KV cache (default: unquantized)"
@@ -78,14 +83,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_format(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    from akunu_py.decoding.device import on_metal
+def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None) -> int:
+    """Run the action. load: loads the model in a precision (default: as a weight format)."""
+
+    def load_weights(name: str) -> Engine:
+        return load_engine(options.model, LoadOptions(cast(WeightMode, name), options.kv_bits))
 
     prompts = load_prompts(options.answers)
     comparisons = load_comparisons(options.keep) if options.keep else []
-    precisions = options.weights or (GPU_PRECISIONS if on_metal() else CPU_PRECISIONS)
+    # With a CPU's kernels for half precision and stored weights, a token takes seconds.
+    precisions = options.weights or PRECISIONS[: 3 if on_metal() else 2]
+    engines = map(load or load_weights, precisions)
     interrupted = command.was_interrupted(
-        lambda: compare_precisions(options, precisions, prompts, comparisons)
+        lambda: compare_engines(options, engines, prompts, comparisons)
     )
     summaries = summarize(comparisons)
     as_json = {
@@ -98,29 +108,16 @@ def run(options: argparse.Namespace) -> int:
     return command.exit_code(interrupted, "compared")
 
 
-def compare_precisions(
+def compare_engines(
     options: argparse.Namespace,
-    precisions: Sequence[str],
+    engines: Iterable[Engine],
     prompts: Sequence[str],
     comparisons: list[AnswerComparison],
 ) -> None:
     """Append the missing comparisons to `comparisons` and to the file --keep, one by one."""
-    from akunu_py.bench.numerics.precisions import PRECISIONS
-    from akunu_py.decoding.load import load_engine
-
-    for name in precisions:
-        weights, change = PRECISIONS[name]
-        engine = load_engine(options.model, LoadOptions(weights, options.kv_bits))
-        engine = change(engine) if change else engine
-        made = compare_answers(
-            engine,
-            prompts,
-            options.max_tokens,
-            command.progress,
-            tuple(comparisons),
-            options.temperature,
-        )
-        for each in made:
+    for engine in engines:
+        done, tokens, heat = tuple(comparisons), options.max_tokens, options.temperature
+        for each in compare_answers(engine, prompts, tokens, command.progress, done, heat):
             comparisons.append(each)
             if options.keep:
                 append_comparison(options.keep, each)
@@ -142,7 +139,7 @@ def first_divergence(
 ) -> Divergence | None:
     """Return the first difference of two conversations, None if all tokens are equal.
 
-    engine: the model for the margin. sampling: with a seed where the temperature is above 0.
+    engine: computes the margin. sampling: needs a seed if the temperature is above 0.
     """
     for turn, ((prompt, left), (other, right)) in enumerate(zip(expected, found, strict=True)):
         if prompt != other:
@@ -157,19 +154,12 @@ def first_divergence(
 
 def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> float:
     """Return the difference of the two highest scores of the next token; see `scores`."""
-    import mlx.core as mx
-
     second, first = mx.sort(scores(engine, tokens, sampling))[-2:].tolist()
     return float(first - second)
 
 
 def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
-    """Return the next token's logits, [vocab], with the noise of a seeded draw."""
-    import mlx.core as mx
-
-    from akunu_py.decoding import kv_cache
-    from akunu_py.decoding.sampling import filtered, race
-
+    """Return the next token's logits, [vocab], with the noise of a seeded sample."""
     cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     if sampling.temperature:
@@ -218,13 +208,12 @@ class FidelitySummary:
 
 
 def load_prompts(count: int) -> list[str]:
-    """Return the first `count` of 300 prompts; neighbors are of different kinds."""
+    """Return the first `count` of 300 prompts; neighbors have different tasks and topics."""
     text = files(__package__).joinpath("fidelity.toml").read_text(encoding="utf-8")
-    whole = tomllib.loads(text)
-    tasks, topics = whole["tasks"], whole["topics"]
+    tasks, topics = (tomllib.loads(text)[name] for name in ("tasks", "topics"))
     if count > (most := len(tasks) * len(topics)):
         raise UsageError(f"--answers: there are {most} prompts, got {count}")
-    # Both turn with each prompt, shifted once per round, so that no pair comes twice.
+    # The topics shift by one in each round of tasks, so that no pair repeats.
     pairs = (
         (tasks[at % len(tasks)], topics[(at + at // len(tasks)) % len(topics)])
         for at in itertools.count()
@@ -242,15 +231,11 @@ def compare_answers(
 ) -> Iterator[AnswerComparison]:
     """Compare the answers to each prompt, in the modes of `MODES` that are not `done`.
 
-    One session makes all answers to a prompt, with the prompt's number as its seed.
+    One session generates all answers to a prompt; the prompt's number is the seed.
     """
-    from akunu_py.bench.runners.akunu import UnsavedState
-    from akunu_py.decoding.generate.session import Session
-
     known = {each.key for each in done}
-    weights = engine.plan.weights + (
-        f", KV cache of {engine.plan.kv_bits} bits" if engine.plan.kv_bits else ""
-    )
+    bits, weights = engine.plan.kv_bits, engine.plan.weights
+    weights += f", KV cache of {bits} bits" if bits else ""
     weights += f", temperature {temperature:g}" if temperature else ""
     for number, prompt in enumerate(prompts):
         wanted = [
@@ -296,7 +281,7 @@ def summarize(comparisons: Sequence[AnswerComparison]) -> list[FidelitySummary]:
 
 
 def load_comparisons(path: Path) -> list[AnswerComparison]:
-    """Load the comparisons in `path`, if it exists, without a truncated last line.
+    """Load the comparisons in `path`, if it exists; ignore a truncated last line.
 
     Raises StoreError for any other invalid line.
     """
@@ -305,20 +290,20 @@ def load_comparisons(path: Path) -> list[AnswerComparison]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
+        raise StoreError(f"cannot read {path}: {error}") from error
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.endswith("\n"):
             break
         try:
             fields = json.loads(line)
-            difference = fields.pop("difference")
-            found.append(
-                AnswerComparison(**fields, difference=difference and Divergence(**difference))
-            )
+            if fields["difference"]:
+                fields["difference"] = Divergence(**fields["difference"])
+            found.append(AnswerComparison(**fields))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
-                f"{path}, line {number}: expected a comparison of this command, found {line!r:.60}"
+                f"{path}, line {number}: expected a comparison of akunu bench fidelity, "
+                f"found {line!r:.60}"
             ) from error
     return found
 
@@ -332,16 +317,13 @@ def append_comparison(path: Path, comparison: AnswerComparison) -> None:
             file.truncate(len(whole[0]) + len(whole[1]))  # drops a truncated line
             file.write(json.dumps(asdict(comparison)).encode() + b"\n")
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error}") from error
+        raise StoreError(f"cannot write {path}: {error}") from error
 
 
 def _answer(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
-    """Return the answer's tokens, from a drafter that has learned nothing yet."""
-    from akunu_py.bench.runners.akunu import UnsavedState, record_passes
-    from akunu_py.decoding.drafting.drafter import Drafting
-
+    """Return the answer's tokens, with a new drafter that has learned nothing."""
     state = UnsavedState(FixedCosts(PRIOR_SHAPE))
     session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)
@@ -365,5 +347,5 @@ def print_fidelity(summaries: Sequence[FidelitySummary]) -> None:
     for each in summaries:
         for prompt, divergence in each.differences[:_DIVERGENCES]:
             margin = "?" if divergence.margin is None else f"{divergence.margin:.2g}"
-            print(f"{each.weights}, {each.mode}: token {divergence.position} after {prompt!r}, "
-                  f"margin {margin}")  # fmt: skip
+            where = f"token {divergence.position} of the answer to {prompt!r}"
+            print(f"{each.weights}, {each.mode}: {where}, margin {margin}")

@@ -1,6 +1,6 @@
 """`akunu bench replay`: count the passes over recorded answers, without a model.
 
-The engine's own drafters run on a trace, with a cost curve in place of measured times. The score is
+The engine's drafters run on a trace with a cost curve instead of measured times. The score is
 tokens per unit of cost; plain decoding scores 1.
 """
 
@@ -17,6 +17,7 @@ from akunu_py.bench import command
 from akunu_py.bench.curve import Curve, add_curve, parse_curve
 from akunu_py.bench.trace import Trace, TraceItem, load_trace, read_prompts, record
 from akunu_py.bench.workloads import load_workloads
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -24,7 +25,6 @@ from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.memory import Memory
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
-SUMMARY = "Count the passes over recorded answers, without a model and without noise"
 COMPARED = ("fixed 4", "prompt lookup", "auto")
 
 
@@ -35,20 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="Compare auto with fixed drafts and prompt lookup"
     )
-    parser.add_argument(
-        "--latency",
-        type=command.milliseconds,
-        default=0.0,
-        metavar="MS",
-        help="Network latency of each pass, for a model split over several hosts (default: none)",
-    )
-    parser.add_argument(
-        "--step",
-        type=command.milliseconds,
-        default=25.0,
-        metavar="MS",
-        help="Duration of a plain step without --latency (default: %(default)g)",
-    )
+    for name, default, what in (
+        ("--latency", 0.0, "Network latency of each pass, for a model on several hosts"),
+        ("--step", 25.0, "Duration of a plain step without --latency"),
+    ):
+        text = f"{what} (default: {default:g})"
+        parser.add_argument(
+            name, type=command.milliseconds, default=default, metavar="MS", help=text
+        )
     parser.add_argument("--record", metavar="OUT", help="Answer prompts and write a trace file")
     parser.add_argument(
         "--prompts",
@@ -77,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
     if options.record:
         return _record(options)
     if not options.file:
-        raise UsageError("expected a trace file: akunu bench replay TRACES (--record makes one)")
+        raise UsageError("expected a trace file: akunu bench replay TRACES (make one: --record)")
     curve, name = parse_curve(options.curve), options.curve
     if options.latency:
         curve = curve.behind(options.latency / options.step)
-        name += f" + {options.latency:g} ms for the network a step of {options.step:g} ms"
+        name += f" + {options.latency:g} ms network latency per step of {options.step:g} ms"
     trace = load_selected(options.file, options.workload)
     found = {
         drafter: replay_trace(
@@ -89,12 +83,11 @@ def run(options: argparse.Namespace) -> int:
         )
         for drafter in (COMPARED if options.compare else (options.draft,))
     }
+    draft = options.draft
     if options.compare:
-        command.show(
-            options, {"curve": name, "drafters": found}, lambda: print_replays(name, found)
-        )
+        as_json = {"curve": name, "drafters": found}
+        command.show(options, as_json, lambda: print_replays(name, found))
     else:
-        draft = options.draft
         as_json = {"curve": name, "draft": draft, "workloads": found[draft]}
         command.show(options, as_json, lambda: print_replay(name, draft, found[draft]))
     return 0
@@ -131,7 +124,7 @@ def replay_trace(
 ) -> dict[str, dict[str, Any]]:
     """Return counts and rates by workload.
 
-    drafter: a draft mode, or one of COMPARED. memory: auto learns each output of the workload.
+    drafter: a draft mode, or one of COMPARED. memory: `auto` learns the outputs of the workload.
     """
     found = {}
     for name, items in trace.workloads.items():
@@ -169,10 +162,7 @@ def replay(
     curve: Callable[[int], float],
     memory: Memory | None = None,
 ) -> dict[str, Any]:
-    """Return the counts of all items, each through a new drafter.
-
-    memory: learns each output when its item is done.
-    """
+    """Return the counts of all items, each with a new drafter; `memory` learns the outputs."""
     counts = ReplayCounts()
     for item in items:
         replay_item(item, make_drafter(), curve, counts)
@@ -186,7 +176,7 @@ class ReplayCounts:
     """Totals over the passes of some items."""
 
     items: int = 0
-    tokens: int = 0  # without each item's first token, which its prefill yields
+    tokens: int = 0  # without the first token of each item, which its prefill yields
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -213,8 +203,8 @@ def replay_item(
 ) -> None:
     """Add the passes over one item to `counts`.
 
-    As in the engine, the prefill yields the first token, and no pass drafts beyond the end.
-    Raises ValueError when the drafter exceeds its limit.
+    As in the engine, the prefill yields the first token, and no pass drafts past the end.
+    Raises ValueError if the drafter exceeds its limit.
     """
     output = item.output
     clock = perf_counter()
@@ -247,16 +237,13 @@ def replay_item(
 
 def count_accepted(draft: Sequence[int], output: Sequence[int], start: int) -> int:
     """Return how many tokens of `draft` match the output from `start` on."""
-    for k, token in enumerate(draft):
-        if token != output[start + k]:
-            return k
-    return len(draft)
+    return common_prefix(draft, output[start : start + len(draft)])
 
 
 class PromptLookupDrafter:
     """Prompt lookup with the defaults of transformers' `PromptLookupCandidateGenerator`.
 
-    The first occurrence of the last n tokens, for the largest n up to MAX_NGRAM, yields the draft.
+    Drafts the tokens after the first occurrence of the last n tokens, n as large as possible.
     Source: Saxena, Prompt Lookup Decoding (2023). For comparison only.
     """
 
@@ -266,8 +253,7 @@ class PromptLookupDrafter:
 
     def __init__(self) -> None:
         self.history: list[int] = []
-        # Position behind the first occurrence of each n-gram.
-        self._first: dict[tuple[int, ...], int] = {}
+        self._first: dict[tuple[int, ...], int] = {}  # end of the first occurrence by n-gram
 
     def extend(self, tokens: Sequence[int]) -> None:
         history = self.history
@@ -288,7 +274,7 @@ class PromptLookupDrafter:
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
     ) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:

@@ -7,13 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from akunu_py.bench import tables
 from akunu_py.bench.result import Result, load_merged, write_text
-from akunu_py.bench.tables import heading, notes, result_tables, result_text
-from akunu_py.bench.tables import to_markdown as table_to_markdown
-from akunu_py.bench.tables import to_text as table_to_text
 from akunu_py.errors import UsageError
-
-SUMMARY = "Print tables from result files, or write them as Markdown"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,21 +27,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.output and options.output.suffix != ".md":
-        raise UsageError(f"expected -o with a name that ends in .md, found {options.output}")
+        raise UsageError(f"-o: expected a file name ending in .md, got {options.output}")
     results = load_merged(options.files)
     if options.output:
         write_text(options.output, to_markdown(results))
         print(options.output, file=sys.stderr)
     else:
-        print("\n\n".join(result_text(result, table_to_text) for result in results))
+        print("\n\n".join(tables.result_text(result, tables.to_text) for result in results))
     return 0
 
 
 def to_markdown(results: Sequence[Result]) -> str:
-    """Return the tables of each result behind its heading."""
+    """Return a heading, tables and notes for each result."""
     parts = []
     for result in results:
-        parts.append(f"```\n{heading(result)}\n```\n")
-        parts += map(table_to_markdown, result_tables(result))
-        parts += [f"{line}\n" for line in notes(result)]
+        parts.append(f"```\n{tables.heading(result)}\n```\n")
+        parts += map(tables.to_markdown, tables.result_tables(result))
+        parts += [f"{line}\n" for line in tables.notes(result)]
     return "\n".join(parts)

@@ -23,25 +23,24 @@ if TYPE_CHECKING:
 
 
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
-_FILE_KEYS = {"runner": "contestant"}  # names of fields in files
+_FILE_KEYS = {"runner": "contestant"}  # field: its name in files
 _FIELDS = {key: name for name, key in _FILE_KEYS.items()}
-_PERIOD = 64  # tokens; the longest passage that counts as a loop when it comes again and again
-_ROUNDS = 3
+_PERIOD, _ROUNDS = 64, 3  # a loop: maximum tokens of the passage, minimum repetitions
 _VERSIONS = ("mlx", "mlx-lm", "numpy")
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, 0 for none. Means mislead: times have a floor and a long tail."""
+    """Return the median, 0 for no values. Times have a long tail, so means mislead."""
     return statistics.median(values) if values else 0.0
 
 
 def half_range(values: Sequence[float]) -> float:
-    """Return half the range, which every table prints behind a ±."""
+    """Return half the range, which tables print after a ±."""
     return (max(values) - min(values)) / 2 if values else 0.0
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """Return where `tokens` start to repeat one passage to their end, None if they do not."""
+    """Return where `tokens` start to repeat one passage up to their end, None for no loop."""
     for period in range(1, min(_PERIOD, len(tokens) // _ROUNDS) + 1):
         start = len(tokens) - period
         while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
@@ -55,7 +54,7 @@ def loop_start(tokens: Sequence[int]) -> int | None:
 class Repeat:
     """One repetition, summed over the turns of a conversation."""
 
-    tokens: int  # decoded, without those of the prefill
+    tokens: int  # decoded tokens, without the first one
     decode_s: float
     ttft_s: float  # time to first token, the mean of the turns
     peak_bytes: int = 0  # of MLX's memory, 0 if not measured
@@ -77,14 +76,13 @@ class Series:
     prompt_tokens: int = 0
     repeats: list[Repeat] = field(default_factory=list)
     identical: bool | None = None  # in every repetition; None without a reference
-    difference: dict[str, Any] | None = None  # the first one, see `fidelity.Divergence`
-    # Of the last repetition, see `runners.Passes`.
-    drafted: list[int] = field(default_factory=list)
+    difference: dict[str, Any] | None = None  # the first `fidelity.Divergence`
+    drafted: list[int] = field(default_factory=list)  # this and below: of the last repetition
     accepted: list[int] = field(default_factory=list)
     draft_s: float = 0.0
     loop: int | None = None  # see `loop_start`
     answer: str = ""
-    failed: str | None = None
+    failed: str | None = None  # the reason of a failure
 
     @property
     def rates(self) -> list[float]:
@@ -101,7 +99,7 @@ class Series:
 
     @property
     def tokens_per_pass(self) -> float:
-        """1 where there are no records of passes: a plain loop."""
+        """1 for a plain loop, which records no passes."""
         passes = len(self.drafted)
         return (passes + sum(self.accepted)) / passes if passes else 1.0
 
@@ -111,7 +109,7 @@ class Series:
         return sum(self.accepted) / drafted if drafted else 0.0
 
     def score(self, curve_s: dict[int, float]) -> float | None:
-        """Return tokens per cost by the measured curve, without noise and without drafting time."""
+        """Return tokens per cost by the measured curve, without noise and drafting time."""
         if not self.drafted or 1 not in curve_s:
             return None
         curve = Curve(curve_s)
@@ -138,15 +136,15 @@ class Result:
     model: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     complete: bool = False  # False if it was interrupted
-    lost: str = ""  # the host whose loss ended the run
+    lost: str = ""  # the lost host that ended the run
     load_s: float = 0.0
-    curve_context: int = 0  # tokens in the cache while the curve was measured
+    curve_context: int = 0  # cached tokens during the measurement of the curve
     curve_s: dict[int, float] = field(default_factory=dict)  # duration of a pass by rows
     throughput: list[Throughput] = field(default_factory=list)
     runs: list[Series] = field(default_factory=list)
 
     def baseline(self, series: Series) -> Series | None:
-        """Return the series that is 1.00 for `series`, None if it has no repetition."""
+        """Return the baseline of `series`, None if it has no repetition."""
         for other in self.runs:
             same = (other.workload, other.temperature) == (series.workload, series.temperature)
             if same and other.runner == series.baseline and other.repeats:
@@ -171,16 +169,17 @@ class Result:
         for entry, test in zip(content["throughput"], self.throughput, strict=True):
             entry |= {"tokens_per_s": median(test.rates), "spread": half_range(test.rates)}
         for entry, series in zip(content["runs"], self.runs, strict=True):
-            score = series.score(self.curve_s)
-            speedup = self.speedup(series)
-            entry |= {
-                "tokens_per_s": round(series.tokens_per_s, 3),
-                "spread": round(series.spread, 3),
-                "speedup": None if speedup is None else round(speedup, 4),
-                "tokens_per_pass": round(series.tokens_per_pass, 4),
-                "acceptance_rate": round(series.acceptance_rate, 4),
-                "score": None if score is None else round(score, 4),
+            figures = {
+                "speedup": self.speedup(series),
+                "tokens_per_pass": series.tokens_per_pass,
+                "acceptance_rate": series.acceptance_rate,
+                "score": series.score(self.curve_s),
             }
+            rates = series.tokens_per_s, series.spread
+            entry |= zip(
+                ("tokens_per_s", "spread"), (round(rate, 3) for rate in rates), strict=True
+            )
+            entry |= {name: v if v is None else round(v, 4) for name, v in figures.items()}
         return content
 
     def to_json(self) -> str:
@@ -188,7 +187,7 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Write the result file. Raises StoreError."""
-        write_text(path, self.to_json(), parents=True)
+        write_text(path, self.to_json())
 
 
 def to_file_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,11 +202,10 @@ def json_text(content: dict[str, Any]) -> str:
     return lists.sub(lambda match: "[" + re.sub(r",\s+", ", ", match[1]) + "]", text) + "\n"
 
 
-def write_text(path: Path, text: str, *, parents: bool = False) -> None:
-    """Write a file. Raises StoreError."""
+def write_text(path: Path, text: str) -> None:
+    """Write a file and create its directory. Raises StoreError."""
     try:
-        if parents:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
@@ -257,7 +255,7 @@ def _parse(content: dict[str, Any]) -> Result:
     result.curve_s = {int(rows): float(s) for rows, s in content["curve_s"].items()}
     if not isinstance(result.model, dict) or not isinstance(result.machine, dict):
         raise ValueError("expected objects as model and machine")
-    result.as_dict()  # fails where a figure is none
+    result.as_dict()  # fails if a figure is not a number
     return result
 
 
@@ -269,21 +267,19 @@ def _only(kind: Any, entry: dict[str, Any]) -> Any:
 
 def merged(results: Sequence[Result]) -> list[Result]:
     """Merge runs of the same model on the same machine."""
-    together: list[Result] = []
+    found: dict[str, Result] = {}
     for result in results:
-        for index, other in enumerate(together):
-            if (other.model, other.machine) == (result.model, result.machine):
-                together[index] = replace(
-                    other,
-                    command=f"{other.command}; {result.command}",
-                    complete=other.complete and result.complete,
-                    throughput=[*other.throughput, *result.throughput],
-                    runs=[*other.runs, *result.runs],
-                )
-                break
-        else:
-            together.append(result)
-    return together
+        key = json.dumps([result.model, result.machine], sort_keys=True)
+        if (other := found.get(key)) is not None:
+            result = replace(
+                other,
+                command=f"{other.command}; {result.command}",
+                complete=other.complete and result.complete,
+                throughput=[*other.throughput, *result.throughput],
+                runs=[*other.runs, *result.runs],
+            )
+        found[key] = result
+    return list(found.values())
 
 
 def load_merged(files: Sequence[Path]) -> list[Result]:
@@ -292,7 +288,7 @@ def load_merged(files: Sequence[Path]) -> list[Result]:
 
 
 def describe_model(engine: Engine) -> dict[str, Any]:
-    """Return name, format, and size of a model, and its parts if several hosts hold them."""
+    """Return name, format and size of a model, and its parts if it is split over hosts."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import get_total_parameters
@@ -301,7 +297,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from akunu_py.models.load.mlx_loader import open_model
 
     model, ring = engine.model, engine.ring
-    if ring is not None:  # nothing is read of the whole model
+    if ring is not None:  # opens the whole model without reading its weights
         model = open_model(engine.path).model
         device.convert_weights(model, ring.weights)
     arrays = [value for _, value in tree_flatten(model.parameters())]

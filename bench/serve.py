@@ -1,9 +1,8 @@
 """`akunu bench serve`: latencies of akunu's server and of mlx-lm's own.
 
-Both servers get the same requests: clients that return to a conversation, also after a restart and
-after a disconnect; an answer during the prefill of another client; several clients at once. Both
-run a few layers of the given model, in float32 and with a longer context, so that a long prompt
-takes seconds on any machine.
+Both servers get the same requests: clients that return to a conversation, also after a restart or a
+disconnect; an answer during another client's prefill; several clients at once. Both run a few
+layers of the model in float32, with a longer context, so that a long prompt takes seconds anywhere.
 """
 
 from __future__ import annotations
@@ -22,27 +21,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model, load_model
 
 from akunu_py.bench import command
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import AkunuError
-
-SUMMARY = "Compare the latencies of akunu serve and of mlx-lm's own server"
+from akunu_py.models.store import store
 
 SERVERS = ("akunu", "mlx-lm")
-_TURN_WORDS, _TURNS = 1900, 10  # of the agent: twenty thousand tokens in all
+_TURN_WORDS, _TURNS = 1900, 10  # of the agent: 20,000 tokens in total
 _SAY_WORDS = 30
-_IDLE_S = 6.0  # between two answers and a restart: a user who reads
+_IDLE_S = 6.0  # between an answer and a restart, as if the user were reading
 _HEALTH = 200
 CONTEXT = 32_768
 _AKUNU = [sys.executable, "-m", "akunu_py", "serve", "--quiet"]
-# Both use the same BLAS: the caches are compared.
+# mlx-lm's server gets the same BLAS, so that only the servers differ.
 _WITH_BLAS = (
     "from akunu_py.workarounds.openblas import load_openblas; load_openblas(); "
     "from mlx_lm.server import main; main()"
@@ -57,26 +58,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_count(parser, "--layers", 4, "Number of the model's layers to keep")
     command.add_count(parser, "--words", 5000, "Length of a long prompt in words")
     command.add_count(parser, "--max-tokens", 128, "Maximum tokens of an answer")
-    parser.add_argument(
-        "--clients",
-        type=command.lengths,
-        default=[1, 2, 4],
-        metavar="N,...",
-        help="Numbers of concurrent clients (default: 1,2,4)",
-    )
+    what = "Numbers of concurrent clients (default: 1,2,4)"
+    command.add_lengths(parser, "--clients", default=[1, 2, 4], what=what)
     command.add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from akunu_py.models.store import store
-
-    found = compare_servers(
-        store.resolve(options.model).path,
-        options.layers,
-        options.words,
-        options.max_tokens,
-        options.clients,
-    )
+    source, tokens = store.resolve(options.model).path, options.max_tokens
+    found = compare_servers(source, options.layers, options.words, tokens, options.clients)
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))
     return 0
@@ -84,12 +73,12 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Reply:
-    """A timed answer; counts are -1 if the server does not report them."""
+    """A timed answer; counts are in tokens, -1 if the server does not report them."""
 
-    times: list[float] = field(default_factory=list)  # of each piece of text, since the request
-    prompt: int = -1  # tokens
-    cached: int = -1  # tokens of the prompt
-    tokens: int = -1  # of the answer
+    times: list[float] = field(default_factory=list)  # seconds from the request to each text
+    prompt: int = -1
+    cached: int = -1
+    tokens: int = -1
 
     @property
     def ttft(self) -> float:
@@ -123,17 +112,12 @@ class Talk:
 
 def prepare(source: Path, directory: Path, layers: int) -> None:
     """Write the model with fewer layers into an empty directory."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-    from mlx_lm.utils import dequantize_model, load_model
-
     model, config = load_model(source)
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
     model.model.layers = model.model.layers[:layers]
-    mx.save_safetensors(
-        str(directory / "model.safetensors"), dict(tree_flatten(model.parameters()))
-    )
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
     changed = {"num_hidden_layers": layers, "max_position_embeddings": CONTEXT}
     left = {k: v for k, v in config.items() if not k.startswith("quantization")}
     (directory / "config.json").write_text(json.dumps(left | changed), "utf-8")
@@ -163,7 +147,7 @@ class Server:
         end = time.monotonic() + _START_S
         talk = Talk(0)
         talk.say(2)
-        while True:  # one server listens before it has loaded, the other afterwards
+        while True:  # one server listens before it has loaded the model, the other one after
             try:
                 self.ask(talk)
                 return
@@ -203,7 +187,10 @@ class Server:
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise AkunuError(f"{self.name}: {response.read()[:300]!r}")
-            for chunk in _chunks(response):
+            for line in response:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                chunk = json.loads(line.removeprefix(b"data: "))
                 if usage := chunk.get("usage"):
                     details = usage.get("prompt_tokens_details") or {}
                     reply.prompt, reply.tokens = usage["prompt_tokens"], usage["completion_tokens"]
@@ -228,21 +215,15 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    for line in response:
-        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-            yield json.loads(line.removeprefix(b"data: "))
-
-
 @dataclass(slots=True)
 class ServerTimes:
     """Measurements of one server."""
 
     requests: dict[str, Reply] = field(default_factory=dict)  # by scenario
     alone: Reply = field(default_factory=Reply)
-    beside: Reply = field(default_factory=Reply)  # during the prefill of another client
+    beside: Reply = field(default_factory=Reply)  # during another client's prefill
     tokens_per_s: dict[int, float] = field(default_factory=dict)  # by number of clients
-    health_per_s: float = 0.0  # requests that need no model
+    health_per_s: float = 0.0  # requests without the model
 
 
 def compare_servers(
@@ -250,8 +231,7 @@ def compare_servers(
 ) -> dict[str, ServerTimes]:
     """Return the measurements by server; each starts with empty caches.
 
-    layers: kept of the model. words: of a long prompt. tokens: of an answer. clients: counts of
-    concurrent clients.
+    layers: number of layers to keep. words: length of a long prompt. tokens: maximum of an answer.
     """
     with tempfile.TemporaryDirectory() as work:
         model = Path(work, "model")
@@ -265,8 +245,8 @@ def compare_servers(
                 _return_to_conversations(server, words, times)
                 _answer_during_prefill(server, words, tokens, times)
                 for count in clients:
-                    command.progress(f"{name}: {count} at once")
-                    times.tokens_per_s[count] = _at_once(server, count, tokens)
+                    command.progress(f"{name}: {count} concurrent clients")
+                    times.tokens_per_s[count] = _concurrent_rate(server, count, tokens)
                 times.health_per_s = _HEALTH / server.check_health(_HEALTH)
             finally:
                 server.stop()
@@ -292,7 +272,7 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
     server.start()
     ask("first after a restart", first)
     ask("agent after a restart", agent)
-    command.progress(f"{server.name}: hung up and asked again")
+    command.progress(f"{server.name}: disconnect, then the same request")
     interrupted = Talk(4)
     interrupted.say(words)
     server.ask(interrupted, hang_up_s=times.requests["a long prompt"].ttft / 2)
@@ -301,7 +281,7 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
 
 def _answer_during_prefill(server: Server, words: int, tokens: int, times: ServerTimes) -> None:
     """Measure an answer alone, and one during the prefill of another client."""
-    command.progress(f"{server.name}: an answer beside a prompt")
+    command.progress(f"{server.name}: an answer during another prefill")
     writer, reader = Talk(5), Talk(6)
     writer.say(_SAY_WORDS)
     server.ask(writer, tokens)  # prefills the prompt
@@ -315,8 +295,8 @@ def _answer_during_prefill(server: Server, words: int, tokens: int, times: Serve
     other.join()
 
 
-def _at_once(server: Server, count: int, tokens: int) -> float:
-    """Return the tokens a second of `count` clients together."""
+def _concurrent_rate(server: Server, count: int, tokens: int) -> float:
+    """Return the tokens per second of all `count` concurrent clients."""
     talks = [Talk(100 * count + number) for number in range(count)]
     for talk in talks:
         talk.say(_SAY_WORDS)
@@ -340,7 +320,7 @@ def print_servers(found: dict[str, ServerTimes]) -> None:
         for reply in replies:
             cells[-1] += [f"{reply.ttft:.2f} s", f"{reply.cached:,}" if reply.cached >= 0 else "?"]
     headings = ["request", "prompt", *(word for name in names for word in (name, "cached"))]
-    print("seconds to the first token, and tokens of the prompt that were cached\n")
+    print("time to first token in seconds, and cached tokens of the prompt\n")
     print(to_text((headings, cells)))
     columns = [_shared_figures(each) for each in found.values()]
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
@@ -349,9 +329,9 @@ def print_servers(found: dict[str, ServerTimes]) -> None:
 
 def _shared_figures(times: ServerTimes) -> dict[str, str]:
     return {
-        "ms a token, alone": f"{1000 * times.alone.token_s:.1f}",
-        "ms a token, beside a prompt": f"{1000 * times.beside.token_s:.1f}",
-        "longest wait, ms": f"{1000 * times.beside.worst_gap:.0f}",
+        "ms per token, alone": f"{1000 * times.alone.token_s:.1f}",
+        "ms per token, during another prefill": f"{1000 * times.beside.token_s:.1f}",
+        "longest pause, ms": f"{1000 * times.beside.worst_gap:.0f}",
         **{f"tokens/s of {n}": f"{rate:.1f}" for n, rate in times.tokens_per_s.items()},
-        "/health a second": f"{times.health_per_s:.0f}",
+        "/health per second": f"{times.health_per_s:.0f}",
     }

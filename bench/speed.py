@@ -1,8 +1,8 @@
 """`akunu bench speed`: tokens per second, compared with other loops in one process.
 
-The runners take turns on each workload, repetition by repetition and each time in another order,
-so that a machine that slows down slows all of them. Tokens per second are wall time without the
-prompt. Tests of given lengths are llama-bench's: random tokens, no stop tokens, no drafting.
+The runners take turns in each repetition, in a rotating order, so that a machine that slows down
+slows all of them. Tokens per second exclude the prefill. Tests of given lengths are those of
+llama-bench: random tokens, no stop tokens, no drafting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step, generation_stream
+from mlx_lm.models.cache import make_prompt_cache
 
 from akunu_py.arguments import add_hosts, check_hosts, positive
 from akunu_py.bench import command
@@ -32,20 +36,21 @@ from akunu_py.bench.result import (
     loop_start,
     today,
 )
-from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
+from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner, peers
+from akunu_py.bench.runners.akunu import Akunu
+from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
 from akunu_py.bench.tables import result_text, to_csv, to_jsonl, to_markdown, to_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import NAMES, Workload, load_workloads
+from akunu_py.decoding.drafting.drafter import check_mode
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.load import load_engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, LoadOptions
 
-if TYPE_CHECKING:
-    from akunu_py.decoding.model.engine import Engine
-
-
-SUMMARY = "Measure tokens per second on your machine, compared with mlx-lm's own loop"
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MEMORY = "memory"
 OURS = "akunu"
@@ -57,7 +62,7 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Defaults for what is measured."""
+    """Default workloads, draft modes and answer length."""
 
     workloads: Sequence[str]
     modes: Sequence[str]
@@ -74,18 +79,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Measure all workloads, all draft modes, and longer answers",
     )
-    _add_lengths(parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)"))
+    group = parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)")
+    cached = "Numbers of tokens in the cache before each test (default: 0)"
+    command.add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
+    command.add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
+    command.add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
     _add_workloads(parser.add_argument_group("workloads"))
     others = parser.add_argument_group("other loops, each with its own plain loop")
-    others.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
-    others.add_argument(
-        "--llama-cpp", type=Path, metavar="GGUF", help="Model file for llama-cpp-python"
-    )
-    others.add_argument(
-        "--transformers", type=Path, metavar="FOLDER", help="Checkpoint for transformers with torch"
-    )
+    for name, kind, metavar, what in (
+        ("--draft-model", str, "NAME_OR_PATH", "Draft model for akunu and mlx-lm"),
+        ("--llama-cpp", Path, "GGUF", "Model file for llama-cpp-python"),
+        ("--transformers", Path, "FOLDER", "Checkpoint for transformers with torch"),
+    ):
+        others.add_argument(name, type=kind, metavar=metavar, help=what)
     command.add_repeats(parser, 3)
     command.add_model(parser)
     add_hosts(parser)
@@ -98,17 +104,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
     )
-
-
-def _add_lengths(group: argparse._ArgumentGroup) -> None:
-    for short, name, default, what in (
-        ("-p", "--n-prompt", [], "Prompt lengths to prefill"),
-        ("-n", "--n-gen", [], "Numbers of tokens to generate"),
-        ("-d", "--n-depth", [0], "Numbers of tokens in the cache before each test (default: 0)"),
-    ):
-        group.add_argument(
-            short, name, type=command.lengths, default=default, metavar="N,...", help=what
-        )
 
 
 def _add_workloads(group: argparse._ArgumentGroup) -> None:
@@ -124,8 +119,8 @@ def _add_workloads(group: argparse._ArgumentGroup) -> None:
         action="append",
         choices=("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY),
         metavar="MODE",
-        help="Draft mode: off, fixed, auto, ngram, mtp, exit, or memory, which is auto with the "
-        f"answers to the other workloads; repeatable (default: {', '.join(QUICK.modes)})",
+        help="Draft mode; memory is auto with the answers to the other workloads; repeatable "
+        f"(default: {', '.join(QUICK.modes)})",
     )
     command.add_count(
         group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
@@ -144,26 +139,19 @@ def _add_workloads(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from akunu_py.decoding.load import load_engine
-
     by_length = any(options.n_prompt) or any(options.n_gen)
     scope = FULL if options.full else QUICK
     wanted = options.workload or (["none"] if by_length else scope.workloads)
     workloads = [] if wanted == ["none"] else load_workloads(wanted)
     if not workloads and not by_length:
-        raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
+        raise UsageError("nothing to measure: choose a workload, or lengths with -p and -n")
     check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
     engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
     small = None
     if options.draft_model:
         small = load_engine(options.draft_model, LoadOptions(options.weights))
-    setup = Setup(
-        options.draft or scope.modes,
-        [options.draft_tokens],
-        small,
-        options.llama_cpp,
-        options.transformers,
-    )
+    modes, paths = options.draft or scope.modes, (options.llama_cpp, options.transformers)
+    setup = Setup(modes, [options.draft_tokens], small, *paths)
     plan = Plan(
         workloads,
         options.temperature or [0.0],
@@ -184,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _left_out(options: argparse.Namespace) -> str:
-    """Return what a run without --full leaves out by default, "" for nothing."""
+    """Return a note about what a run without --full does not measure, "" for nothing."""
     parts = []
     if not options.workload:
         parts.append(f"the workloads {', '.join(sorted({*FULL.workloads} - {*QUICK.workloads}))}")
@@ -198,7 +186,7 @@ def _left_out(options: argparse.Namespace) -> str:
 
 
 def print_speed(result: Result, format_: str, left_out: str) -> None:
-    """Print a result as text, md, csv, json or jsonl; for a table or text also `left_out`."""
+    """Print a result as text, md, csv, json or jsonl, and `left_out` (to stderr for data)."""
     texts = {"csv": to_csv, "json": Result.to_json, "jsonl": to_jsonl}
     if format_ in texts:
         print(texts[format_](result), end="")
@@ -210,10 +198,10 @@ def print_speed(result: Result, format_: str, left_out: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The runners; None leaves one out."""
+    """The runners to measure, None for no such runner."""
 
-    modes: Sequence[str]  # draft modes, and `MEMORY`
-    draft_tokens: Sequence[int]  # `fixed` runs once for each length
+    modes: Sequence[str]  # draft modes and `MEMORY`
+    draft_tokens: Sequence[int]  # `fixed` runs once with each length
     draft_model: Engine | None = None
     llama_cpp: Path | None = None
     transformers: Path | None = None
@@ -241,14 +229,9 @@ def run_speed(
     After Ctrl-C or the loss of a host the result is partial and marked as not complete. Raises
     UsageError before it measures anything.
     """
-    result = Result(
-        command=command_line,
-        date=today(),
-        model=describe_model(engine),
-        machine=describe_machine(),
-        load_s=round(engine.load_s, 3),
-        curve_context=CONTEXT,
-    )
+    load_s, described = round(engine.load_s, 3), describe_model(engine)
+    result = Result(command_line, today(), described, describe_machine(), load_s=load_s)
+    result.curve_context = CONTEXT
     tests = make_tests(engine, plan.prompts, plan.generates, plan.depths)
     trace = load_trace(plan.memory_from) if plan.memory_from else None
     curve, memories = CostCurve(), dict[str, Memory]()
@@ -273,7 +256,7 @@ def run_speed(
 
 
 def _why_ended(engine: Engine, error: BaseException) -> str:
-    """Return which host was lost, "" for an interruption. Raises any other `error`."""
+    """Return the message about a lost host, "" for an interruption. Raises any other `error`."""
     if not isinstance(error, RuntimeError):
         return str(error)
     if engine.ring is None or (lost := engine.ring.explain(error)) is None:
@@ -284,16 +267,11 @@ def _why_ended(engine: Engine, error: BaseException) -> str:
 def make_runners(
     engine: Engine, setup: Setup, curve: CostCurve, memories: Mapping[str, Memory]
 ) -> list[Runner]:
-    """Return mlx-lm's plain loop and all others; without it for a model split over hosts.
+    """Return all runners, without mlx-lm's plain loop for a model split over hosts.
 
-    Our runners share `curve` and read `memories`. A peer that is not installed is a runner that
-    fails. Raises UsageError if the draft model does not fit.
+    Our runners share `curve` and read `memories`. A missing peer is a runner that fails. Raises
+    UsageError if the draft model does not fit.
     """
-    from akunu_py.bench.runners import peers
-    from akunu_py.bench.runners.akunu import Akunu
-    from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
-    from akunu_py.decoding.drafting.drafter import check_mode
-
     modes = list(setup.modes)
     runners: list[Runner] = [MlxLm(engine)]
     if engine.ring is not None:
@@ -324,22 +302,19 @@ def make_memories(
     engine: Engine, plan: Plan, trace: Trace | None, progress: Callable[[str], None]
 ) -> dict[str, Memory]:
     """Return a memory by workload: the answers to the other workloads and those in `trace`."""
-    from akunu_py.bench.runners.akunu import Akunu
-
     plain = Akunu(engine, "off", CostCurve())
     outputs: dict[str, list[list[int]]] = {}
     for workload in plan.workloads:
-        progress(f"an answer for the memory: {workload.name}")
+        progress(f"answer for the memory: {workload.name}")
         run = plain.run(workload, Conditions(min(plan.max_tokens, workload.max_tokens)))
         outputs[workload.name] = [output for _, output in run.turns]
-    recorded = [
-        item.output for items in (trace.workloads.values() if trace else ()) for item in items
-    ]
+    traced = trace.workloads.values() if trace else ()
+    recorded = [item.output for items in traced for item in items]
     memories = {}
     for workload in plan.workloads:
         others = (each for name in outputs if name != workload.name for each in outputs[name])
         known = [*recorded, *others]
-        # No larger than it must be: there is one for each workload.
+        # Small, because each workload has its own.
         bits = sum(len(tokens) + 1 for tokens in known).bit_length()
         memory = memories[workload.name] = Memory(min(CAPACITY_BITS, max(_LEAST_BITS, bits)))
         for tokens in known:
@@ -356,7 +331,7 @@ def measure(
 ) -> None:
     """Append to `runs` a series for each workload, temperature and runner, in this order.
 
-    The series are valid at any interruption. A foreign runner that fails is left out from then on.
+    The series are valid at any interruption. A foreign runner that fails does not run again.
     """
     working, names = list(runners), {runner.name for runner in runners}
     groups = list(itertools.product(plan.workloads, plan.temperatures))
@@ -369,7 +344,7 @@ def measure(
         ]  # fmt: skip
         runs += group
         limit = min(plan.max_tokens, workload.max_tokens)
-        # The round before the first warms up; its seed is its own.
+        # Round -1 warms up, with its own seed.
         for repeat in range(-1, plan.repeats):
             what = "warming up" if repeat < 0 else f"repetition {repeat + 1} of {plan.repeats}"
             done = (number * (plan.repeats + 1) + repeat + 1) / (len(groups) * (plan.repeats + 1))
@@ -389,9 +364,6 @@ def _run_round(
     pairs: list[tuple[Runner, Series]], workload: Workload, conditions: Conditions, repeat: int
 ) -> dict[str, Run]:
     """Return one run of each runner by name; a foreign runner that fails has none."""
-    import mlx.core as mx
-    from mlx_lm.generate import generation_stream
-
     first = max(repeat, 0) % len(pairs) if pairs else 0
     answers: dict[str, Run] = {}
     for runner, series in [*pairs[first:], *pairs[:first]]:
@@ -403,9 +375,7 @@ def _run_round(
             series.failed = f"{type(error).__name__}: {error}"
             continue
         answers[runner.name] = run
-        # A step that runs ahead must not run into the next runner's time.
-        mx.synchronize(generation_stream)
-        mx.clear_cache()
+        _settle()
         if repeat >= 0:
             series.repeats.append(
                 Repeat(run.decoded, run.decode_s, fmean(run.ttft_s), run.peak_bytes)
@@ -434,7 +404,7 @@ def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Ru
 
 @dataclass(frozen=True, slots=True)
 class LengthTest:
-    """Prefill `prompt` tokens or generate `generate` tokens (one is 0) behind `depth` tokens."""
+    """Prefill `prompt` tokens or generate `generate` tokens (one is 0) after `depth` tokens."""
 
     prompt: int
     generate: int
@@ -461,7 +431,7 @@ def make_tests(
         if (needed := test.depth + test.prompt + test.generate + 2) > engine.plan.context_length:
             raise UsageError(
                 f"{test.name} needs a context of {needed} tokens, "
-                f"{engine.name} has {engine.plan.context_length}; choose less with -p, -n or -d"
+                f"{engine.name} has {engine.plan.context_length}; lower -p, -n or -d"
             )
     return tests
 
@@ -474,13 +444,10 @@ def run_tests(
     progress: Callable[[str], None],
 ) -> None:
     """Append two series for each test to `into`; they are valid at any interruption."""
-    import mlx.core as mx
-    from mlx_lm.generate import generation_stream
-
     endless = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
     if engine.ring is not None:
-        del loops[PLAIN]  # which cannot run a divided model
+        del loops[PLAIN]  # it cannot run a model split over hosts
     for test in tests:
         rows = {name: Throughput(test.name, name) for name in loops}
         into += rows.values()
@@ -489,10 +456,15 @@ def run_tests(
             tokens = _random_tokens(engine, test.depth + max(1, test.prompt), repeat)
             for name, loop in loops.items():
                 seconds = loop(endless, test, tokens)
-                mx.synchronize(generation_stream)
-                mx.clear_cache()
+                _settle()
                 if repeat >= 0:
                     rows[name].rates.append((test.prompt or test.generate) / seconds)
+
+
+def _settle() -> None:
+    """Wait for steps that run ahead, which would count in the next runner's time."""
+    mx.synchronize(generation_stream)
+    mx.clear_cache()
 
 
 def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
@@ -504,19 +476,13 @@ def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
 
 def _time_mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
     """Return the duration of the test in mlx-lm's loop."""
-    import mlx.core as mx
-    from mlx_lm.generate import generate_step
-    from mlx_lm.models.cache import make_prompt_cache
-
     cache = make_prompt_cache(engine.model)
-    if test.prompt and test.depth:  # max_tokens 0: reads the prompt, generates nothing
-        list(generate_step(mx.array(tokens[: test.depth]), engine.model, max_tokens=0,
-                           prompt_cache=cache))  # fmt: skip
-    read = tokens[test.depth :] if test.prompt else tokens
+    prompt = mx.array(tokens)
+    if test.prompt and test.depth:
+        cached, prompt = prompt[: test.depth], prompt[test.depth :]
+        list(generate_step(cached, engine.model, max_tokens=0, prompt_cache=cache))  # prefill only
     started = time.perf_counter()
-    steps = generate_step(
-        mx.array(read), engine.model, max_tokens=1 + test.generate, prompt_cache=cache
-    )
+    steps = generate_step(prompt, engine.model, max_tokens=1 + test.generate, prompt_cache=cache)
     next(steps)
     if test.generate:
         started = time.perf_counter()
@@ -530,10 +496,8 @@ def _time_mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
 def _time_akunu(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
     """Return the duration of the test in our plain loop.
 
-    Scaled to `test.prompt` tokens: a cache that cannot be trimmed prefills more.
+    Scaled to `test.prompt` tokens, because a cache that cannot be trimmed prefills more.
     """
-    from akunu_py.decoding.generate.session import Session
-
     session = Session(engine)
     if test.prompt and test.depth:
         session.generate(tokens[: test.depth], GenerateOptions(max_tokens=1, draft="off")).answer()

@@ -1,4 +1,4 @@
-"""A result as rows and columns, for Markdown, CSV, JSON lines and terminals."""
+"""Tables of a result: text, Markdown, CSV and JSON lines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from akunu_py.bench.result import Result, Series, Throughput, half_range, median
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
-"""Headings, and cells row by row, as text."""
+"""Headings, and the cells of each row."""
 
 
 def flat_rows(result: Result) -> list[Row]:
     """Return one row for each test and series, with unrounded figures."""
-    model, machine = result.model, result.machine
-    common: Row = {"date": result.date, "model": model.get("name")}
-    common |= {name: model.get(name) for name in ("size_bytes", "params", "weights")}
-    common |= {name: machine.get(name) for name in ("backend", "device")}
+    common: Row = {"date": result.date, "model": result.model.get("name")}
+    common |= {name: result.model.get(name) for name in ("size_bytes", "params", "weights")}
+    common |= {name: result.machine.get(name) for name in ("backend", "device")}
     return [
         *(common | _test_row(test, test.test, None) for test in result.throughput),
         *(common | _series_row(result, series) for series in result.runs),
@@ -72,7 +71,7 @@ def to_jsonl(result: Result) -> str:
 
 
 def heading(result: Result) -> str:
-    """What the figures depend on, in a few lines."""
+    """Return the model, machine, versions, date and command, in three lines."""
     machine, model = result.machine, result.model
     return (
         f"{model.get('name')}, {model.get('weights')}, {params(model.get('params') or 0)} "
@@ -84,14 +83,14 @@ def heading(result: Result) -> str:
 
 
 def versions(result: Result) -> str:
-    """Of what was measured and what measured it, and of Python."""
+    """Return the versions of the packages and of Python."""
     packages = result.machine.get("versions") or {}
     named = [f"{name} {number}" for name, number in packages.items()]
     return ", ".join([*named, f"Python {result.machine.get('python')}"])
 
 
 def curve_table(result: Result) -> Table:
-    """What a pass over several positions costs."""
+    """Return the cost of a pass over several positions."""
     curve = result.curve_s
     if 1 not in curve:
         return [], []
@@ -102,7 +101,7 @@ def curve_table(result: Result) -> Table:
 
 
 def throughput_table(result: Result) -> Table:
-    """llama-bench's columns, and the loop that ran."""
+    """Return llama-bench's columns and the name of the loop."""
     model = result.model
     what = [
         f"{model.get('name')} {model.get('weights')}",
@@ -117,7 +116,7 @@ def throughput_table(result: Result) -> Table:
 
 
 def speed_table(result: Result) -> Table:
-    """One row a series; `x` is times as fast as its baseline."""
+    """Return one row per series; `x` is the speedup over its baseline."""
     headings = ["test", "temp", "loop", "tokens", "t/s", "x", "tokens/pass", "accepted", "score",
                 "first token", "memory", "identical"]  # fmt: skip
     cells = []
@@ -138,7 +137,7 @@ def speed_table(result: Result) -> Table:
                 "" if score is None else f"{score:.2f}",
                 f"{median([r.ttft_s for r in repeats]) * 1e3:.0f} ms" if repeats else "",
                 size(peak) if peak else "",
-                _identical(series),
+                {None: "", True: "yes", False: "NO"}[series.identical],
             ]
         )
     return headings, cells
@@ -157,10 +156,11 @@ def result_tables(result: Result) -> list[Table]:
 
 
 def notes(result: Result) -> list[str]:
-    """What cells have no room for: ties that flipped, loops, failures, an interruption."""
+    """Return notes about differing answers, loops, failures and an interruption."""
     lines = []
     if hosts := result.model.get("hosts"):
-        lines.append(f"divided, {'; '.join(hosts)}: mlx-lm's own loop does not run, off is 1.00")
+        split = f"split over {'; '.join(hosts)}"
+        lines.append(f"{split}: mlx-lm's own loop cannot run, so off is 1.00")
     if any(series.loop is not None for series in result.runs):
         lines.append("* the answer ends in a loop, which any drafter follows; not a typical speed")
     for series in result.runs:
@@ -175,23 +175,19 @@ def notes(result: Result) -> list[str]:
                 f"answer {difference['turn'] + 1}{tie}"
             )
     if not result.complete:
-        lines.append("interrupted: not all that was asked for was measured")
+        lines.append("interrupted: the results are incomplete")
     return lines
 
 
-def _identical(series: Series) -> str:
-    return {None: "", True: "yes", False: "NO"}[series.identical]
-
-
 def rate(rates: Sequence[float], failed: str | None = None) -> str:
-    """The median, ± half the range."""
+    """Return the median ± half the range."""
     if not rates:
         return "failed" if failed else "interrupted"
     return f"{median(rates):.2f} ± {half_range(rates):.2f}"
 
 
 def size(size_bytes: float) -> str:
-    """As llama-bench writes it: MiB or GiB."""
+    """Return a size in MiB or GiB, formatted as in llama-bench."""
     mib = size_bytes / 2**20
     return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.2f} MiB"
 
@@ -221,7 +217,10 @@ def to_text(table: Table) -> str:
 
 def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
     """Return which columns hold numbers."""
-    return [_numeric([row[i] for row in cells]) for i in range(columns)]
+    return [
+        all(text[:1].isdigit() or not text for text in texts) and any(texts)
+        for texts in ([row[i] for row in cells] for i in range(columns))
+    ]
 
 
 def _padded(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
@@ -230,10 +229,6 @@ def _padded(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
         space + text if at_right else text + space
         for text, space, at_right in zip(row, spaces, right, strict=True)
     ]
-
-
-def _numeric(texts: Sequence[str]) -> bool:
-    return all(text[:1].isdigit() or not text for text in texts) and any(texts)
 
 
 def _width(text: str) -> int:

@@ -1,8 +1,7 @@
-"""`akunu bench theory`: what Leviathan et al. (2023) predict, compared with measurements.
+"""`akunu bench theory`: tables 1 and 4 of Leviathan et al. (2023), compared with measurements.
 
-Their tables 1 and 4. They assume a constant chance a of acceptance (section 3.1), drafts of g
-tokens, and that a pass over g + 1 positions costs as much as one over a single position. So there
-are two predictions: theirs, and with the measured costs of passes.
+They assume a constant acceptance rate a (section 3.1), drafts of g tokens, and that a pass over
+g + 1 positions costs as much as a pass over one. A second prediction uses measured costs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import UsageError
 from akunu_py.types import LoadOptions
 
-SUMMARY = "Compare the predictions of Leviathan et al. with measurements on this machine"
 LONGEST = 32
 TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 """(a, g) of the paper's table 1."""
@@ -30,13 +28,13 @@ TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 Cost = Callable[[int], float]
 """Cost of a pass by its rows; one row costs 1."""
 _TABLE_1_NOTE = """\
-Leviathan et al. (2023), table 1: a is the chance that a drafted token is accepted, g how many are
-drafted; drafting costs nothing. Speed as in the paper, where a pass over any number of positions
-takes as long as one, and by the costs measured here.
+Leviathan et al. (2023), table 1: a is the acceptance rate, g the draft length; drafting costs
+nothing. "speed, paper" assumes that every pass costs the same; "speed, here" uses the costs that
+were measured on this machine.
 """
 _TABLE_4_NOTE = """\
-Table 4: drafts of a fixed length. a and c (what drafting a token costs, in plain steps) are
-measured; then tokens a pass and times as fast, predicted and measured.
+Table 4: drafts of a fixed length. a and c (the cost of drafting a token, in plain steps) are
+measured. Tokens per pass and speedup are predicted and measured.
 """
 
 
@@ -44,13 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="Result files (default: measure now)"
     )
-    parser.add_argument(
-        "--draft-tokens",
-        type=command.lengths,
-        default=[2, 4, 8],
-        metavar="N,...",
-        help="Draft lengths to measure (default: 2,4,8)",
-    )
+    what = "Draft lengths to measure (default: 2,4,8)"
+    command.add_lengths(parser, "--draft-tokens", default=[2, 4, 8], what=what)
     command.add_workloads(parser)
     command.add_temperatures(parser)
     command.add_count(parser, "--max-tokens", 256, "Maximum tokens of an answer")
@@ -68,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     results = [result for result in results if predict(result)]
     if not results and not interrupted:
         raise UsageError(
-            "no run with fixed drafts to compare the theory with; make one with: akunu bench theory"
+            "the result files have no run with drafts of a fixed length; "
+            "measure one with: akunu bench theory -o FILE"
         )
     found = [as_dict(result) for result in results]
 
@@ -81,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure_fixed(options: argparse.Namespace) -> Result:
-    """Drafts of the lengths that were asked for."""
+    """Measure drafts of the requested lengths."""
     from akunu_py.bench.speed import Plan, Setup, run_speed
     from akunu_py.decoding.load import load_engine
 
     if 0 in options.draft_tokens:
-        raise UsageError("--draft-tokens: expected drafts of 1 token or more")
+        raise UsageError("--draft-tokens: expected lengths of 1 or more, got 0")
     workloads = load_workloads(options.workload)
     plan = Plan(workloads, options.temperature or [0.0], options.max_tokens, options.repeats)
     engine = load_engine(options.model, LoadOptions(options.weights))
@@ -106,7 +100,7 @@ def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows:
 
 
 def operations(chance: float, drafted: int) -> float:
-    """Return the factor of arithmetic operations: theorem 3.11, with none for drafting."""
+    """Return the factor of arithmetic operations: theorem 3.11, where drafting costs none."""
     return (drafted + 1) / expected_tokens(chance, drafted)
 
 
@@ -117,19 +111,19 @@ def best_length(chance: float, c: float, cost: Cost) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A row of their table 4."""
+    """A row of the paper's table 4."""
 
     workload: str
     temperature: float
-    drafted: int
-    chance: float  # a: accepted share of the tested tokens; a position without a draft counts
-    c: float  # of drafting a token
-    yielded: float  # tokens a pass, predicted
-    measured: float  # tokens a pass
+    drafted: int  # g: draft length
+    chance: float  # a: acceptance rate; a position without a draft counts as rejected
+    c: float  # cost of drafting a token, in plain steps
+    yielded: float  # tokens per pass, predicted
+    measured: float  # tokens per pass
     by_paper: float  # speedup by theorem 3.8
     by_curve: float  # speedup with measured costs
     found: float | None  # measured speedup
-    more_work: float  # positions computed a token
+    more_work: float  # computed positions per token
     best: int  # the fixed length with the greatest improvement
 
 
@@ -148,7 +142,7 @@ def _predict(result: Result, series: Series, drafted: int) -> Prediction:
     passes, accepted = len(series.drafted), sum(series.accepted)
     failures = sum(count < drafted for count in series.accepted)
     chance = accepted / (accepted + failures) if accepted + failures else 0.0
-    # Per pass, not per drafted token: a draft that finds nothing takes time too.
+    # Per pass, because a drafter that finds nothing takes time too.
     c = series.draft_s / passes / drafted / result.curve_s[1]
     rows = sum(curve(1 + count) for count in series.drafted) / passes
     yielded = expected_tokens(chance, drafted)
@@ -169,13 +163,13 @@ def _predict(result: Result, series: Series, drafted: int) -> Prediction:
 
 
 def relative_curve(result: Result) -> Curve:
-    """The measured curve, where one row costs 1."""
+    """Return the measured curve, scaled so that one row costs 1."""
     plain = result.curve_s[1]
     return Curve({rows: seconds / plain for rows, seconds in result.curve_s.items()})
 
 
 def as_dict(result: Result) -> dict[str, Any]:
-    """Both tables, ready for JSON."""
+    """Return both tables, ready for JSON."""
     curve = relative_curve(result)
     return {
         "model": result.model,
@@ -197,7 +191,7 @@ def as_dict(result: Result) -> dict[str, Any]:
 
 
 def theory_table(result: Result) -> Table:
-    """Predictions beside what was measured; see `theory.Prediction`."""
+    """Return predictions and measurements; see `Prediction`."""
     headings = ["workload", "temp", "g", "a", "c", "tokens/pass", "measured", "speed, paper",
                 "speed, here", "measured", "positions/token", "best g"]  # fmt: skip
     cells = [
@@ -211,7 +205,7 @@ def theory_table(result: Result) -> Table:
 
 
 def print_theory(result: Result, found: dict[str, Any]) -> None:
-    """Tables 1 and 4 of the paper. found: as in JSON."""
+    """Print tables 1 and 4 of the paper. found: as in JSON."""
     print(heading(result), end="\n\n")
     print(_TABLE_1_NOTE)
     cells = [

@@ -26,7 +26,7 @@ _MAX_BYTES = 512 << 20  # unpacked; a hundred thousand answers take less
 
 @dataclass(frozen=True, slots=True)
 class TraceItem:
-    """One recorded answer: token ids of the prompt and of the target's output."""
+    """A recorded answer, as token ids."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -34,9 +34,9 @@ class TraceItem:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace file: the tokenizer whose ids it holds, and its items by workload."""
+    """A trace file."""
 
-    tokenizer: str
+    tokenizer: str  # the name of the model whose token ids it holds
     workloads: dict[str, tuple[TraceItem, ...]]
 
 
@@ -53,9 +53,7 @@ def load_trace(path: str | Path) -> Trace:
     except OSError as err:
         raise UsageError(f"cannot read the trace file {path}: {err.strerror or err}") from err
     except (ValueError, RecursionError, EOFError, zlib.error) as err:
-        raise UsageError(
-            f"expected a trace file (JSON, or gzipped JSON), found {path}: {err}"
-        ) from err
+        raise UsageError(f"expected a trace file (JSON, maybe gzipped), got {path}: {err}") from err
     return parse_trace(content, str(path))
 
 
@@ -83,7 +81,6 @@ def _parse_item(item: object, where: str) -> TraceItem:
     sides = []
     for side in ("prompt", "output"):
         ids = item.get(side)
-        # bool is an int to Python, and no token id.
         if not isinstance(ids, list) or any(type(i) is not int or i < 0 for i in ids):
             raise UsageError(f"expected a list of token ids as {side} of {where}")
         sides.append(tuple(ids))
@@ -98,11 +95,10 @@ def read_prompts(path: Path) -> list[Workload]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read prompts from {path}: {error}") from error
-    prompts = [
-        _parse_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line
-    ]
+    numbered = enumerate(lines, 1)
+    prompts = [_parse_line(line, f"{path}:{number}") for number, line in numbered if line]
     if not prompts:
-        raise UsageError(f"no prompts in {path}: expected one a line")
+        raise UsageError(f"no prompts in {path}: expected one per line")
     return prompts
 
 
@@ -111,9 +107,8 @@ def _parse_line(line: str, where: str) -> Workload:
         return Workload("prompts", (WorkloadTurn(line),))
     try:
         entry = json.loads(line)
-        return Workload(
-            str(entry.get("workload", "prompts")), (WorkloadTurn(str(entry["prompt"])),)
-        )
+        turn = WorkloadTurn(str(entry["prompt"]))
+        return Workload(str(entry.get("workload", "prompts")), (turn,))
     except (ValueError, KeyError, RecursionError) as error:
         raise UsageError(f'{where}: expected {{"workload": ..., "prompt": ...}}') from error
 
@@ -145,8 +140,7 @@ def record(
 
         workload.talk(answer)
     count = sum(len(item["output"]) for items in workloads.values() for item in items)
-    text = json.dumps({"tokenizer": engine.name, "workloads": workloads})
-    data = text.encode()
+    data = json.dumps({"tokenizer": engine.name, "workloads": workloads}).encode()
     try:
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     except OSError as error:

@@ -22,8 +22,6 @@ from akunu_py.text import human_size, on_one_line, say
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
 
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = add_actions(parser)
     add("list", "List installed and available models", list_models)

@@ -1,4 +1,4 @@
-"""Counts of shown and accepted completions by language and place, kept in a file."""
+"""Counts of shown and accepted completions by language and place, saved in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from akunu_py.text import on_one_line
 
 _LARGEST_FILE = 1 << 20  # bytes
 _SAVED_EVERY = 20  # shown completions
-_REMEMBERED = 64  # shown completions whose acceptance can be reported
+_REMEMBERED = 64  # shown completions whose acceptance can still be reported
 
 Kind = tuple[str, str]  # language and place
 
@@ -36,7 +36,7 @@ class Acceptance:
     """The new counts of one process. Thread-safe."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: the file to add the counts to; None saves nothing."""
+        """path: the file to add the counts to, None to save nothing."""
         self._path = path
         self._lock = threading.Lock()
         self._new: dict[Kind, Counter[str]] = {}  # not in the file yet
@@ -49,7 +49,7 @@ class Acceptance:
     ) -> Ghost:
         """Count a completion, unless it is the rest of a counted one.
 
-        id: identifies it in `accepted`. growing: the ghost that showed a first part of `text`.
+        id: identifies it in `accepted`. growing: the ghost of the first part of `text`.
         """
         end = hash((request.path, request.prefix + text))
         with self._lock:
@@ -73,10 +73,7 @@ class Acceptance:
                 ghost.accepted = True
 
     def save(self) -> None:
-        """Add the new counts to the file, which other processes add to as well.
-
-        A disk that refuses costs the counts, not the completions.
-        """
+        """Add the new counts to the file, which processes share. A disk error loses the counts."""
         with self._lock:
             new, self._new, self._unsaved = self._new, {}, 0
         if self._path is None or not new:
@@ -113,7 +110,7 @@ def kind_of(request: CompletionRequest) -> Kind:
 
 
 def read_counts(path: Path) -> dict[Kind, Counter[str]]:
-    """Return the counts in a file: none if it is missing, damaged or not ours."""
+    """Return the counts in a file, none if it is missing or damaged."""
     try:
         rows: Any = read_json(path, _LARGEST_FILE)
     except (OSError, ValueError):
@@ -130,7 +127,7 @@ def read_counts(path: Path) -> dict[Kind, Counter[str]]:
 def stats_table(counts: dict[Kind, Counter[str]]) -> list[str]:
     """Return the lines of `akunu complete --stats`, the most frequently shown kind first."""
     if not counts:
-        return ["no completion was shown yet"]
+        return ["no completions shown yet"]
     rows = [("language", "place", "shown", "accepted", "", "characters")]
     for (language, place), each in sorted(counts.items(), key=lambda item: -item[1]["shown"]):
         shown, accepted = each["shown"], each["accepted"]

@@ -1,4 +1,4 @@
-"""Makes completions with a model. A completer belongs to the thread that uses it."""
+"""Completions from a model. A completer belongs to the thread that uses it."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions, Stats, TextPiece
 
-_RESERVED = 1024  # tokens of the context that are left for the completion
-_REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
-_SECTION = 12  # tokens around a piece of another file
-_CHEAP = 64  # tokens of a buffer that may be read again
+_RESERVED = 1024  # tokens of the context for the completion
+_REPLACEMENT = "\ufffd"  # decoded from invalid bytes
+_SECTION = 12  # tokens of the format around a piece of another file
+_CHEAP = 64  # tokens of the buffer that may need prefill again
 _DEFAULT = CompleteOptions()
 _GREEDY = SamplingOptions()
-_SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who waits
+_SLICE_S = 0.1  # maximum duration of a prefill chunk, to notice time limits and new requests
 
 
 class Completer:
-    """Completes one request after the other, and keeps the prompt cache and the completions."""
+    """Completes one request after the other, with a prompt cache and a completion cache."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class Completer:
         learned: LearnedState | None = None,
         session: Session | None = None,
     ) -> None:
-        """learned: drafted from; completions are not added, because they repeat each other at every
-        keystroke. session: the session to use. Raises UsageError if the model lacks the format that
-        `options` name."""
+        """learned: source of drafts; completions are not added, as each keystroke repeats them.
+
+        Raises UsageError if the model lacks the format in `options`.
+        """
         self.options = options
         self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
-        # How the model predicts the next change, None if it was not trained to.
+        # None if the model was not trained to predict changes, or to fill in the middle.
         self.edit_format = find_edit_format(options.fim, self.code, engine.name)
         fim = "none" if self.edit_format else options.fim
-        # How the model fills in the middle, None if it continues the prefix.
         self.family = find_family(fim, self.code, engine.name)
         others = [family.stop for family in load_families().values()]
         others += [form.stop for form in FORMATS]
@@ -93,7 +93,7 @@ class Completer:
 
     @property
     def name(self) -> str:
-        """The name of the model."""
+        """Return the name of the model."""
         return self.engine.name
 
     def relieve(self) -> None:
@@ -132,28 +132,28 @@ class Completer:
         on_text: Callable[[str], None] = lambda text: None,
         sampling: SamplingOptions = _GREEDY,
     ) -> Generator[Reading | Begun | None, None, Completion]:
-        """Make the completion; a step is a pass or a chunk of the prompt.
+        """Generate the completion; a step is a pass or a chunk of the prompt.
 
-        ended: polled before and after every pass; returns the reason to end (default: the time
-        limit of the request). on_text: gets parts as they become certain. sampling: except the
-        temperature. Raises UsageError for a request that cannot be honored.
+        ended: polled around every pass; returns the reason to end (default: the time limit of the
+        request). on_text: gets the final parts. sampling: options except the temperature. Raises
+        UsageError for an invalid request.
         """
         check_request(request)
         ended = ended or time_limit(request.seconds)
         crlf = has_crlf(request)
-        asked = with_unix_newlines(request) if crlf else request
+        unix = with_unix_newlines(request) if crlf else request
         emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
-        completion = self._cache.find(asked) if asked.max_tokens else None
+        completion = self._cache.find(unix) if unix.max_tokens else None
         if completion is not None:
             if completion.text:
                 emit(completion.text)
-        elif not (asked.prefix + (asked.suffix if self.family or asked.edits else "")).strip():
-            completion = Completion("", "stop", Stats())  # out of nothing, a model makes things up
+        elif not (unix.prefix + (unix.suffix if self.family or unix.edits else "")).strip():
+            completion = Completion("", "stop", Stats())  # without text, models invent some
         else:
-            run = _Run(self, session, asked, ended, emit, sampling)
+            run = _Run(self, session, unix, ended, emit, sampling)
             yield from run.steps()
             completion = run.finish()
-            self._cache.add(asked, completion)
+            self._cache.add(unix, completion)
         return with_crlf(completion) if crlf else completion
 
     def recall(self, request: CompletionRequest) -> Completion | None:
@@ -171,7 +171,7 @@ class Completer:
         if self.edit_format is None:
             known = ", ".join(form.name for form in FORMATS)
             raise UsageError(
-                f"{self.name} is not known to tell the next edit; --fim names a format of: {known}"
+                f"{self.name} is not known to predict edits; choose a format with --fim: {known}"
             )
         names = name_files(request.path, request.language, request.root, ())
         return make_edit_prompt(self.code, self.edit_format, request, names)
@@ -183,49 +183,42 @@ class Completer:
         paths = [file.path for file in others]
         names = name_files(request.path, request.language, request.root, paths)
         files = [(relative(file.path, names.root), file.text) for file in others]
-        made = self._made(request, names, files)
+        prompt = self._make_prompt(request, names, files)
         if files and self._budgets.files and self.family and self.family.reads_files:
-            read = common_prefix(session.target.tokens, made.tokens)
-            if self._choose_related(request, files, made.ahead, read):
-                made = self._made(request, names, files)
-        return made
+            cached = common_prefix(session.target.tokens, prompt.tokens)
+            if self._choose_related(request, files, prompt.ahead, cached):
+                prompt = self._make_prompt(request, names, files)
+        return prompt
 
     def _choose_related(
-        self, request: CompletionRequest, files: list[tuple[str, str]], ahead: int, read: int
+        self, request: CompletionRequest, files: list[tuple[str, str]], ahead: int, cached: int
     ) -> bool:
         """Choose the pieces of other files again if that adds no latency; return True if it did.
 
-        It adds none if the buffer needs prefill from its beginning anyway, or no client waits.
-        ahead: prompt tokens before the buffer. read: cached prompt tokens.
+        It adds none if the buffer needs prefill from its start anyway, or if no client waits.
+        ahead: prompt tokens before the buffer. cached: cached prompt tokens.
         """
-        related, waited_for = self._related, request.max_tokens > 0
+        related, waits = self._related, request.max_tokens > 0
         near = names_near(request.prefix, request.suffix, request.recent)
-        if read >= ahead + _CHEAP and related.chosen() and (waited_for or related.has(files, near)):
+        if cached >= ahead + _CHEAP and related.chosen() and (waits or related.has(files, near)):
             return False
         budget = self._budgets.files
-        fresh = min(budget, self.options.fresh_tokens) if waited_for else budget
-        related.choose(files, near, self._section_tokens, budget, fresh, read)
+        fresh = min(budget, self.options.fresh_tokens) if waits else budget
+        related.choose(files, near, self._section_tokens, budget, fresh, cached)
         return True
 
     def _section_tokens(self, text: str) -> int:
         return len(self.code.encode(text)) + _SECTION
 
-    def _made(
+    def _make_prompt(
         self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
     ) -> Prompt:
-        made = make_prompt(
-            self.code,
-            self.family,
-            self._budgets,
-            request.prefix,
-            request.suffix,
-            names,
-            files,
-            self._related.chosen(),
-        )
-        if not made.tokens:  # nothing that fits the budget, and no token that begins texts
-            made = replace(made, tokens=sorted(self.engine.tokens.stop_tokens)[:1])
-        return made
+        formats = self.code, self.family, self._budgets
+        related = self._related.chosen()
+        prompt = make_prompt(*formats, request.prefix, request.suffix, names, files, related)
+        if not prompt.tokens:  # nothing fits the budget, and the model has no BOS token
+            prompt = replace(prompt, tokens=sorted(self.engine.tokens.stop_tokens)[:1])
+        return prompt
 
 
 class _Run:
@@ -257,7 +250,7 @@ class _Run:
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)
-        self._output = ""  # of the model, behind the cursor
+        self._output = ""  # of the model, after the cursor
         self._cut = Cut("")
         self._reason: CompletionReason | None = None
         self._out_of_tokens = False
@@ -268,7 +261,7 @@ class _Run:
         code, tokens = self._completer.code, self._prompt.tokens
         healed = self._prompt.healed
         while healed and self._reason is None:
-            # Token healing: the model samples the end of the prefix again, in tokens of its own.
+            # Token healing: the model samples the end of the prefix again.
             generation = self._generation(tokens, 1, code.compatible_tokens(healed))
             yield from self._generate(generation, healing=True)
             if not generation.tokens:
@@ -286,21 +279,18 @@ class _Run:
     def _generation(
         self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
     ) -> Generation:
-        """Start a generation behind `tokens`. allowed_tokens: empty allows all."""
-        options = self._completer.options
+        """Start a generation after `tokens`. allowed_tokens: empty allows all."""
+        shared = self._completer.options
         sampling = replace(self._sampling, allowed_tokens=allowed_tokens)
-        return self._session.generate(
-            tokens,
-            GenerateOptions(
-                max_tokens, options.draft, options.draft_tokens, sampling, remember=False
-            ),
-            self._prompt.draft_context,
+        options = GenerateOptions(
+            max_tokens, shared.draft, shared.draft_tokens, sampling, remember=False
         )
+        return self._session.generate(tokens, options, self._prompt.draft_context)
 
     def _generate(
         self, generation: Generation, *, healing: bool = False
     ) -> Generator[Reading | Begun | None]:
-        """Generate up to the end of the completion. The caller appends the text of `healing`."""
+        """Generate up to the end of the completion. With `healing`, the caller adds the text."""
         for step in generation.steps():
             if not isinstance(step, Reading) and not healing:
                 self._append(step.text)
@@ -308,19 +298,17 @@ class _Run:
                 self._check(generation, step)
             if self._reason and not isinstance(step, Reading):
                 break
-            yield self._told(step, generation.stats)
+            if isinstance(step, Reading) or self._begun:
+                yield step if isinstance(step, Reading) else None
+            else:
+                self._begun = True
+                yield Begun(len(self._prompt.tokens), generation.stats.cached_tokens)
         if self._reason is None and generation.finish_reason == "cancelled":
             self._reason = "cancelled"
         _add(self._stats, generation.stats)
 
-    def _told(self, step: Reading | TextPiece, stats: Stats) -> Reading | Begun | None:
-        if isinstance(step, Reading):
-            return step
-        begun, self._begun = self._begun, True
-        return None if begun else Begun(len(self._prompt.tokens), stats.cached_tokens)
-
     def _check(self, generation: Generation, step: Reading | TextPiece) -> None:
-        """Cancel the generation if it is to end now, or after the prefill if that was all."""
+        """Cancel the generation at a reason to end, or after the prefill for max_tokens 0."""
         self._reason = self._ended()
         prefilled = isinstance(step, Reading) and step.done == step.total
         if self._reason is None and prefilled and not self._request.max_tokens:
@@ -336,7 +324,7 @@ class _Run:
             self._reason = "stop"
 
     def _update(self, *, final: bool = False) -> None:
-        """Cut the output to the completion, and pass on its new part."""
+        """Cut the output to the completion, and emit its new part."""
         closed = False
         code = self._output
         if self._fenced:
@@ -355,21 +343,21 @@ class _Run:
             self._update(final=True)
             self._reason = reason or self._reason or ("length" if self._out_of_tokens else "stop")
         assert self._reason is not None
-        unread = sum(len(tokens) for tokens in self._prompt.draft_context)
-        whole = self._edit is not None and self._reason == "stop"
-        change = self._edit.change(self._output) if self._edit and whole else None
-        return Completion(self._cut.text, self._reason, self._stats, unread, change=change)
+        draft_only = sum(len(tokens) for tokens in self._prompt.draft_context)
+        stopped = self._reason == "stop"
+        change = self._edit.change(self._output) if self._edit and stopped else None
+        return Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:
-    """Return the budgets, scaled down to what the context can hold beside a completion."""
+    """Return the budgets, scaled down so that prompt and completion fit the context."""
     wanted = options.prefix_tokens, options.suffix_tokens
     if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
         raise UsageError(
-            "the budgets must be 0 or more, and 1 for the prefix, got "
+            "the token budgets must be 0 or more, and 1 or more for the prefix, got "
             f"{(*wanted, options.file_tokens)}"
         )
-    # Beside the completion, the tokens of the format, paths among them.
+    # 256 tokens for the format, including paths.
     room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))
     prefix, suffix = (int(tokens * share) for tokens in wanted)
@@ -377,17 +365,11 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
 
 
 def _add(total: Stats, part: Stats) -> None:
-    """Add the statistics of one of the generations that token healing takes."""
+    """Add the statistics of a generation; token healing takes several."""
     if total.generated_tokens == 0:
         total.cached_tokens = part.cached_tokens
     else:
-        total.target_passes += 1  # its first token came from a pass, not from the prefill
-    for name in (
-        "generated_tokens",
-        "target_passes",
-        "drafted",
-        "accepted",
-        "prefill_s",
-        "decode_s",
-    ):
+        total.target_passes += 1  # its first token comes from a pass, not from the prefill
+    counts = ("generated_tokens", "target_passes", "drafted", "accepted", "prefill_s", "decode_s")
+    for name in counts:
         setattr(total, name, getattr(total, name) + getattr(part, name))

@@ -1,4 +1,4 @@
-"""The last completions, for when the letters that they predicted are typed."""
+"""Cache of the last completions, for a user who types the predicted text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from akunu_py.completion.stops import CompletionStops
 from akunu_py.types import Stats
 
 _ENTRIES = 16
-# What an editor puts behind the cursor by itself when a bracket, a quote or a block is begun.
+# Text that an editor inserts after the cursor for an opening bracket, quote or block.
 _CLOSED = re.compile(r"""[ \t\n]*[)\]}>"'`]{1,3}[ \t]*""")
-_LONGEST_CLOSED = 200  # characters, indentation most of them
+_LONGEST_CLOSED = 200  # characters, mostly indentation
 
 
 class CompletionCache:
-    """Finds the rest of an earlier completion. May be used from any thread.
+    """Finds the rest of an earlier completion of the same buffer. Thread-safe.
 
-    It holds while the buffer does, but for what was typed of it; whatever happened in other files.
+    Changes in other files do not matter.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class CompletionCache:
         self._lock = threading.Lock()
 
     def add(self, request: CompletionRequest, completion: Completion) -> None:
-        """Keeps a completion, unless it was cancelled or is none: only read, or a change."""
-        kept = request.max_tokens and request.edits is None
-        if completion.finish_reason != "cancelled" and kept:
+        """Add a completion, unless it was cancelled, or is a prefill or a change."""
+        is_text = request.max_tokens and request.edits is None
+        if completion.finish_reason != "cancelled" and is_text:
             with self._lock:
                 self._entries.append((request, completion))
 
     def find(self, request: CompletionRequest) -> Completion | None:
-        """The rest of an earlier completion, where what was typed since is how it began."""
+        """Return the rest of an earlier completion that starts with the text typed since."""
         if request.edits is not None:
             return None
         with self._lock:
@@ -45,20 +45,20 @@ class CompletionCache:
                 continue
             rest = completion.text[len(typed) :]
             if len(request.suffix) > len(earlier.suffix):
-                # As if the model had said it in front of what the editor closed meanwhile.
+                # The editor inserted closing brackets since; the rest must end before them.
                 stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
                 rest = stops.cut(rest, final=True).text
-            # Asked at the same place again: another sample is wanted, or more than there was.
-            again = request.temperature == 0 and completion.finish_reason != "time"
-            if (typed and rest) or (not typed and again):
+            # A second request at the same place wants another sample, or more text.
+            repeatable = request.temperature == 0 and completion.finish_reason != "time"
+            if (typed and rest) or (not typed and repeatable):
                 return Completion(rest, completion.finish_reason, Stats(), reused=True)
         return None
 
 
 def typed_since(earlier: CompletionRequest, request: CompletionRequest) -> str | None:
-    """What was typed after `earlier` was asked, maybe nothing; None where something else changed.
+    """Return the text typed after the request `earlier`, None if anything else changed.
 
-    What an editor closed by itself behind the cursor meanwhile is no change, if there is any.
+    Closing brackets that the editor inserted after the cursor do not count as a change.
     """
     if not request.prefix.startswith(earlier.prefix) or _limits(request) != _limits(earlier):
         return None
@@ -74,5 +74,5 @@ def typed_since(earlier: CompletionRequest, request: CompletionRequest) -> str |
 
 
 def _limits(request: CompletionRequest) -> tuple[object, ...]:
-    """What must be the same for an earlier completion to hold, the texts and max_tokens apart."""
+    """Return the fields that two requests must share, besides the texts and max_tokens."""
     return request.path, request.language, request.max_lines, request.temperature

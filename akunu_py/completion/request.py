@@ -1,4 +1,4 @@
-"""The request for a completion and the completion: plain values."""
+"""Completion requests and completions, as plain values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, FinishReason, Stats
 
 CompletionReason = Literal["stop", "length", "time", "cancelled"]
-Ended = Callable[[], CompletionReason | None]  # why a completion is to end now, None if it is not
+Ended = Callable[[], CompletionReason | None]  # returns the reason to end, None to continue
 
-# What those are called of any answer.
+# The finish reason of an answer for each reason of a completion.
 FINISH_REASONS: dict[CompletionReason, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -35,7 +35,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class BufferEdit:
-    """A change that was made to a file: `before` became `after`, both with some context."""
+    """A past change in a file: `before` became `after`, both with some context."""
 
     path: str
     before: str
@@ -45,7 +45,7 @@ class BufferEdit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to make: `lines` replace the lines first:last of the buffer, counted from 0."""
+    """A predicted change: `lines` replace the lines first:last of the buffer, from 0."""
 
     first: int
     last: int
@@ -62,10 +62,10 @@ class CompletionRequest:
     language: str = ""  # stands in for an unknown path
     files: tuple[SourceFile, ...] = ()  # other open files, the nearest first
     root: str = ""  # directory of the project, empty if unknown
-    recent: tuple[str, ...] = ()  # texts copied, changed or jumped to, the last one first
+    recent: tuple[str, ...] = ()  # copied, changed or visited texts, the last one first
     max_tokens: int = DEFAULT_COMPLETION_TOKENS  # 0 only prefills the prompt
     max_lines: int = 0  # 0: inferred from the cursor position
-    seconds: float | None = None  # until the best text so far is returned
+    seconds: float | None = None  # time limit; then the best text so far is returned
     temperature: float = 0.0  # 0 is greedy
     edits: tuple[BufferEdit, ...] | None = None  # to request the next change; the last one last
 
@@ -88,9 +88,9 @@ class CompleteOptions:
 
     fim: str = "auto"  # a fill-in-the-middle family or edit format; "none": plain continuation
     prefix_tokens: int = 1536  # prompt tokens before the cursor at most
-    suffix_tokens: int = 512  # behind it
+    suffix_tokens: int = 512  # after it
     file_tokens: int = 3072  # of other files
-    fresh_tokens: int = 512  # of other files, newly prefilled while a request waits
+    fresh_tokens: int = 512  # of other files without a cached prefix, while a client waits
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
@@ -100,7 +100,7 @@ class CompletionMaker(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Return the name of the model."""
 
     def complete(
         self,
@@ -108,20 +108,20 @@ class CompletionMaker(Protocol):
         ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """See `Completer.steps`. Raises ServerGone if the server has ended."""
+        """Return a completion; see `Completer.steps`. Raises ServerGone if the server ended."""
 
     def recall(self, request: CompletionRequest) -> Completion | None:
-        """See `Completer.recall`."""
+        """Return the rest of an earlier completion; see `Completer.recall`."""
 
     def relieve(self) -> None:
         """Release memory under pressure; called when idle."""
 
     def close(self) -> None:
-        """Save what was learned."""
+        """Save the learned state."""
 
 
 def check_request(request: CompletionRequest) -> None:
-    """Raise UsageError for limits that cannot be honored."""
+    """Raise UsageError for an invalid limit."""
     if not 0 <= request.max_tokens <= MAX_COMPLETION_TOKENS:
         raise UsageError(
             f"max_tokens must be from 0 to {MAX_COMPLETION_TOKENS}, got {request.max_tokens}"
@@ -129,22 +129,22 @@ def check_request(request: CompletionRequest) -> None:
     if request.max_lines < 0:
         raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
     if request.seconds is not None and not request.seconds > 0:
-        raise UsageError(f"the time must be above 0 seconds, got {request.seconds}")
+        raise UsageError(f"the time limit must be above 0 seconds, got {request.seconds}")
 
 
 def time_limit(seconds: float | None) -> Ended:
-    """Ends a completion so long after now."""
+    """Return a function that ends a completion after `seconds`; None for no limit."""
     end = None if seconds is None else time.monotonic() + seconds
     return lambda: "time" if end is not None and time.monotonic() >= end else None
 
 
 def has_crlf(request: CompletionRequest) -> bool:
-    """Whether the lines of the buffer end as on Windows."""
+    """Return True if the buffer has CRLF newlines."""
     return "\r\n" in request.prefix or "\r\n" in request.suffix
 
 
 def with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
-    """The request as models know text. A cursor between the two characters is before both."""
+    """Return the request with LF newlines. A cursor between CR and LF moves before both."""
     prefix, suffix = request.prefix, request.suffix
     if prefix.endswith("\r") and suffix.startswith("\n"):
         prefix = prefix[:-1]
@@ -154,5 +154,5 @@ def with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
 
 
 def with_crlf(completion: Completion) -> Completion:
-    """The completion with the newlines of such a buffer."""
+    """Return the completion with CRLF newlines."""
     return replace(completion, text=completion.text.replace("\n", "\r\n"))

@@ -1,15 +1,15 @@
-"""Where a completion ends: at the end of its line or its block, and before what is there already.
+"""Stop rules: where a completion ends, from the text around the cursor.
 
-The rules look at text alone: the place of the cursor, indentation, brackets, and what follows. They
-know no language beyond that: a rule that holds for most is better here than a parser for each.
+The rules use the cursor position, indentation, brackets and the text after the cursor. They hold
+for most languages and need no parser for each.
 
-    behind the cursor              the completion is
+    after the cursor               the completion is
     -----------------              -----------------
     more code on the line          the rest of this line
-    only what closes there         all up to it
-    nothing, line begun            this line, and the block that it opens, if it does
-    nothing, indented              the lines indented as deep, up to a shallower one
-    nothing, at the margin         one statement, and its block
+    only closing brackets          everything up to them
+    nothing, partial line          this line, and the block that it opens
+    nothing, indented              the lines with this indentation or a deeper one
+    nothing, at the margin         one statement and its block
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-_LONGEST = 20_000  # characters of the cursor's line that are looked at
-_LEADING_LINES = 2  # empty lines before the first that is not
+_LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
+_LEADING_LINES = 2  # maximum empty lines before the first line of code
 _CLOSING_WORDS = ("end", "fi", "done", "esac")
 _CLOSING = re.compile(rf"[)\]}}]|</|/?>|;;|(?:{'|'.join(_CLOSING_WORDS)})\b")
 _OPENING = re.compile(
     r"(?:[:({\[]|:\s*[|>][-+0-9]*|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin|in|AS))\s*(?:#.*|//.*)?$"
 )
-# What opens a block of deeper lines and says so by its first word alone.
+# A statement that opens a block, recognized by its first word.
 _HEADER = re.compile(
     r"\s*(?:(?:local|return|export|default|public|private|protected|internal|static|abstract|final"
     r"|sealed|partial|async|open|[\w.]+ *=)\s+)*(?:(?:class|struct|interface|enum|namespace|trait"
@@ -35,24 +35,24 @@ _HEADER = re.compile(
     r"|[\w-]+\(\)\s*$|[^\s()]+(?:\s*\|\s*[^\s()]+)*\)\s*$"
     r"|sub\s+[\w:]+\s*$|=(?:head\d|item|over|begin|for)\b)"
 )
-# A tag that ends its line, or does not end in it; those without content open nothing.
+# A tag at the end of its line, or an unfinished one; void elements open no block.
 _TAG = re.compile(
     r"\s*<(?:[^\n]*<)?"
     r"(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b[^\n]*>)"
     r"[A-Za-z][\w.:-]*(?:\s[^<>\n]*)?(?:(?<!/)>)?\s*$"
 )
-# What the next line goes on with.
+# The end of a line that continues on the next one.
 _UNFINISHED = re.compile(r"(?:[,\\=+|]|&&|(?<![-+])-|\b(?:and|or|not|in))\s*$")
 _DECORATOR = re.compile(
     r"(?:\s*(?:@[\w.:]+[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?|#!?\[[^\n]*\]|\[[A-Z][^\n]*\])"
     r"[ \t]*(?:\n|$))+"
 )
 _ALLMAN = re.compile(r"\n[ \t]*\{[ \t]*\n")  # a brace alone in its line
-# What goes on with a statement that had its block, at its own indentation.
+# Keywords that continue a statement after its block, at the statement's indentation.
 _TRY = re.compile(r"\s*(?:try|begin)\b")
 _MIDDLE_WORDS = ("except", "finally", "catch", "rescue", "ensure")
 _MIDDLE = re.compile(rf"(?:{'|'.join(_MIDDLE_WORDS)})\b")
-# What goes on with a line that was left: a brace, a method, a pipe; in SQL, a clause.
+# The start of a line that continues the line above: a brace, a method, a pipe; in SQL, a clause.
 _FOLLOWING = re.compile(r"[{.]|\?\.|\|>|&&|\|\|")
 _SQL_WORDS = tuple(
     re.findall(
@@ -70,32 +70,34 @@ _SQL = re.compile(
 _AUTO_CLOSED = re.compile(r"(?:[)\]};,>\s]|\"\"\"|\'\'\'|\*/|</[\w.:-]+>)+")
 
 _COMMENT_LINE = re.compile(r"\s*(?:#|//|--(?=[\s-]|\[\[)|/\*|\*)")
-_COMMENT_LINES = 12  # behind the cursor that a model may leave out, to repeat what is behind them
-_COMPARED = 6  # lines behind the cursor, to know them again
+_COMMENT_LINES = 12  # maximum comment lines below the cursor that a repeating model may skip
+_COMPARED = 6  # lines below the cursor that are compared with the output
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd")
 _FENCE_OPENING = re.compile(r"```[\w+#.-]*[ \t]*\n")
-_FENCE_MAY_OPEN = re.compile(r"`{1,3}|```[\w+#.-]*[ \t]*")  # so far
+_PARTIAL_FENCE = re.compile(r"`{1,3}|```[\w+#.-]*[ \t]*")
 _FENCE_CLOSING = "\n```"
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of a completion that is certain to stay."""
+    """The part of a completion that is final."""
 
     text: str
-    done: bool = False  # nothing can follow
-    full: bool = False  # because of max_lines
+    done: bool = False  # the completion is complete
+    full: bool = False  # max_lines ended it
 
 
 class CompletionStops:
-    """The end of one completion. It depends on the text, not on the pieces that it came in: what
-    `cut` makes of a beginning is a beginning of what it makes of the whole."""
+    """Finds the end of one completion, independent of the pieces in which the text arrives.
+
+    `cut` of a beginning always returns a beginning of what `cut` of the whole text returns.
+    """
 
     def __init__(self, prefix: str, suffix: str, max_lines: int = 0) -> None:
-        """prefix, suffix: around the cursor. max_lines: 0 for as many as the rules allow."""
+        """prefix, suffix: text around the cursor. max_lines: 0 for no limit besides the rules."""
         self._begun = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
         rest, _, below = suffix.partition("\n")
-        self._rest_of_line = rest.rstrip()  # behind the cursor
+        self._rest_of_line = rest.rstrip()  # after the cursor
         self._next_lines = _next_lines(below)
         around = prefix[-_LONGEST:] + "\n" + below[:_LONGEST]
         self._around = Counter(line.rstrip() for line in around.split("\n"))
@@ -104,12 +106,12 @@ class CompletionStops:
         self._brackets = OpenBrackets(prefix, suffix)
 
     def cut(self, text: str, *, final: bool = False) -> Cut:
-        """What stays of `text`, the completion so far; with `final` nothing more will come."""
+        """Return the final part of `text`, the output so far. final: no more output follows."""
         end = self._brackets.first_excess(text, ended=final)
         if end is not None:
             return self._cut_lines(text[: self._end_before_rest(text, end)], final=True, done=True)
         if not final:
-            # What is in quotes now may turn out not to be: a letter behind a quote shows it.
+            # A letter after a quote may show that the quoted text is none.
             ends = [self._brackets.first_excess(more) for more in (text, text + "a")]
             text = text[: min((end for end in ends if end is not None), default=len(text))]
             text = text[: len(text) - self._brackets.undecided(text)]
@@ -121,7 +123,8 @@ class CompletionStops:
             return self._cut_filling(lines, final, done)
         if self._rest_of_line:
             return self._cut_one_line(lines, final, done)
-        first = self._first_line(lines)
+        numbers = (number for number, line in enumerate(lines) if line.strip())
+        first = 0 if self._begun.strip() else next(numbers, None)  # the first non-empty line
         if first is None or first > _LEADING_LINES:
             return Cut("", done or final or len(lines) > _LEADING_LINES + 1)
         kept = lines[:first]
@@ -145,7 +148,7 @@ class CompletionStops:
         return Cut(_trimmed(kept), done)
 
     def _fills(self, lines: Sequence[str]) -> bool:
-        """Whether more than a line belongs between the cursor and what closes behind it."""
+        """Return True if several lines belong between the cursor and the closing bracket."""
         if len(lines) == 1 or not _AUTO_CLOSED.fullmatch(self._rest_of_line):
             return False
         first = lines[0].rstrip()
@@ -157,7 +160,7 @@ class CompletionStops:
         return bool(braces or (opens and not first.endswith(rest)))
 
     def _cut_filling(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
-        """What goes between the cursor and what closes behind it, up to the line break before."""
+        """Cut the text between the cursor and the closing bracket after it."""
         base = width(self._begun)
         prose = self._brackets.ends_long(self._rest_of_line)
         kept = [lines[0]]
@@ -176,14 +179,14 @@ class CompletionStops:
             kept.append(line)
             if 0 < self._max_lines <= len(kept) and (final or not last):
                 return Cut(_trimmed(kept), done or not last, full=not last)
-        if done or final:  # the rest behind the cursor begins a line of its own, if it is to
+        if done or final:  # keeps the line break before the text after the cursor
             kept += lines[len(kept) :]
             return Cut("\n".join(kept) if "".join(kept).strip() else "", done)
         text = _trimmed(kept)
         return Cut(text[: self._held_from(text)].rstrip())
 
     def _cut_one_line(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
-        """The rest of the cursor's line, without what stands behind the cursor already."""
+        """Cut the rest of the cursor's line, without the text already after the cursor."""
         line = lines[0]
         if len(lines) > 1:
             line, final, done = line.rstrip(), True, True
@@ -196,8 +199,7 @@ class CompletionStops:
         return Cut(line, done)
 
     def _held_from(self, text: str) -> int:
-        """Where the end of `text` begins that may turn out to be what stands behind the cursor, or
-        spaces, which may end the line."""
+        """Return where an end of `text` starts that may repeat the text after the cursor."""
         return min(
             (
                 len(part) - length
@@ -209,26 +211,19 @@ class CompletionStops:
         )
 
     def _end_before_rest(self, text: str, end: int) -> int:
-        """Where to cut `text` whose bracket at `end` stands behind the cursor already: there, or
-        before all of what leads up to it behind the cursor too."""
+        """Return where to cut `text` if its bracket at `end` already stands after the cursor."""
         kept, rest = text[: end + 1], self._rest_of_line
         lengths = [n for n in range(min(len(kept), len(rest)), 0, -1) if kept.endswith(rest[:n])]
         imbalance = self._brackets.imbalance
         return end + 1 - min(lengths, key=lambda n: imbalance(kept[:-n] + rest), default=1)
 
-    def _first_line(self, lines: Sequence[str]) -> int | None:
-        """The number of the first line that is not empty: the cursor's own, if it is begun."""
-        if self._begun.strip():
-            return 0
-        return next((number for number, line in enumerate(lines) if line.strip()), None)
-
     def _continues(
         self, kept: list[str], first: int, line: str, whole: bool, base: int, block: int | None
     ) -> bool | None:
-        """Whether `line` belongs to the completion too; None where it is too short to tell.
+        """Return True if `line` belongs to the completion, None if it is too short to decide.
 
-        base: how deep the first line is indented. block: the same where the cursor's line was
-        empty, so that its neighbours belong to it.
+        base: indentation of the first line. block: the same if the cursor's line was empty, so
+        that lines with this indentation belong to the completion; else None.
         """
         if self._brackets.depth("\n".join(kept)) > 0 or self._decorates(kept, first):
             return True
@@ -241,7 +236,7 @@ class CompletionStops:
             return True if content else None if not whole else False
         in_block = block is not None or self._opens(kept, first)
         in_block = in_block or any(width(each) > base for each in kept[first + 1 :] if each.strip())
-        left = first == 0 and not kept[0].strip()  # the first thing the model did
+        left = first == 0 and not kept[0].strip()  # the model started with a line break
         sql = bool(_SQL.match(statement)) and not last.rstrip().endswith(";")
         if not (in_block or left or sql):
             return self._opens_below(statement, line, whole, base) if last is statement else False
@@ -264,22 +259,22 @@ class CompletionStops:
         return sql and re.split(r"\W", content.lower(), maxsplit=1)[0] in _SQL_WORDS
 
     def _decorates(self, kept: Sequence[str], first: int) -> bool:
-        """Whether all so far are decorators or attributes, which belong to what follows."""
+        """Return True if all lines so far are decorators, which belong to the next statement."""
         text = "\n".join(kept[first:])
         return bool(_DECORATOR.fullmatch(self._begun + text if first == 0 else text))
 
     def _opens_below(self, statement: str, line: str, whole: bool, base: int) -> bool | None:
-        """Whether `line` is the brace of `statement`, in a file that puts them there."""
+        """Return True if `line` is the opening brace of `statement` in Allman style."""
         if not self._allman or statement.rstrip().endswith((";", "}", "{", ",", ":")):
             return False
         content = line.strip()
         return (content[0] == "{" and width(line) == base) if content else False if whole else None
 
     def _opens(self, kept: list[str], first: int) -> bool:
-        """Whether the statement that the completion begins with opens a block."""
+        """Return True if the first statement of the completion opens a block."""
         text = ""
         for number, line in enumerate(kept[first:], start=first):
-            if _DECORATOR.fullmatch(line if number else self._begun + line):  # what follows counts
+            if _DECORATOR.fullmatch(line if number else self._begun + line):
                 continue
             text += line
             begun = (self._begun if first == 0 else "") + text
@@ -291,15 +286,12 @@ class CompletionStops:
         return False
 
     def _closed_all(self, kept: list[str], line: str, base: int, block: int | None) -> bool:
-        """Whether `line` closes the block, so that nothing behind it belongs to it."""
+        """Return True if `line` closes the block and ends the completion."""
         closing = _CLOSING.match(line.strip())
         open_end = _OPENING.search(line) or (_UNFINISHED.search(line) and line.strip()[-1] != ",")
-        if (
-            not closing
-            or closing.group() == ">"
-            or open_end
-            or self._brackets.depth("\n".join(kept)) > 0
-        ):
+        if not closing or closing.group() == ">" or open_end:
+            return False
+        if self._brackets.depth("\n".join(kept)) > 0:
             return False
         if block is not None:
             return width(line) < base
@@ -307,54 +299,52 @@ class CompletionStops:
         return width(line) == base and not (_TRY.match(begun) and line.strip()[0] == "}")
 
     def _repeats(self, lines: Sequence[str], number: int, final: bool, ended: bool) -> bool | None:
-        """Whether line `number` is the next of the buffer; None where it may yet turn out to be.
-        ended: whether a bracket that is closed behind the cursor ended the lines."""
+        """Return True if line `number` repeats the next line of the buffer, None if undecided."""
         line = lines[number].rstrip()
-        same = number == 0 and line == self._begun.rstrip()  # nothing was added to it
-        if not line or same:
+        unchanged = number == 0 and line == self._begun.rstrip()
+        if not line or unchanged:
             return False
-        said = [n for n in range(number, len(lines)) if lines[n].strip()]
-        for there in self._next_lines:
-            found = self._agrees(
-                [lines[n] for n in said], said[-1] < len(lines) - 1 or final, there
-            )
-            if found is None and final:
-                found = ended or self._idiom(there[0])
+        numbers = [n for n in range(number, len(lines)) if lines[n].strip()]
+        whole = numbers[-1] < len(lines) - 1 or final
+        for expected in self._next_lines:
+            found = self._matches([lines[n] for n in numbers], whole, expected)
+            if found is None and final:  # ended: by an excess closing bracket
+                found = ended or self._is_common(expected[0])
             if found is not False:
                 return found
         return False
 
-    def _agrees(self, said: Sequence[str], whole: bool, there: Sequence[str]) -> bool | None:
-        """Whether `said` begins with the lines `there`, as far as is needed to know them again;
-        None where too little was said. whole: whether the last line said is."""
-        for index, (line, expected) in enumerate(zip(said, there, strict=False)):
-            last = index == len(said) - 1
+    def _matches(self, output: Sequence[str], whole: bool, below: Sequence[str]) -> bool | None:
+        """Return True if `output` starts with enough lines of `below`, None if it is too short.
+
+        whole: the last line of `output` is complete.
+        """
+        for index, (line, expected) in enumerate(zip(output, below, strict=False)):
+            last = index == len(output) - 1
             if line.rstrip() != expected:
                 return None if last and not whole and expected.startswith(line) else False
             if last and not whole:
                 return None
-            known = index or (_tells(expected) and not self._idiom(expected))
-            if known and not _DECORATOR.match(expected):
+            distinct = index or (_is_distinct(expected) and not self._is_common(expected))
+            if distinct and not _DECORATOR.match(expected):
                 return True
-        return True if len(there) <= len(said) else None
+        return True if len(below) <= len(output) else None
 
-    def _idiom(self, line: str) -> bool:
-        """Whether a line of words stands around the cursor more than once."""
-        return _tells(line) and self._around[line] > 1
+    def _is_common(self, line: str) -> bool:
+        """Return True if a line with words occurs around the cursor more than once."""
+        return _is_distinct(line) and self._around[line] > 1
 
 
 def _next_lines(below: str) -> list[list[str]]:
-    """The next lines of the buffer that are not empty; where they begin with a comment, also those
-    from its end on, and from behind it."""
+    """Return the lines that a model may repeat, also without a comment, or with its last line."""
     lines = [line.rstrip() for line in below[:_LONGEST].split("\n") if line.strip()]
     code = next((n for n, line in enumerate(lines) if not _COMMENT_LINE.match(line)), len(lines))
     starts = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}
     return [lines[start : start + _COMPARED] for start in sorted(starts) if start < len(lines)]
 
 
-def _tells(line: str) -> bool:
-    """Whether one such line is enough to know it again. Where it has no word, opens something or
-    decorates what is below, that must be the same too."""
+def _is_distinct(line: str) -> bool:
+    """Return True if one such line shows a repetition: it has words and opens nothing."""
     return bool(re.search(r"\w", line)) and not (_OPENING.search(line) or _DECORATOR.match(line))
 
 
@@ -363,20 +353,18 @@ def _trimmed(lines: list[str]) -> str:
 
 
 def is_markdown(path: str, language: str) -> bool:
-    """Whether fences belong to what is written in the file `path`."""
+    """Return True for a Markdown file, whose text may contain fences."""
     return path.lower().endswith(_MARKDOWN) or language.lower() == "markdown"
 
 
 def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
-    """(`text` without the Markdown fence that a chat model may put around its code, whether that
-    was closed, so that nothing follows).
+    """Return `text` without a Markdown fence around it, and True if the fence is closed.
 
-    final: nothing more will come. Until then what may turn out to be of a fence is held back; what
-    was returned once stays.
+    final: no more output follows. Until then, a partial fence at the end is held back.
     """
     opening = _FENCE_OPENING.match(text)
     if opening is None:
-        begun = _FENCE_MAY_OPEN.fullmatch(text) and (text.startswith("```") or not final)
+        begun = _PARTIAL_FENCE.fullmatch(text) and (text.startswith("```") or not final)
         return ("" if begun else text), False
     code, closing, _ = text[opening.end() :].partition(_FENCE_CLOSING)
     if closing or final:
@@ -389,18 +377,18 @@ def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
 # ---- brackets around the cursor
 
 
-_SCANNED = 40_000  # characters before the cursor, 20,000 behind it
-_STATEMENT = 40  # lines that a statement goes over
+_SCANNED = 40_000  # characters before the cursor; half as many after it
+_STATEMENT = 40  # maximum lines of a statement
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _OPENERS = {closer: opener for opener, closer in _PAIRS.items()}
 _LONG = {'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "--[[": "]]"}
 _QUOTES = "\"'`"
 _COMMENT = "#"  # any comment that ends with its line
 
-# A quote ends in its line; inside a word, or before one where it should end, it is an apostrophe or
-# a lifetime. A very long string is read as code: looking for the ends of all would take for ever. A
-# regular expression stands where nothing can be divided. #name { and #fff; are no comments, nor is
-# #define; -- before a quote ends the options of a command. A here-document begins behind <<WORD.
+# A string ends in its line. A quote inside or before a word is an apostrophe or a lifetime. A very
+# long string counts as code, because the search for its end takes too long. A regular expression
+# stands where no division can. #name {, #fff; and #define are no comments. -- before a quote ends
+# the options of a command. A here-document starts after <<WORD.
 _STRINGS = {
     '"': r"\"(?:\\.|[^\"\\\n]){0,1000}+",
     "'": r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+",
@@ -421,11 +409,8 @@ _CLOSED = re.compile("|".join([_OTHER, *(_STRINGS[kind] + _ENDS[kind] for kind i
 _MAY_CLOSE = re.compile(
     "|".join([_OTHER, *(rf"{_STRINGS[kind]}(?:{_ENDS[kind]}|\\?\Z)" for kind in _STRINGS)])
 )
-_REST = {
-    '"': re.compile(r"(?:\\.|[^\"\\\n]){0,1000}+\""),
-    "'": re.compile(r"(?:\\.|[^'\\\n]){0,1000}+'(?!\w)"),
-    "`": re.compile(r"[^`\n]{0,1000}+`"),
-}
+# The rest of a string, without its opening quote.
+_REST = {kind: re.compile(_STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in _QUOTES}
 _LABEL = re.compile(r"[ \t]*[^\s|;]+(?:[ \t]*\|[ \t]*[^\s|;]+)*")  # `a | b)`, `1)`
 _LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
 _TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
@@ -436,8 +421,8 @@ class Bracket:
     """A bracket in a text."""
 
     at: int
-    kind: str  # what opens it
-    opens: bool  # False: this is what closes it
+    kind: str  # the opening bracket
+    opens: bool  # False for the closing bracket
 
 
 @dataclass(slots=True)
@@ -447,22 +432,21 @@ class OpenBracket:
     kind: str
     at: int  # in the cursor's line, -1 if above
     width: int  # the indentation of its line
-    line: int = 0  # where its line begins
-    taken: bool = False  # closed behind the cursor already
+    line: int = 0  # where its line starts
+    taken: bool = False  # already closed after the cursor
 
     @property
     def own(self) -> bool:
+        """Return True if the cursor's line opened it."""
         return self.at >= 0
 
 
 class OpenBrackets:
     """The brackets that are open between `prefix` and `suffix`.
 
-    Brackets count outside of strings, comments and regular expressions, as far as can be told
-    without a parser for each language. Triple quotes and comment signs are brackets themselves.
-    Behind the cursor two places count: the rest of its line, and lines that begin with the closing
-    bracket at the indentation of the line that opened it, as editors put it. Anything else there
-    may be prose, a label, or broken.
+    Brackets in strings, comments and regular expressions do not count. Triple quotes and comment
+    delimiters count as brackets. After the cursor, a closing bracket counts in the rest of its
+    line, or as the first character of a line with the indentation of the opening line.
     """
 
     def __init__(self, prefix: str, suffix: str) -> None:
@@ -470,7 +454,7 @@ class OpenBrackets:
         top = _TOP_LINE.search(window) if len(window) < len(prefix) else None
         if top is not None:
             window = window[top.end() :]
-        # What is above may have opened more, where no line begins in the first column.
+        # Without a line in the first column, text before the window may have opened brackets.
         self._unseen = len(window) < len(prefix) and top is None and "\n" in window
         start = window.rfind("\n") + 1
         above, self._begun = window[:start], window[start:]
@@ -479,7 +463,7 @@ class OpenBrackets:
         for each in _match(found)[0]:
             line = above.rfind("\n", 0, each.at) + 1
             self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
-        self._taken: set[int] = set()  # places in the cursor's line of what is taken
+        self._taken: set[int] = set()  # positions of taken brackets in the cursor's line
         found, self.inside = scan(self._begun, self._above_inside, ended=False)
         self._open = self._add(self._above, found)
         if self.inside in _STRINGS:
@@ -488,10 +472,10 @@ class OpenBrackets:
         self._taken = {each.at for each in self._open if each.own and each.taken}
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
-        """Where `text` closes what is closed behind it, or what nothing opened; None if nowhere.
+        """Return the position of the first closing bracket too many in `text`, None for none.
 
-        ended: whether the last line is whole. If not, a quote that is open at its end may yet be
-        closed, and what is behind it is not counted.
+        ended: the last line is complete. If not, brackets after an open quote do not count,
+        because the quote may still be closed.
         """
         stack = list(self._above)
         for bracket in self._scan(text, ended=ended):
@@ -508,16 +492,14 @@ class OpenBrackets:
         return None
 
     def depth(self, text: str, *, taken: bool = False) -> int:
-        """How many brackets of the cursor's line and of `text` are open behind `text`. taken: also
-        those that are closed behind the cursor."""
+        """Count the open brackets after `text`. taken: include those closed after the cursor."""
         stack = self._add([], self._scan(text))
         return sum(each.kind not in _STRINGS and (taken or not each.taken) for each in stack)
 
     def imbalance(self, text: str) -> int:
-        """How many brackets of the cursor's line with `text` in it are left open or close nothing.
-        Those of a comment or a string count where the cursor is in one."""
+        """Count the unmatched brackets of the cursor's line followed by `text`."""
         found = self._scan(text)
-        if self.inside:
+        if self.inside:  # the cursor is in a comment or a string, so brackets inside it count
             line = self._begun + text
             found = [
                 Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
@@ -528,23 +510,21 @@ class OpenBrackets:
         return len(left) + len(excess) + dropped
 
     def ends_long(self, rest: str) -> bool:
-        """Whether `rest` of the line begins with the end of the string or the comment that the
-        cursor is in."""
+        """Return True if `rest` starts with the end of the string or comment at the cursor."""
         return is_long(self.inside) and rest.lstrip().startswith(closer_of(self.inside))
 
     @property
     def between_braces(self) -> bool:
-        """Whether the cursor's line opened a brace last, which is closed behind it."""
+        """Return True if the last open bracket is a brace of the cursor's line."""
         return bool(self._open) and self._open[-1].own and self._open[-1].kind == "{"
 
     @property
     def outermost(self) -> bool:
-        """Whether no bracket of the lines above is open."""
+        """Return True if the lines above leave no bracket open."""
         return not self._above
 
     def undecided(self, text: str) -> int:
-        """How many characters at the end of `text` may begin what closes a string or a comment
-        that is closed behind the cursor."""
+        """Count the characters at the end of `text` that may start a taken closing delimiter."""
         closers = [_LONG[each.kind] for each in self._open if each.taken and each.kind in _LONG]
         return max(
             (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
@@ -552,11 +532,11 @@ class OpenBrackets:
         )
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
-        """The brackets of the cursor's line and of `text` behind what is begun of it."""
+        """Return the brackets of the cursor's line followed by `text`."""
         return scan(self._begun + text, self._above_inside, ended=ended, cursor=len(self._begun))[0]
 
     def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
-        """What is open behind `found`, of the cursor's line."""
+        """Return the brackets of `stack` that are open after `found`, of the cursor's line."""
         stack = list(stack)
         for bracket in found:
             if bracket.opens:
@@ -569,12 +549,12 @@ class OpenBrackets:
         return stack
 
     def _is_label(self, text: str, at: int) -> bool:
-        """Whether the line before `at` is a label of a case or a number of a list."""
+        """Return True if the line before `at` is a case label or a list number."""
         line = (self._begun + text)[:at].rpartition("\n")[2]
         return bool(_LABEL.fullmatch(line))
 
     def _take(self, suffix: str) -> None:
-        """Marks what `suffix` closes."""
+        """Mark the brackets that `suffix` closes."""
         inside = self.inside
         rest, _, below = suffix[: _SCANNED // 2].partition("\n")
         if is_long(inside):
@@ -585,9 +565,7 @@ class OpenBrackets:
         self._take_below(below, inside if is_long(inside) else "")
 
     def _take_on_line(self, rest: str, below: str, inside: str) -> str:
-        """Takes what the rest of the cursor's line closes: of what the line itself opened, the
-        outermost, unless the lines below close all of it; else the innermost. Returns what the line
-        ends inside of."""
+        """Take the brackets that the rest of the line closes; return the end state of `scan`."""
         deeper = takewhile(lambda line: width(line) > width(self._begun), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
         opened = sum(each.own and each.kind in _PAIRS for each in self._open)
@@ -596,14 +574,17 @@ class OpenBrackets:
         for kind in _match(found)[1]:
             free = [each for each in self._open if each.kind == kind and not each.taken]
             own = [each for each in free if each.own]
-            if free:
+            if free:  # the outermost of the line, but the innermost if the lines below close all
                 (own[0] if own and not all_closed else free[-1]).taken = True
         return after
 
     def _take_below(self, below: str, inside: str) -> None:
-        """Takes what the lines below close at the indentation of the line that opened it: of such
-        lines the last, or the first where not all is closed, since the last is new."""
-        lowest, closing = 10**6, True  # of the lines so far; whether those of it all close
+        """Take brackets that the lines below close at the indentation of the opening line.
+
+        Several opening lines may match: the last one does if all brackets are closed, else the
+        first, because the last one is new.
+        """
+        lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
         left = Counter(each.kind for each in self._open if not each.taken)
         excess = Counter(_match(scan(below, inside)[0])[1])
         all_closed = {kind for kind in left if excess[kind] >= left[kind]}
@@ -626,7 +607,7 @@ class OpenBrackets:
                     for each in self._open
                     if each.kind == kind and each.width == depth and not each.taken
                 ]
-                if free:  # of a line the outermost
+                if free:
                     choose = max if kind in all_closed else min
                     choose(free, key=lambda each: each.line).taken = True
                 content = content[found.end() :].lstrip()
@@ -637,11 +618,11 @@ class OpenBrackets:
 def scan(
     text: str, inside: str = "", *, ended: bool = True, cursor: int = -1
 ) -> tuple[list[Bracket], str]:
-    """The brackets of `text` in their order, and what `text` ends inside of: a quote, what opens a
-    string or a comment that goes over lines, "#" for a comment, or nothing.
+    """Return the brackets of `text` in order, and the state at its end.
 
-    inside: the same at its beginning. ended: as in `OpenBrackets.first_excess`. cursor: the quotes
-    around that place are brackets too.
+    The state is a quote, the delimiter of a long string or comment, "#" for a comment, or "".
+    inside: the state at the start. ended: as in `OpenBrackets.first_excess`. cursor: the quotes
+    around this position count as brackets.
     """
     found: list[Bracket] = []
     at = 0
@@ -665,7 +646,7 @@ def _scan_code(
     text: str, at: int, found: list[Bracket], ended: bool, cursor: int
 ) -> tuple[list[Bracket], str]:
     pattern = _CLOSED if ended else _MAY_CLOSE
-    inside, here = "", ""  # here: what opens a here-document, which begins with the next line
+    inside, here = "", ""  # here: the start of a here-document, whose text starts on the next line
     line_end = len(text)
     while True:
         token = pattern.search(text, at, line_end)
@@ -697,7 +678,7 @@ def _scan_code(
             at = end[1]
         elif kind[0] in _QUOTES and _CLOSED.match(text, start):
             if kind[0] == "'" and at == len(text) and not ended:
-                inside = kind[0]  # what follows may show it to be an apostrophe
+                inside = kind[0]  # may still be an apostrophe
             elif start < cursor < at:
                 found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
         elif at == len(text):
@@ -708,17 +689,17 @@ def _scan_code(
 
 
 def is_long(kind: str) -> bool:
-    """Whether what `kind` opens goes over lines: a string, a comment, a here-document."""
+    """Return True if `kind` opens a string, comment or here-document of several lines."""
     return kind in _LONG or kind.startswith("<<")
 
 
 def closer_of(kind: str) -> str:
-    """What closes a bracket; for a here-document its word."""
+    """Return the closing delimiter; for a here-document its word."""
     return _PAIRS.get(kind) or _LONG.get(kind) or kind.strip("<-~\"'")
 
 
 def _find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
-    """From where to where the end stands of what `kind` opened, behind `at`."""
+    """Return the span of the first closing delimiter of `kind` after `at`."""
     if kind.startswith("<<"):
         found = re.compile(rf"(?m)^[ \t]*{closer_of(kind)}\b").search(text, at)
         return found.span() if found else None
@@ -727,7 +708,7 @@ def _find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
 
 
 def _is_closed_in(suffix: str, kind: str) -> bool:
-    """Whether `suffix` closes what `kind` opened before it, and opens no other such first."""
+    """Return True if `suffix` closes `kind` before it opens another one."""
     closer = closer_of(kind)
     if closer == kind:
         return suffix.count(kind) % 2 == 1
@@ -736,8 +717,10 @@ def _is_closed_in(suffix: str, kind: str) -> bool:
 
 
 def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
-    """(What is left open, the kinds of what closes something before, in order, how many were closed
-    by what closes one around them)."""
+    """Return the open brackets, the kinds of excess closing ones, and the number skipped.
+
+    A closing bracket skips the brackets that are open inside its pair.
+    """
     left: list[Bracket] = []
     excess, dropped = [], 0
     for bracket in found:
@@ -752,14 +735,14 @@ def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
 
 
 def _hidden(text: str, inside: str) -> list[tuple[int, int]]:
-    """From where to where `text` is in strings or comments that go over lines."""
+    """Return the spans of `text` in strings or comments of several lines."""
     found = [each for each in scan(text, inside)[0] if is_long(each.kind)]
     spans, start = [], -1 if inside else None
     for each in found:
         if each.opens:
             start = each.at
         elif start is not None:
-            line = text.rfind("\n", 0, each.at) + 1  # a line that begins with the end is not in it
+            line = text.rfind("\n", 0, each.at) + 1  # a line that starts with the end is outside
             begins = not text[line : each.at].strip()
             spans.append((start, line - 1 if begins else each.at))
             start = None
@@ -767,14 +750,12 @@ def _hidden(text: str, inside: str) -> list[tuple[int, int]]:
 
 
 def width(line: str) -> int:
-    """How deep a line is indented; a tab counts up to the next multiple of 8."""
-    expanded = "".join(takewhile(str.isspace, line.partition("\n")[0])).expandtabs()
-    return len(expanded)
+    """Return the indentation of a line in columns; a tab stop is every 8 columns."""
+    return len("".join(takewhile(str.isspace, line.partition("\n")[0])).expandtabs())
 
 
 def _closes(stack: list[str], kind: str) -> int | None:
-    """The place in `stack` of what a closing bracket closes. It closes what was left open inside of
-    it, but nothing beyond a brace that is open, nor beyond a string that goes over lines."""
+    """Return the index of the match of a closing bracket, not outside a brace or long string."""
     for at in range(len(stack) - 1, -1, -1):
         if stack[at] == kind:
             return at

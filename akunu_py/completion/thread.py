@@ -1,8 +1,7 @@
 """The thread that owns a completer: superseding, cancelling, work ahead, failures as values.
 
-A cached completion is returned in the caller's thread; all other callbacks come from this thread.
-Work ahead (prefill only, and the completion after the last one) runs while no request waits, and
-ends within one pass when one does.
+A cached completion is returned in the caller's thread; all other callbacks run in this thread.
+Work ahead (a prefill, or the completion after the last one) runs while no request waits.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from akunu_py.errors import ServerGone, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats
 
-_CLOSE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
-_RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled each time, at most
+_CLOSE_S = 2.0  # for the current pass; loading a model takes longer
+_RETRY_S = 1.0, 60.0  # until a failed load is retried: first, doubled each time, and maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +46,25 @@ class Ticket:
     channel: str = ""  # a newer request supersedes those on its channel; not on ""
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
-    given: int = 0  # characters that on_text got
+    sent: int = 0  # characters passed to on_text
     done: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
-        """End it within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
+        """Cancel within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
         self.cancelled.set()
 
-    def give(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Call `on_text` with the new part of `text`, the completion so far."""
-        new = text[self.given :]
-        if new:
-            self.given = len(text)
+        if new := text[self.sent :]:
+            self.sent = len(text)
             self.on_text(new)
 
 
 class CompletionThread:
     """Loads a completer, then serves one request after the other.
 
-    `load` runs in the thread. If it fails, requests fail with its message, and later ones retry it.
+    `load` runs in the thread. If it fails, requests fail with its message; later ones retry it.
     unload_s: idle seconds after which the completer is unloaded, None for never.
     """
 
@@ -87,11 +85,11 @@ class CompletionThread:
         self._clock = clock
         self._failures = 0
         self._retry_at = 0.0
-        self._completer: CompletionMaker | Failure | None = None  # None: it is being loaded
+        self._completer: CompletionMaker | Failure | None = None  # None while it loads
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
-        self._waiting: set[Ticket] = set()  # somebody waits for each
-        self._ahead: Ticket | None = None  # the only one that is worth making
+        self._waiting: set[Ticket] = set()  # queued tickets of clients
+        self._ahead: Ticket | None = None  # the current work ahead
         self._draining = False
         self._thread = ModelThread[Ticket](
             "completions",
@@ -109,14 +107,14 @@ class CompletionThread:
         return "failed" if isinstance(completer, Failure) else "ready"
 
     def start(self) -> None:
-        """Begin to load, unless it has. Requests may be submitted before."""
+        """Start to load the model. Requests may be submitted before."""
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        It supersedes (cancels) the request on its channel, or takes over its completion if that
-        already starts with the text typed since. Prefill-only requests supersede none.
+        It cancels the earlier request on its channel, or takes over its completion if that starts
+        with the text typed since. A request for a prefill cancels nothing.
         """
         try:
             check_request(ticket.request)
@@ -139,23 +137,23 @@ class CompletionThread:
         if recalled is None:
             self._thread.put(ticket)
         else:
-            ticket.give(recalled.text)
+            ticket.send(recalled.text)
             self._finish(ticket, recalled)
             self._make_next(ticket, recalled)
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
-        """End the thread: cancel all requests, or with `drain` serve those that clients wait for.
+        """End the thread: cancel all requests, or with `drain` serve those of clients first.
 
-        Return False if it is still busy after `timeout` seconds.
+        Returns False if it is still busy after `timeout` seconds.
         """
         self._draining = True
         return self._thread.close(timeout, drain=drain)
 
     def close_or_exit(self, code: int) -> bool:
-        """End the thread at once; exit the program with `code` if a load keeps it busy.
+        """End the thread; exit the program with `code` if loading a model keeps it busy.
 
-        Return True if a load has just ended. Then end by `exit_without_teardown`, because MLX's own
-        threads may still be busy and abort at Python's teardown.
+        Returns True if the model was loading. The caller then ends with `exit_without_teardown`,
+        because threads of MLX may abort at Python's teardown.
         """
         loading = self.state == "loading"
         if not self.close(_CLOSE_S):
@@ -167,7 +165,7 @@ class CompletionThread:
         self._on_loading()
         try:
             completer = self._load()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
+        except Exception as error:  # noqa: BLE001 - the user must see any error
             first, most = _RETRY_S
             self._retry_at = self._clock() + min(most, first * 2**self._failures)
             self._failures += 1
@@ -202,7 +200,7 @@ class CompletionThread:
         return completer.recall(request)
 
     def _submit_ahead(self, ticket: Ticket) -> None:
-        """Make the ticket the work ahead, unless it is done or under way."""
+        """Queue the ticket as the work ahead, unless it is done or in progress."""
         with self._lock:
             known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
         known = known or self._recall(ticket.request) is not None
@@ -221,7 +219,7 @@ class CompletionThread:
             self._submit_ahead(Ticket(following, channel=ticket.channel, ahead=True))
 
     def _serve(self, ticket: Ticket) -> None:
-        if ticket.done:  # by what was made for an earlier one
+        if ticket.done:  # with the completion of an earlier ticket
             return
         with self._lock:
             self._waiting.discard(ticket)
@@ -229,33 +227,33 @@ class CompletionThread:
         again = self._completer is None or (failed and self._clock() >= self._retry_at)
         if again and not self._thread.closing.is_set():
             self._try_to_load()
-        unfinished = _UnfinishedCompletion(self, ticket)
-        done = self._complete(unfinished)
+        job = _Job(self, ticket)
+        done = self._complete(job)
         with self._lock:
             if self._ahead is ticket:
                 self._ahead = None
-        asked = unfinished.ticket
+        served = job.ticket
         if isinstance(done, Completion):
-            done = unfinished.rest(done)
-        self._finish(asked, done)
-        if isinstance(done, Completion) and not asked.ahead:
-            self._make_next(asked, done)
+            done = replace(done, text=job.rest(done.text))
+        self._finish(served, done)
+        if isinstance(done, Completion) and not served.ahead:
+            self._make_next(served, done)
 
-    def _complete(self, unfinished: _UnfinishedCompletion) -> Completion | Failure:
+    def _complete(self, job: _Job) -> Completion | Failure:
         completer = self._completer
         if completer is None or isinstance(completer, Failure):
             return completer or Failure("not loaded")
-        if unfinished.ended() == "cancelled":
+        if job.ended() == "cancelled":
             return Completion("", "cancelled", Stats())
         try:
-            return completer.complete(unfinished.request, unfinished.ended, unfinished.add)
+            return completer.complete(job.request, job.ended, job.add)
         except ServerGone as error:
             self._completer = Failure(describe(error))
-            if unfinished.text or self._thread.closing.is_set():
+            if job.text or self._thread.closing.is_set():
                 return self._completer
             self._try_to_load()
-            return self._complete(unfinished)
-        except Exception as error:  # noqa: BLE001 - one bad request must not end the helper
+            return self._complete(job)
+        except Exception as error:  # noqa: BLE001 - a bad request must not end the program
             return Failure(describe(error))
 
     def _finish(self, ticket: Ticket, done: Completion | Failure) -> None:
@@ -267,7 +265,7 @@ class CompletionThread:
         ticket.on_done(done)
 
     def wants(self, ticket: Ticket) -> bool:
-        """Return False if `ticket`, which is being served, is to end."""
+        """Return False if `ticket`, which is running, must end."""
         if ticket.cancelled.is_set() or self._thread.closing.is_set():
             return False
         if not ticket.ahead:
@@ -276,12 +274,12 @@ class CompletionThread:
             return self._ahead is ticket and not self._waiting and not self._draining
 
     def newest(self, channel: str) -> Ticket | None:
-        """Return the last request on the channel that a client waits for."""
+        """Return the last ticket of a client on the channel."""
         with self._lock:
             return self._latest.get(channel)
 
     def take_over(self, superseded: Ticket, ticket: Ticket) -> None:
-        """Serve `ticket` with the completion of `superseded`, which ends."""
+        """Serve `ticket` with the completion of `superseded`, and cancel `superseded`."""
         with self._lock:
             self._waiting.discard(ticket)
             if self._ahead is superseded:
@@ -289,47 +287,44 @@ class CompletionThread:
         self._finish(superseded, Completion("", "cancelled", Stats()))
 
 
-class _UnfinishedCompletion:
-    """An unfinished completion: for a ticket, or for a later one that requests its rest."""
+class _Job:
+    """An unfinished completion for a ticket, or for a later ticket that requests its rest."""
 
     def __init__(self, thread: CompletionThread, ticket: Ticket) -> None:
         self._thread = thread
         self.request = ticket.request
-        self.ticket = ticket  # the one that it is made for now
+        self.ticket = ticket  # the one that gets the completion
         self.text = ""
-        self._late = time_limit(ticket.request.seconds)
+        self._timed_out = time_limit(ticket.request.seconds)
 
     def ended(self) -> CompletionReason | None:
         """Return the reason to end now, None to continue; called between two passes."""
         newest = self._thread.newest(self.ticket.channel)
-        if newest is not None and newest is not self.ticket and self._is_made_for(newest):
+        if newest is not None and newest is not self.ticket and self._fits(newest):
             superseded, self.ticket = self.ticket, newest
-            self._late = time_limit(newest.request.seconds)
+            self._timed_out = time_limit(newest.request.seconds)
             self._thread.take_over(superseded, newest)
             self.add("")
-        return self._late() if self._thread.wants(self.ticket) else "cancelled"
+        return self._timed_out() if self._thread.wants(self.ticket) else "cancelled"
 
-    def _is_made_for(self, ticket: Ticket) -> bool:
-        """Return True if the text so far starts with what was typed before `ticket`."""
+    def _fits(self, ticket: Ticket) -> bool:
+        """Return True if the text so far starts with the text typed before `ticket`."""
         typed = typed_since(self.request, ticket.request)
         if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
             return False
         if self.request.edits is not None or ticket.request.edits is not None:
             return False
         same = ticket.request.suffix == self.request.suffix
-        another = self.request.temperature and not typed  # another sample is wanted
+        another = self.request.temperature and not typed  # the client requests another sample
         return same and not another and self.text.startswith(typed)
 
     def add(self, text: str) -> None:
-        """Pass on the new text to the ticket."""
+        """Send the new text to the client."""
         self.text += text
-        self.ticket.give(self._rest(self.text))
+        self.ticket.send(self.rest(self.text))
 
-    def rest(self, done: Completion) -> Completion:
-        """Return the completion for the ticket."""
-        return replace(done, text=self._rest(done.text))
-
-    def _rest(self, text: str) -> str:
+    def rest(self, text: str) -> str:
+        """Return the part of `text` that the ticket requests."""
         return text[len(self.ticket.request.prefix) - len(self.request.prefix) :]
 
 

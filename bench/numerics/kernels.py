@@ -1,9 +1,9 @@
 """Outputs of MLX's kernels for 1 to 33 rows, compared with one row at a time.
 
-The kernel for a quantized matrix depends on the rows, the matrix, and the chip
-(mlx/backend/metal/quantized.cpp): a few rows one by one, since M3 up to five together; from 6 rows
-(M1) to 32 (Ultra) on, in tiles of 32. Attention changes above 8 rows, and where rows times the
-heads that share their keys exceed 32.
+The kernel for a quantized matrix depends on the rows, the matrix and the chip
+(mlx/backend/metal/quantized.cpp): few rows run one by one, or up to five together since M3; from 6
+rows (M1) to 32 (Ultra) on, they run in tiles of 32. The attention kernel changes above 8 rows, and
+if rows times query heads per KV head exceed 32.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-MOST_ROWS = 33  # one more than the longest draft with its token, and than a tile
+MOST_ROWS = 33  # more than a tile, and than the longest draft with its token
 FORMATS = (mx.bfloat16, mx.float16)
 _GROUP, _KV_HEADS, _HEAD = 64, 2, 64
 
 
 def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict[str, list[float]]:
-    """A product with a quantized matrix, [rows, inputs] -> [rows, outputs]; see `compare_rows`."""
+    """Compare products with a quantized matrix, [rows, inputs] -> [rows, outputs]."""
     mx.random.seed(bits)
     rows = mx.random.normal((MOST_ROWS, inputs)).astype(kind)
     weight = mx.quantize(
@@ -35,8 +35,7 @@ def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict
 
 
 def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[float]]:
-    """Causal attention of the last rows, as in a pass behind `context` tokens, where `group` heads
-    share their keys; see `compare_rows`."""
+    """Compare causal attention in a pass after `context` tokens. group: query heads per KV head."""
     mx.random.seed(0)
     queries, keys, values = (
         mx.random.normal((1, heads, context + MOST_ROWS, _HEAD)).astype(kind)
@@ -44,7 +43,7 @@ def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[f
     )
 
     def attend(start: int, stop: int) -> mx.array:
-        mask = "causal" if stop - start > 1 else None  # as mlx-lm asks for it
+        mask = "causal" if stop - start > 1 else None  # as in mlx-lm
         end = context + stop
         out = mx.fast.scaled_dot_product_attention(
             queries[:, :, context + start : end], keys[:, :, :end], values[:, :, :end],
@@ -56,10 +55,10 @@ def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[f
 
 
 def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:
-    """By the number of rows, from 1: the share of values that are identical to those of one row at
-    a time, and the largest difference, as a share of the typical value.
+    """Compare the output for 1, 2, ... rows with the output for one row at a time.
 
-    compute: the output of rows from start to stop, [stop - start, outputs].
+    Returns lists by the number of rows: the share of identical values, and the largest difference
+    relative to the typical value. compute: (start, stop) -> output, [stop - start, outputs].
     """
     alone = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
     typical = mx.sqrt(mx.mean(mx.square(alone.astype(mx.float32)))).item()

@@ -1,4 +1,4 @@
-"""Runners: loops that answer a workload once, timed. The bench compares them."""
+"""Runners: loops that answer a workload once and measure the time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Protocol
 
 from akunu_py.bench.workloads import Workload
 
-PLAIN = "mlx-lm"
-"""The runner whose speed is 1.00, on the same weights as ours."""
+PLAIN = "mlx-lm"  # the baseline, on the same weights as our runners
 OFF = "off"
 TURN_BREAK = "\n\n— next turn —\n\n"
 
@@ -18,7 +17,7 @@ class Conditions:
     """Sampling conditions of one run."""
 
     max_tokens: int
-    temperature: float = 0.0  # 0 is greedy; above it there is no other filter
+    temperature: float = 0.0  # 0 is greedy; no other sampling filters
     seed: int = 0
 
 
@@ -26,9 +25,9 @@ class Conditions:
 class Passes:
     """The passes of one or several answers."""
 
-    drafted: list[int] = field(default_factory=list)  # tokens by pass
+    drafted: list[int] = field(default_factory=list)  # tokens of each pass
     accepted: list[int] = field(default_factory=list)
-    draft_s: float = 0.0  # in the drafter, without the prompt
+    draft_s: float = 0.0  # time in the drafter, without the prompt
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class Run:
     """One conversation."""
 
     turns: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompt, output
-    decoded: int = 0  # output tokens without those of the prefill
+    decoded: int = 0  # output tokens, without those that the prefill yields
     decode_s: float = 0.0
     ttft_s: list[float] = field(default_factory=list)  # time to first token of each answer
     passes: Passes = field(default_factory=Passes)
@@ -44,16 +43,11 @@ class Run:
     text: str = ""
 
     def add(
-        self,
-        prompt: list[int],
-        output: list[int],
-        ttft_s: float,
-        decode_s: float,
-        prefilled: int = 1,
+        self, prompt: list[int], output: list[int], ttft_s: float, decode_s: float, first: int = 1
     ) -> None:
-        """Add an answer; the prefill yielded `prefilled` of its tokens."""
+        """Add an answer. first: number of output tokens that the prefill yielded."""
         self.turns.append((prompt, output))
-        self.decoded += max(0, len(output) - prefilled)
+        self.decoded += max(0, len(output) - first)
         self.ttft_s.append(ttft_s)
         self.decode_s += decode_s
 
@@ -63,7 +57,7 @@ class Runner(Protocol):
 
     name: str
     baseline: str  # the runner whose speed is 1.00
-    foreign: bool  # not our code: its failure does not end the bench
+    foreign: bool  # not our code; its failure does not end the bench
 
     def reference(self, temperature: float) -> str | None:
         """Return the name of the runner whose output must be identical, if any."""

@@ -1,4 +1,4 @@
-"""Our engine, timed, and a record of what each of its passes drafted."""
+"""Our engine as a runner, and a record of the drafts of its passes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Akunu:
         name: str | None = None,
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
-        self._networks: dict[str, LearnedNetwork] = {}  # what is learned of them stays, too
+        self._networks: dict[str, LearnedNetwork] = {}  # learned state, shared by runs
         self.baseline = PLAIN if engine.ring is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
@@ -52,7 +52,7 @@ class Akunu:
             self.name += f" {draft_tokens}"
 
     def reference(self, temperature: float) -> str | None:
-        """Return the baseline; above temperature 0 our own plain loop, which samples alike."""
+        """Return the baseline; above temperature 0 our own plain loop, with the same samples."""
         reference = self.baseline if temperature == 0 else OFF
         return None if reference == self.name else reference
 
@@ -92,10 +92,10 @@ class UnsavedState(LearnedState):
         self.warnings = []
 
     def remember(self, tokens: Any) -> None:
-        """Ignored: a learned answer would be known in the next repetition."""
+        """Do nothing, because the next repetition gets the same answer."""
 
     def save_costs(self) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 def record_passes(session: Session, passes: Passes) -> None:
@@ -110,7 +110,7 @@ class RecordingDrafter:
         self._drafter = drafter
         self._passes = passes
         self.pipelines = drafter.pipelines
-        self._passed = False  # whether the next tokens to extend by are what a pass yielded
+        self._passed = False  # the next tokens come from a pass, not from the prompt
 
     def extend(self, tokens: Sequence[int]) -> None:
         started = time.perf_counter()

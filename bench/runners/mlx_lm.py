@@ -1,4 +1,4 @@
-"""mlx-lm's loops, timed: the plain one, and speculative decoding with a small draft model."""
+"""mlx-lm's loops as runners: the plain one, and speculative decoding with a draft model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
 
-_DRAFT_TOKENS = 3  # what mlx-lm's own command line drafts with a draft model
+_DRAFT_TOKENS = 3  # the default of mlx-lm's command line
 
 
 class MlxLm:
-    """mlx-lm's plain loop, `generate_step`, without detokenizing; the cache stays between turns."""
+    """mlx-lm's plain loop, `generate_step`, without detokenizing. Turns share the cache."""
 
     name = baseline = PLAIN
     foreign = True
@@ -56,7 +56,7 @@ class MlxLm:
                 prompt_cache=cache,
             )
             output = _time_steps(run, prompt, steps, engine.tokens.stop_tokens)
-            # The last token is in the cache already: its step runs ahead.
+            # The cache has the last token, because mlx-lm's step runs ahead.
             cached = [*prompt, *output]
             return decode_text(engine, output)
 
@@ -65,18 +65,18 @@ class MlxLm:
 
 
 class MlxLmDraftModel:
-    """mlx-lm's speculative loop with a small model that drafts, on fresh caches each turn."""
+    """mlx-lm's speculative loop with a draft model and new caches in each turn."""
 
     name = f"{PLAIN} + draft model"
     baseline = PLAIN
     foreign = True
 
     def __init__(self, engine: Engine, draft_model: Engine) -> None:
-        """Raises UsageError where the two models do not share their tokens."""
+        """Raises UsageError if the vocabularies of the models differ."""
         if engine.tokens.tokenizer.get_vocab() != draft_model.tokens.tokenizer.get_vocab():
             raise UsageError(
                 f"{draft_model.name} cannot draft for {engine.name}: their vocabularies differ; "
-                "take a smaller model of the same family"
+                "choose a smaller model of the same family"
             )
         self._engine, self._draft_model = engine, draft_model
 
@@ -111,14 +111,14 @@ def hold_conversation(run: Run, workload: Workload, answer: Callable[[list[Messa
 
 
 def decode_text(engine: Engine, tokens: list[int]) -> str:
-    """An answer's text, as it goes into the prompt of the next turn."""
+    """Return the text of an answer for the prompt of the next turn."""
     return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
 def _time_steps(
     run: Run, prompt: list[int], steps: Iterator[tuple[Any, ...]], stop: frozenset[int]
 ) -> list[int]:
-    """Runs an mlx-lm loop to its end, or a stop token, and adds it to `run`."""
+    """Run an mlx-lm loop to its end or to a stop token, and add the answer to `run`."""
     output: list[int] = []
     started = first = time.perf_counter()
     with contextlib.closing(steps):  # type: ignore[type-var]

@@ -1,6 +1,6 @@
-"""Loops of llama-cpp-python and transformers: plain, and with prompt lookup.
+"""Loops of llama-cpp-python and transformers as runners: plain, and with prompt lookup.
 
-They get the same text in the same chat template, with their own tokenizer and weights.
+They get the same text in the same chat template, and use their own tokenizer and weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
 
-LOOKUP_TOKENS = 10  # what both draft by default
+LOOKUP_TOKENS = 10  # the default of both
 _CONTEXT = 4096
 _UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 
@@ -46,7 +46,7 @@ class Peer:
         self._engine, self._generate, self._decode = engine, generate, decode
 
     def reference(self, temperature: float) -> str | None:
-        """The peer's own plain loop, where tokens are not drawn."""
+        """Return the peer's own plain loop at temperature 0."""
         return self.baseline if temperature == 0 and self.name != self.baseline else None
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
@@ -82,31 +82,23 @@ def _missing(name: str, engine: Engine, reason: str) -> list[Runner]:
 
 
 def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
-    """llama.cpp's plain loop and its prompt lookup, on the model in the file `gguf`."""
+    """Return llama.cpp's plain loop and its prompt lookup, with the model file `gguf`."""
     name = "llama.cpp"
     try:
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     except ImportError as error:
         return _missing(name, engine, f"pip install llama-cpp-python ({error})")
-
-    def load(drafter: Any) -> Any:
-        return Llama(
-            str(gguf),
-            n_ctx=min(_CONTEXT, engine.plan.context_length),
-            n_gpu_layers=-1,
-            draft_model=drafter,
-            verbose=False,
-        )
-
+    context = min(_CONTEXT, engine.plan.context_length)
     lookup = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
-    try:
-        return [
-            _llama_peer(name, name, engine, load(None)),
-            _llama_peer(f"{name} + lookup", name, engine, load(lookup)),
-        ]
-    except (ValueError, OSError) as error:
-        return _missing(name, engine, f"cannot load {gguf}: {error}")
+    found = []
+    for named, drafter in ((name, None), (f"{name} + lookup", lookup)):
+        options = {"n_ctx": context, "n_gpu_layers": -1, "draft_model": drafter, "verbose": False}
+        try:
+            found.append(_llama_peer(named, name, engine, Llama(str(gguf), **options)))
+        except (ValueError, OSError) as error:
+            return _missing(name, engine, f"cannot load {gguf}: {error}")
+    return found
 
 
 def _llama_peer(name: str, baseline: str, engine: Engine, model: Any) -> Runner:
@@ -129,8 +121,7 @@ def _llama_peer(name: str, baseline: str, engine: Engine, model: Any) -> Runner:
 
 
 def transformers(engine: Engine, directory: Path) -> list[Runner]:
-    """transformers' plain loop and its prompt lookup, in float32, on the checkpoint in
-    `directory`."""
+    """Return transformers' plain loop and its prompt lookup, in float32, with a checkpoint."""
     name = "transformers"
     try:
         import torch
@@ -157,13 +148,16 @@ def _transformers_peer(
     from transformers.generation.streamers import BaseStreamer
 
     class Streamer(BaseStreamer):
-        """Is given the prompt first, then the output, as [1] or [1, tokens]."""
+        """Emits the output; `put` gets the prompt first, then [1] or [1, tokens]."""
 
         def __init__(self, emit: Emit) -> None:
-            self._emit: Emit = lambda prompt: setattr(self, "_emit", emit)
+            self._emit: Emit | None = None
+            self._then = emit
 
         def put(self, value: Any) -> None:
-            self._emit(value.flatten().tolist())
+            if self._emit is not None:
+                self._emit(value.flatten().tolist())
+            self._emit = self._then
 
         def end(self) -> None:
             pass
@@ -172,6 +166,7 @@ def _transformers_peer(
         prompt = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
         torch.manual_seed(conditions.seed)
         sampled = conditions.temperature > 0
+        unfiltered = {"temperature": conditions.temperature, "top_k": 0, "top_p": 1.0}
         ids = torch.tensor([prompt])
         model.generate(
             ids,
@@ -181,9 +176,7 @@ def _transformers_peer(
             prompt_lookup_num_tokens=lookup,
             streamer=Streamer(emit),
             pad_token_id=tokenizer.eos_token_id,
-            **(
-                {"temperature": conditions.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
-            ),
+            **(unfiltered if sampled else {}),
         )
         return prompt
 

@@ -21,7 +21,7 @@ class WorkloadTurn:
     """A turn of a conversation."""
 
     user: str
-    assistant: str | None = None  # the given answer; None if it is measured
+    assistant: str | None = None  # the given answer; None if a runner answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Workload:
     about: str = ""
     maker: str = ""
     licence: str = ""
-    max_tokens: int = 128  # limit of an answer, so that no loop of a small model is measured
+    max_tokens: int = 128  # limit of an answer; longer ones of small models end in loops
 
     def talk(self, answer: Callable[[list[Message]], str]) -> list[str]:
-        """Return the answers that are not given, from calls of `answer` with the messages."""
+        """Return the answers of `answer`, which gets the messages so far."""
         messages: list[Message] = []
         answers = []
         for turn in self.turns:
@@ -58,10 +58,5 @@ def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
 
 def _load(name: str) -> Workload:
     entry = tomllib.loads(files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    turns = [
-        WorkloadTurn(
-            turn["user"].strip(), turn["assistant"].strip() if "assistant" in turn else None
-        )
-        for turn in entry.pop("turn")
-    ]
-    return Workload(name, tuple(turns), **entry)
+    turns = [{who: text.strip() for who, text in turn.items()} for turn in entry.pop("turn")]
+    return Workload(name, tuple(WorkloadTurn(**turn) for turn in turns), **entry)

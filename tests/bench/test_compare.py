@@ -118,10 +118,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.json"
     foreign.write_text('{"curve": 1}')
     for args, word in (
-        ((a, other), "in common"),
+        ((a, other), "share no test"),
         ((a, str(tmp_path / "none")), "none"),
         ((a, str(foreign)), "akunu bench -o"),
         ((a, str(damaged)), "damaged"),
-        ((a, a, "--threshold", "0"), "per cent"),
+        ((a, a, "--threshold", "0"), "percentage"),
     ):
         assert_one_line_error(run_here("bench", "compare", *args), 2, word)

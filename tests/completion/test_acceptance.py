@@ -78,7 +78,7 @@ def test_a_damaged_file_counts_for_nothing(tmp_path: Path, data: bytes) -> None:
 
 def test_the_table(tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path)}
-    assert run_here("complete", "--stats", env=env).stdout == "no completion was shown yet\n"
+    assert run_here("complete", "--stats", env=env).stdout == "no completions shown yet\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path))
         kept = Acceptance(paths.acceptance_file())

@@ -97,7 +97,7 @@ def test_the_next_edit_is_that_of_the_model(tiny: Served, client: ServerClient) 
     found = ServedCompleter(client, NAME, options).complete(request)
     assert (found.change, found.finish_reason) == (expected.change, expected.finish_reason)
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 40
-    with pytest.raises(UsageError, match="not known to tell the next edit"):
+    with pytest.raises(UsageError, match="not known to predict edits"):
         ServedCompleter(client, NAME, OPTIONS).complete(request)
 
 

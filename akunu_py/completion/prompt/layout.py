@@ -1,8 +1,7 @@
-"""The prompt for a place in a buffer: what the model reads, and what is only drafted from.
+"""The prompt for a cursor position in a buffer, and the draft context.
 
-What exceeds the budgets of the prompt is not lost: it is context to draft from, which costs no
-pass. Everything moves as little as possible from one keystroke to the next, so that the cache and
-the drafting tables stay valid.
+Text that exceeds the budgets becomes draft context, which costs no pass. All parts change as little
+as possible from keystroke to keystroke, so that the cache and the drafting tables stay valid.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from zlib import crc32
 
 from akunu_py.errors import UsageError
 
-_CHARACTERS_A_TOKEN = 4  # of code, about
-_LONGEST = 8  # characters a token, of the longest text that is tried
-_PATH = 200  # characters of a path that the model reads, its end
+_CHARACTERS_A_TOKEN = 4  # typical of code
+_LONGEST = 8  # maximum characters per token
+_PATH = 200  # maximum characters of a path in the prompt, from its end
 _VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
 _DRAFT_CONTEXT = 60_000  # characters of the buffer on each side of the cursor, and of other files
-# How a comment begins, and ends, in files with such an ending or of such a language.
+# Start and end of a comment by file suffix or language.
 _COMMENTS = {
     "#": "py pyi python sh bash shellscript zsh rb ruby pl pm perl yml yaml toml r jl ex exs "
     "elixir mk makefile dockerfile tf nix coffee ps1",
@@ -37,26 +36,25 @@ _COMMENTS = {
     ";": "lisp el clj scm asm",
     "%": "tex latex erl erlang",
 }
-# A piece of it has so many characters at least, and ends before one in so many of the lines that
-# begin in the first column.
-_PIECE, _ENDS = 1000, 4
+_PIECE = 1000  # minimum characters of a piece
+_ENDS = 4  # one in so many lines without indentation starts a piece
 _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt tokens of a place in a buffer, and the draft context."""
+    """The prompt tokens for a cursor position, and the draft context."""
 
     tokens: list[int]
     ahead: int  # number of tokens before the buffer
-    healed: str  # the end of the prefix that the model samples again
-    draft_context: list[tuple[int, ...]]  # drafted from; other files first
+    healed: str  # the end of the prefix, which the model samples again
+    draft_context: list[tuple[int, ...]]  # other files first
     files: int  # number of other files in draft_context
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """What the model reads of each part at most, in tokens."""
+    """Maximum prompt tokens of each part."""
 
     prefix: int
     suffix: int
@@ -70,7 +68,7 @@ class Names:
     path: str  # relative to `root`
     repository: str
     root: str
-    known: bool  # False if neither path nor language is known, and `path` is made up
+    known: bool  # False if path and language are unknown, and `path` is invented
 
 
 def make_prompt(
@@ -81,12 +79,12 @@ def make_prompt(
     suffix: str,
     names: Names,
     files: Sequence[tuple[str, str]] = (),
-    read: Sequence[tuple[str, str]] = (),
+    related: Sequence[tuple[str, str]] = (),
 ) -> Prompt:
-    """The prompt for the place between `prefix` and `suffix` in a file.
+    """Return the prompt for the cursor between `prefix` and `suffix` in a file.
 
-    family: None to continue the prefix. files: (path, text), to draft from, the nearest first.
-    read: what the model reads of them, where its family reads files.
+    family: None to continue the prefix. files: (path, text) of the draft context, nearest first.
+    related: their pieces for the prompt, if the family supports files.
     """
     start = window_before(code, prefix, budgets.prefix)
     end = window_after(code, suffix, budgets.suffix) if family else 0
@@ -95,23 +93,23 @@ def make_prompt(
     draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
     draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
     before = prefix[start:]
-    shown = family and (family.has_path or (read and family.reads_files))
+    shown = family and (family.has_path or (related and family.reads_files))
     if names.known and not shown:
         before = comment_line(names.path) + before
     if family is None:
         begun, healed = code.heal(before)
         return Prompt([*code.opening, *begun], 0, healed, draft_context, others)
     values = {"prefix": before, "suffix": suffix[:end]}
-    tokens, ahead = _fill_template(code, family, values, names, read if family.reads_files else ())
+    pieces = related if family.reads_files else ()
+    tokens, ahead = _fill_template(code, family, values, names, pieces)
     return Prompt(tokens, ahead, "", draft_context, others)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
-    """Where to begin reading `text` so that its rest has at most `budget` tokens.
+    """Return where the prompt's part of `text` starts, so that it has at most `budget` tokens.
 
-    The place is the first start of a line behind a multiple of `budget` characters, so that it
-    moves only when about a quarter of the budget has been typed: a place that moved with each
-    letter would make everything be read again.
+    That is the first start of a line after a multiple of `budget` characters. It moves only when
+    about a quarter of the budget was typed, because each move needs a new prefill.
     """
     if budget < 1 or not text:
         return len(text)
@@ -132,8 +130,7 @@ def window_before(code: CodeTokens, text: str, budget: int) -> int:
 
 
 def window_after(code: CodeTokens, text: str, budget: int) -> int:
-    """Where to stop reading `text` so that what was read has at most `budget` tokens; the end of
-    a line where there is one."""
+    """Return where the prompt's part of `text` ends, at most `budget` tokens, at a line's end."""
     if budget < 1:
         return 0
     room = min(len(text), _LONGEST * budget)
@@ -143,13 +140,13 @@ def window_after(code: CodeTokens, text: str, budget: int) -> int:
         tokens = len(code.encode(text[:room]))
     line = text.rfind("\n", 0, room) + 1
     end = room if room == len(text) or line < room // 2 else line
-    while end > 1 and len(code.encode(text[:end])) > budget:  # the border of a token moved
+    while end > 1 and len(code.encode(text[:end])) > budget:  # the last token may have split
         end -= 1
     return end if len(code.encode(text[:end])) <= budget else 0
 
 
 def comment_line(path: str) -> str:
-    """The path in a comment of its language, for models that were told no other way."""
+    """Return the path as a comment in its language, for models without a slot for it."""
     ending = os.path.basename(path).rpartition(".")[2].lower()
     for before, endings in _COMMENTS.items():
         if ending in endings.split():
@@ -159,7 +156,7 @@ def comment_line(path: str) -> str:
 
 
 def _within(texts: Sequence[str], room: int) -> list[str]:
-    """The first of `texts`, `room` characters together."""
+    """Return `texts`, cut off after `room` characters in total."""
     found = []
     for text in texts:
         found.append(text[:room])
@@ -168,8 +165,10 @@ def _within(texts: Sequence[str], room: int) -> list[str]:
 
 
 def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Tokens of `texts`, encoded in pieces whose borders depend on their content (content-defined
-    chunking), so that an edit changes one piece and the others need not be encoded again."""
+    """Return the tokens of `texts`, encoded in pieces with content-defined borders.
+
+    An edit changes one piece; the other pieces are not encoded again.
+    """
     draft_context = []
     for text in texts:
         tokens: list[int] = []
@@ -191,14 +190,14 @@ def _fill_template(
     family: FimFamily,
     values: dict[str, str],
     names: Names,
-    read: Sequence[tuple[str, str]],
+    related: Sequence[tuple[str, str]],
 ) -> tuple[list[int], int]:
-    """(The tokens, how many of them come before the buffer)."""
+    """Return the prompt tokens, and the number of tokens before the buffer."""
     template, files = family.prompt, []
-    if read or (family.path_alone and names.known):
+    if related or (family.path_alone and names.known):
         template = family.prompt_with_files
         files = fill(family, family.repository, {"repository": names.repository})
-        for path, text in read:
+        for path, text in related:
             files += fill(family, family.file, {"path": path, "text": text})
     ahead = [*fill(family, family.before, {}), *files]
     buffer = fill(family, template, {**values, "path": names.path})
@@ -209,7 +208,7 @@ def _fill_template(
         if number == len(ahead):
             count = len(tokens) + len(code.encode(text))
         if part.kind == "text":
-            text += part.text  # what meets at the border of two templates is encoded together
+            text += part.text  # neighboring texts of two templates are encoded together
             continue
         tokens += code.encode(text)
         text = ""
@@ -218,8 +217,11 @@ def _fill_template(
 
 
 def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Names:
-    """What the buffer is called. root: the directory of the project, empty where unknown; then it
-    is the nearest that is under version control, else what all paths have in common."""
+    """Return the names of the buffer and its repository.
+
+    root: the directory of the project; if empty, the nearest one under version control, or the
+    common directory of all paths.
+    """
     common = _common([path, *others])
     root = root or find_root(path) or (common if os.path.isabs(common) else "")
     repository = os.path.basename((root or common).replace("\\", "/").rstrip("/")) or "project"
@@ -228,7 +230,7 @@ def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Na
 
 
 def relative(path: str, root: str) -> str:
-    """`path` as seen from `root`, where it is below; at most its end."""
+    """Return the end of `path`, relative to `root` if `root` contains it."""
     path, root = path.replace("\\", "/"), root.replace("\\", "/").rstrip("/")
     if root and path.startswith(f"{root}/"):
         path = path[len(root) + 1 :]
@@ -237,7 +239,7 @@ def relative(path: str, root: str) -> str:
 
 @lru_cache(256)
 def find_root(path: str) -> str:
-    """The nearest directory above `path` that is under version control; empty where none is."""
+    """Return the nearest directory above `path` under version control, "" for none."""
     if not os.path.isabs(path):
         return ""
     for directory in Path(path).parents:
@@ -247,11 +249,11 @@ def find_root(path: str) -> str:
 
 
 def _common(paths: Sequence[str]) -> str:
-    """The directory that the paths have in common."""
+    """Return the common directory of the paths, "" for none."""
     directories = [os.path.dirname(path.replace("\\", "/")) for path in paths if path]
     try:
         return os.path.commonpath(directories)
-    except ValueError:  # none, or relative paths beside absolute ones
+    except ValueError:  # no paths, or both relative and absolute ones
         return ""
 
 
@@ -259,8 +261,8 @@ def _common(paths: Sequence[str]) -> str:
 
 
 _FILE = Path(__file__).with_name("fim.toml")
-# In the names of models that were made of a coder, for edits or for reasoning.
-_OTHERWISE = ("zeta", "sweep", "distill", "next-edit", "instinct")
+# In the names of models derived from a coder, for edits or for reasoning.
+_NO_FIM = ("zeta", "sweep", "distill", "next-edit", "instinct")
 _SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
 
 
@@ -269,34 +271,34 @@ class FimFamily:
     """The fill-in-the-middle format of one family of models, from fim.toml."""
 
     name: str
-    source: str  # where its maker published it
-    tokens: tuple[str, ...]  # that the vocabulary must have
+    source: str  # the publication of its maker
+    tokens: tuple[str, ...]  # required in the vocabulary
     prompt: str  # template of the buffer around the cursor
     stop: tuple[str, ...]  # tokens that end the middle, if the vocabulary has them
-    quote: str = ""  # the maker's words
-    # Parts of model names. Many other models have the tokens and were never trained for them.
-    named: tuple[str, ...] = ()
+    quote: str = ""  # from the source
+    named: tuple[str, ...] = ()  # parts of model names; other models may have the tokens untrained
     repository: str = ""  # templates with other files; empty if none were published
     file: str = ""
     prompt_with_files: str = ""
     before: str = ""  # around the whole prompt
     after: str = ""
-    path_alone: bool = False  # prompt_with_files also for a file without others
-    bare_suffix: bool = False  # SentencePiece puts no space of its own before the suffix
-    fenced: bool = False  # answers may come in a Markdown fence
+    path_alone: bool = False  # use prompt_with_files also for a file without others
+    bare_suffix: bool = False  # encode the suffix without SentencePiece's leading space
+    fenced: bool = False  # answers may have a Markdown fence
 
     @property
     def reads_files(self) -> bool:
+        """Return True if the prompt can contain other files."""
         return bool(self.file)
 
     @property
     def has_path(self) -> bool:
-        """Whether the model reads the path of a file without others."""
+        """Return True if the prompt of a file without others contains its path."""
         return self.path_alone or "{path}" in self.prompt
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Every token that a template or a stop may name, the longest first."""
+        """Return the tokens in templates and stops, the longest first."""
         return tuple(sorted({*self.tokens, *self.stop}, key=lambda token: (-len(token), token)))
 
 
@@ -304,7 +306,7 @@ class FimFamily:
 class PromptPart:
     """A piece of a filled template."""
 
-    kind: str  # "token" (one of the vocabulary), "text", or "suffix" (encoded apart)
+    kind: str  # "token" (of the vocabulary), "text", or "suffix" (encoded separately)
     text: str
 
 
@@ -342,8 +344,7 @@ def check_tokens(name: str, tokens: Sequence[str], vocabulary: Container[str], m
     missing = [token for token in tokens if token not in vocabulary]
     if missing:
         raise UsageError(
-            f"{model} has no token {missing[0]}, so it cannot be asked in the format of {name}; "
-            "leave out --fim"
+            f"{model} has no token {missing[0]}, which the format {name} needs; omit --fim"
         )
 
 
@@ -352,7 +353,7 @@ def detect_family(
 ) -> FimFamily | None:
     """Return the family that matches the model's name and vocabulary, None if none does."""
     name = re.sub(r"[\s_]+", "-", model.lower())
-    if any(word in name for word in _OTHERWISE):
+    if any(word in name for word in _NO_FIM):
         return None
     for family in families:
         named = any(part in name for part in family.named)
@@ -362,7 +363,7 @@ def detect_family(
 
 
 def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[PromptPart]:
-    """The pieces of `template` with its slots filled; neighbouring texts are one piece."""
+    """Return the pieces of `template` with filled slots; neighboring texts are one piece."""
     marker = re.compile("|".join(re.escape(token) for token in family.markers))
     parts: list[PromptPart] = []
 
@@ -394,20 +395,20 @@ def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[Pr
 
 
 _CACHED = 512  # texts: windows of the buffer, and pieces of it and of other files
-_MAX_HEALED = 64  # characters; a run of spaces may be one long token
+_MAX_HEALED = 64  # characters of a token; a run of spaces may be long
 
 
 class CodeTokens:
-    """Encodes source text in parts: nothing added, and no text mistaken for a special token."""
+    """Encodes source text without added tokens; special tokens in the text count as text."""
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
-        """vocabulary: number of tokens in the weights; a tokenizer may name more."""
+        """vocabulary: number of tokens in the weights; a tokenizer may have more."""
         self._backend = tokenizer.backend_tokenizer
         self._vocabulary: dict[str, int] = {
             text: token for text, token in tokenizer.get_vocab().items() if token < vocabulary
         }
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
-        # Some tokenizers have added tokens for runs of spaces: those may stay what they are.
+        # Added tokens for runs of spaces count as text.
         self._markers = {text for text in added if len(text) > 1 and not text.isspace()}
         longest_first = sorted(self._markers, key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -421,28 +422,26 @@ class CodeTokens:
         return token in self._vocabulary
 
     def token(self, text: str) -> int:
-        """The id of a token of the vocabulary."""
+        """Return the id of a token of the vocabulary."""
         return self._vocabulary[text]
 
     def marker_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
-        """The ids of those of `texts` that are markers of this tokenizer, not plain words."""
+        """Return the ids of the `texts` that are special tokens of this tokenizer."""
         known = self._markers.intersection(texts, self._vocabulary)
         return frozenset(self._vocabulary[text] for text in known)
 
     def encode_bare(self, text: str) -> list[int]:
-        """As `encode`, without the space that SentencePiece puts before a text.
+        """Encode without the leading space of SentencePiece.
 
-        Source: the makers' own encode_infilling, which encodes behind a character and cuts it off.
+        Source: `encode_infilling` of Code Llama, which encodes after a character and removes it.
         """
         return list(self.encode("☺" + text)[self._sentinel :]) if text else []
 
     def heal(self, text: str) -> tuple[tuple[int, ...], str]:
-        """Token healing: the tokens of `text` but for its last, and the text of that one, which
-        is to be sampled again.
+        """Token healing: return the tokens of `text` without the last, and the last one's text.
 
-        The end of a prefix was cut where the cursor is, not where a token ends; the model continues
-        badly after a token that it would have chosen otherwise. The text is empty, and nothing is
-        taken away, where no longer token begins as the last one does.
+        The cursor may split a token, and models continue badly after a token that they would not
+        choose. If no longer token starts like the last one, all tokens are returned, and "".
         """
         tokens = self.encode(text)
         if len(tokens) < 2 or not self._may_be_longer(tokens[-1], text):
@@ -455,8 +454,10 @@ class CodeTokens:
         return tokens, ""
 
     def _may_be_longer(self, last: int, text: str) -> bool:
-        """Whether a token of the vocabulary is longer than `last`, the last of `text`, and begins
-        with it. A word and spaces always may be; part of a character is none to ask for."""
+        """Return True if a longer token may start with `last`, the last token of `text`.
+
+        That is always so for a word and spaces, and never for a part of a character.
+        """
         if text[-1].isalnum() or text[-1] == "_" or text[-1].isspace():
             return True
         piece = self.text(last)
@@ -467,7 +468,7 @@ class CodeTokens:
         return after < len(texts) and texts[after].startswith(piece)
 
     def compatible_tokens(self, text: str) -> tuple[int, ...]:
-        """All tokens of whole characters that `text` begins with, or that begin with `text`."""
+        """Return the tokens that `text` starts with, or that start with `text`."""
         texts, ids = self._table or self._make_table()
         spans = [(text, text + "\U0010ffff")]
         spans += [(text[:length], text[:length] + "\0") for length in range(1, len(text))]
@@ -478,12 +479,12 @@ class CodeTokens:
         )
 
     def text(self, token: int) -> str:
-        """The text of one token as it stands inside a text; empty for a part of a character."""
+        """Return the text of a token inside a text, "" for a part of a character."""
         piece = self._backend.id_to_token(token)
         return self._piece_text(piece) if piece is not None else ""
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        """Tokens of `text` alone. What looks like a marker in it is text: it is encoded in two."""
+        """Return the tokens of `text`. A marker in it is encoded in two parts, as text."""
         tokens: list[int] = []
         at = 0
         for found in self._marker.finditer(text):
@@ -515,13 +516,15 @@ class CodeTokens:
             return piece.replace("▁", " ")
         try:
             return bytes(_BYTES[character] for character in piece).decode()
-        except (KeyError, UnicodeDecodeError):  # not of bytes, or a part of a character
+        except (KeyError, UnicodeDecodeError):  # not byte-level, or a part of a character
             return ""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes bytes as (Radford et al. 2019): printable ones as
-    themselves, the others from U+0100 on, in order."""
+    """Return the bytes by their characters in byte-level BPE (Radford et al. 2019).
+
+    Printable bytes are themselves; the others start at U+0100, in order.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

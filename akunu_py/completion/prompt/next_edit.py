@@ -1,8 +1,6 @@
-"""What will be changed next: the prompt in the format of a model that was trained to say so, and
-the change that its answer makes.
+"""Next edits: the prompt for a model trained to predict edits, and the change in its answer.
 
-Such a model reads what was changed lately and the lines around the cursor, and writes those lines
-anew.
+The prompt has the recent edits and the lines around the cursor; the answer has those lines, edited.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from akunu_py.completion.prompt.layout import (
 from akunu_py.completion.request import BufferEdit, Change, CompletionRequest
 from akunu_py.completion.stops import Cut
 
-_HEADER = 8  # tokens before the lines that are written anew, by which a draft finds them
+_HEADER = 8  # tokens before the rewritten lines, which the drafter matches
 _CURSOR = "<|user_cursor|>"
 
 
@@ -35,18 +33,18 @@ class Window:
 
     first: int  # number of the first line, from 0
     lines: tuple[str, ...]
-    row: int  # of the cursor, from `first` on
+    row: int  # of the cursor, relative to `first`
     column: int
     before: str = ""  # context lines, each with its end
     after: str = ""
 
     @property
     def text(self) -> str:
-        """Each line with its end."""
+        """Return the lines with their ends."""
         return "".join(line + "\n" for line in self.lines)
 
     def with_cursor(self, mark: str) -> str:
-        """The text with a mark where the cursor is."""
+        """Return the text with a mark at the cursor."""
         lines = list(self.lines)
         line = lines[self.row]
         lines[self.row] = line[: self.column] + mark + line[self.column :]
@@ -58,9 +56,9 @@ class EditFormat:
     """The prompt and answer format of one family of models."""
 
     name: str
-    source: str  # where its maker published it
-    named: re.Pattern[str]  # the names of its models
-    tokens: tuple[str, ...]  # that the vocabulary must have
+    source: str  # the publication of its maker
+    named: re.Pattern[str]  # matches the names of its models
+    tokens: tuple[str, ...]  # required in the vocabulary
     window: Callable[[Sequence[str], int, int], Window]  # lines of a buffer, row, column
     write: Callable[[Window, Sequence[BufferEdit], str], list[PromptPart]]  # edits, path
     stop: tuple[str, ...]  # tokens that end the answer
@@ -68,26 +66,26 @@ class EditFormat:
 
 
 class EditAnswer:
-    """What is made of the answer: a change, once all of it is there."""
+    """Parses an answer into a change."""
 
     def __init__(self, form: EditFormat, window: Window, room: int) -> None:
-        """room: tokens that it may take."""
+        """room: maximum tokens of the answer."""
         self._form, self._window = form, window
         self.room = room
 
     def cut(self, output: str, *, final: bool) -> Cut:
-        """Nothing of it is text at the cursor."""
+        """Return no text at the cursor, and True once the answer has ended."""
         return Cut("", done=bool(self._form.end) and self._form.end in output)
 
     def change(self, output: str) -> Change | None:
-        """What differs from the lines as they are, None where nothing does."""
+        """Return the changed lines of the window, None for no change."""
         window = self._window
         written = output.partition(self._form.end)[0] if self._form.end else output
         written = written.replace(_CURSOR, "").removesuffix("\n")
         if not written or written == "NO_EDITS":
             return None
         old, new = list(window.lines), written.split("\n")
-        while new and not new[-1].strip():  # how many empty lines end it, models do not keep
+        while new and not new[-1].strip():  # models do not preserve trailing empty lines
             new.pop()
         while old and not old[-1].strip():
             old.pop()
@@ -102,7 +100,7 @@ class EditAnswer:
 def make_edit_prompt(
     code: CodeTokens, form: EditFormat, request: CompletionRequest, names: Names
 ) -> tuple[Prompt, EditAnswer]:
-    """The prompt for the place of the cursor, and what reads its answer."""
+    """Return the prompt for the cursor position and the parser of the answer."""
     lines = (request.prefix + request.suffix).split("\n")
     row = request.prefix.count("\n")
     window = form.window(lines, row, len(request.prefix) - request.prefix.rfind("\n") - 1)
@@ -114,7 +112,7 @@ def make_edit_prompt(
     ]
     tokens = [*code.opening, *_encode(code, form.write(window, edits, names.path))]
     copied = code.encode(window.text)
-    # The answer begins as the window does: so it is drafted from its first token on.
+    # The answer starts like the window, so the first token already has a draft.
     draft = (*tokens[-_HEADER:], *copied)
     answer = EditAnswer(form, window, len(copied) + max(1, request.max_tokens))
     return Prompt(tokens, 0, "", [draft], 0), answer
@@ -125,13 +123,13 @@ def find_edit_format(name: str, vocabulary: Container[str], model: str) -> EditF
 
     Raises UsageError if the vocabulary lacks its tokens.
     """
-    called = re.sub(r"[\s_]+", "-", model.lower())
+    model_name = re.sub(r"[\s_]+", "-", model.lower())
     for form in FORMATS:
         if name == form.name:
             check_tokens(name, form.tokens, vocabulary, model)
             return form
         known = all(token in vocabulary for token in form.tokens)
-        if name == "auto" and known and form.named.search(called):
+        if name == "auto" and known and form.named.search(model_name):
             return form
     return None
 
@@ -140,7 +138,7 @@ def find_edit_format(name: str, vocabulary: Container[str], model: str) -> EditF
 
 
 def _zeta_window(lines: Sequence[str], row: int, column: int) -> Window:
-    """350 tokens to be written and 150 around them, three characters a token, as Zed counts."""
+    """Return 350 tokens to rewrite and 150 around them, three characters per token, as in Zed."""
     first, last = _grow(lines, row, row + 1, 350 * 3)
     top, bottom = _grow(lines, first, last, 150 * 3)
     before = "".join(line + "\n" for line in lines[top:first])
@@ -149,7 +147,7 @@ def _zeta_window(lines: Sequence[str], row: int, column: int) -> Window:
 
 
 def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, int]:
-    """As many more lines, above and below in turn, as there is room for, in characters."""
+    """Extend first:last by lines above and below in turn, up to `room` characters."""
     while True:
         grown = False
         for above in (True, False):
@@ -166,17 +164,16 @@ def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, 
 def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
     behind = window.after if window.after.endswith("\n") else window.after + "\n"
     history = "".join(f"--- a/{each.path}\n+++ b/{each.path}\n{unified(each)}" for each in edits)
-    told = (
-        [PromptPart("token", "<filename>"), PromptPart("text", f"edit_history\n{history}\n")]
-        if history
-        else []
-    )
+    past = []
+    if history:
+        edited = PromptPart("text", f"edit_history\n{history}\n")
+        past = [PromptPart("token", "<filename>"), edited]
     lines = window.with_cursor(_CURSOR)
     return [
         PromptPart("token", "<[fim-suffix]>"),
         PromptPart("text", behind),
         PromptPart("token", "<[fim-prefix]>"),
-        *told,
+        *past,
         PromptPart("token", "<filename>"),
         PromptPart("text", f"{path}\n{window.before}<<<<<<< CURRENT\n{lines}=======\n"),
         PromptPart("token", "<[fim-middle]>"),
@@ -184,20 +181,20 @@ def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[
 
 
 def _sweep_window(lines: Sequence[str], row: int, column: int) -> Window:
-    """21 lines, the cursor's in the middle."""
+    """Return 21 lines with the cursor in the middle."""
     first = max(0, row - 10)
     return Window(first, tuple(lines[first : row + 11]), row - first, column)
 
 
 def _write_sweep(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
-    """The last edit, where it was in these lines, is told by how they were before."""
-    original, told = window.text, list(edits)
-    if told and told[-1].path == path and told[-1].after in window.text:
-        last = told.pop()
+    """Return the parts of the prompt; an edit in the window shows as its original text."""
+    original, past = window.text, list(edits)
+    if past and past[-1].path == path and past[-1].after in window.text:
+        last = past.pop()
         original = window.text.replace(last.after, last.before, 1)
     texts = [
         f"{each.path}.diff\noriginal:\n{with_end(each.before)}updated:\n{with_end(each.after)}"
-        for each in told
+        for each in past
     ]
     texts += [f"original/{path}\n{original}", f"current/{path}\n{window.text}", f"updated/{path}\n"]
     return [
@@ -233,7 +230,7 @@ FORMATS = (
 
 
 def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
-    """A marker that the vocabulary has not is text."""
+    """Yield the tokens of `parts`; a marker outside the vocabulary counts as text."""
     text = ""
     for part in parts:
         if part.kind == "token" and part.text in code:
@@ -252,18 +249,18 @@ def _unix(text: str) -> str:
 # ---- recent edits
 
 
-LATEST = 6  # edits that are kept
+LATEST = 6  # maximum recent edits
 _CONTEXT = 3  # lines around an edit
-_NEAR = 8  # lines: what is changed so near belongs to the same edit
+_NEAR = 8  # lines; changes within this distance belong to the same edit
 
 
 class RecentEdits:
-    """The last edits in all buffers, the oldest first. Changes near the last one join it."""
+    """The last edits in all buffers, the oldest first. A change near the last one joins it."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # of the buffers, by path
         self._done: deque[BufferEdit] = deque(maxlen=LATEST)
-        self._base: tuple[str, str] | None = None  # path and text, before the edit under way
+        self._base: tuple[str, str] | None = None  # path, and text before the current edit
 
     def opened(self, path: str, text: str) -> None:
         self._texts[path] = text
@@ -326,7 +323,7 @@ def _common(one: Sequence[str], other: Sequence[str], *, backward: bool = False)
 
 
 def unified(edit: BufferEdit) -> str:
-    """The edit as a unified diff, without the lines that name the file."""
+    """Return the edit as a unified diff without file names."""
     old, new = with_end(edit.before).splitlines(True), with_end(edit.after).splitlines(True)
     parts = []
     for group in SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT):
@@ -341,5 +338,5 @@ def unified(edit: BufferEdit) -> str:
 
 
 def with_end(text: str) -> str:
-    """The text, the last line with its end."""
+    """Return the text with a newline at its end, if it is not empty."""
     return text if not text or text.endswith("\n") else text + "\n"

@@ -1,9 +1,7 @@
-"""What of other files the model reads: pieces that define or mention what stands at the cursor.
+"""Pieces of other files for the prompt, which define or mention names near the cursor.
 
-Files are cut where something begins in the first column. Names near the cursor, weighed by how near
-and how rare they are, rank the pieces; a piece that defines one counts most. What was chosen stays,
-in its order and with its text, as long as the model would have to read again for a better choice:
-other files come first in a prompt, and what was read of them stays in the KV cache.
+Files are cut at lines without indentation. Near and rare names rank the pieces; a definition counts
+most. Other files come first in the prompt, so a chosen piece stays while it is cached.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from functools import lru_cache
 from itertools import chain
 
 _BEFORE, _AFTER = 30, 8  # lines around the cursor whose names count
-_HEAD = 4000  # characters of the buffer's beginning: what is imported there may be used
+_HEAD = 4000  # characters at the start of the buffer, whose imports count
 _SHORT, _LONG = 300, 2500  # characters of a piece
-_WANTED = 3  # pieces that are worth reading the buffer again, when nobody waits
+_WANTED = 3  # best pieces that justify another prefill of the buffer while no client waits
 _NAME = re.compile(r"[A-Za-z_]\w{2,}")
 _IMPORT = re.compile(r"\s*(?:import|from|use|using|require|include|#include|export .*\bfrom)\b")
 _KEYWORDS = frozenset(
@@ -30,7 +28,7 @@ _KEYWORDS = frozenset(
         "while with",
     )
 )
-# By a keyword; in C, Java, ... by a type; a method with a brace; a value; a function as a value.
+# By keyword; by type (C, Java); a method with a brace; a value; a function as a value.
 _DEFINITIONS = tuple(
     re.compile("(?m)^" + pattern)
     for pattern in (
@@ -50,12 +48,12 @@ _CONTINUES = re.compile(r"(?:else|elif|except|finally|catch|end|fi|done|esac|the
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a file. names: all in it. defines: those that it defines."""
+    """A piece of a file."""
 
     path: str
     text: str
-    names: frozenset[str]
-    defines: frozenset[str]
+    names: frozenset[str]  # all names in the text
+    defines: frozenset[str]  # names that the text defines
 
 
 class RelatedFiles:
@@ -65,7 +63,7 @@ class RelatedFiles:
         self._chosen: list[Chunk] = []
 
     def chosen(self) -> list[tuple[str, str]]:
-        """(path, text) of what the model reads, in the order of the prompt."""
+        """Return (path, text) of the chosen pieces, in the order of the prompt."""
         sections: list[tuple[str, str]] = []
         for chunk in self._chosen:
             if sections and sections[-1][0] == chunk.path:
@@ -75,10 +73,9 @@ class RelatedFiles:
         return sections
 
     def has(self, files: Sequence[tuple[str, str]], near: dict[str, float]) -> bool:
-        """Whether the best pieces of `files` are among the chosen."""
+        """Return True if the best pieces of `files` are among the chosen ones."""
         chunks = [chunk for path, text in files for chunk in chunks_of(path, text)]
-        best = rank(chunks, near)[:_WANTED]
-        return all(chunk in self._chosen for chunk in best)
+        return all(chunk in self._chosen for chunk in rank(chunks, near)[:_WANTED])
 
     def choose(
         self,
@@ -87,27 +84,26 @@ class RelatedFiles:
         tokens: Callable[[str], int],
         budget: int,
         fresh: int,
-        read: int,
+        cached: int,
     ) -> None:
-        """Chooses again, for when what stands behind the files has to be read again anyway.
+        """Choose again, before a prefill of the buffer. Cached pieces stay if they fit.
 
-        files: (path, text), the nearest first. near: `names_near` the cursor. tokens: how many a
-        text has. budget: tokens of all pieces. fresh: of those that are not read yet. read: tokens
-        that the model has read of the pieces chosen before, which stay if they fit.
+        files: (path, text), nearest first. near: see `names_near`. tokens: counts a text's tokens.
+        budget: maximum tokens. fresh: maximum new tokens. cached: tokens with a cached prefix.
         """
         texts = dict(files)
         kept: list[Chunk] = []
         used = 0
         for chunk in self._chosen:
             used += tokens(chunk.text)
-            if used > min(read, budget) or chunk.text not in texts.get(chunk.path, ""):
+            if used > min(cached, budget) or chunk.text not in texts.get(chunk.path, ""):
                 break
             kept.append(chunk)
         ranked = rank([chunk for path, text in files for chunk in chunks_of(path, text)], near)
         best = fitting(ranked, tokens, budget)
         missing = [chunk for chunk in best if chunk not in kept]
         used = sum(tokens(chunk.text) for chunk in kept)
-        for chunk in reversed(kept[:]):  # what is worth less makes room for the best
+        for chunk in reversed(kept[:]):  # makes room for the best pieces
             if not missing or budget - used >= tokens(missing[0].text):
                 break
             if chunk not in best:
@@ -116,11 +112,11 @@ class RelatedFiles:
         more = fitting(
             [chunk for chunk in ranked if chunk not in kept], tokens, min(budget - used, fresh)
         )
-        self._chosen = kept + more[::-1]  # the best stands next to the buffer
+        self._chosen = kept + more[::-1]  # the best piece is nearest to the buffer
 
 
 def rank(chunks: Sequence[Chunk], near: dict[str, float]) -> list[Chunk]:
-    """Those of `chunks` that have to do with `near`, the best first."""
+    """Return the `chunks` that mention names of `near`, the best first."""
     spread = Counter(name for chunk in chunks for name in chunk.names)
     weights = {
         name: weight * math.log(1 + len(chunks) / spread[name])
@@ -139,7 +135,7 @@ def rank(chunks: Sequence[Chunk], near: dict[str, float]) -> list[Chunk]:
 
 
 def fitting(ranked: Iterable[Chunk], tokens: Callable[[str], int], budget: int) -> list[Chunk]:
-    """The first of `ranked` that fit `budget` together."""
+    """Return the pieces, in order, that fit `budget` tokens together."""
     found = []
     for chunk in ranked:
         if budget <= 0:
@@ -152,9 +148,9 @@ def fitting(ranked: Iterable[Chunk], tokens: Callable[[str], int], budget: int) 
 
 
 def names_near(prefix: str, suffix: str, recent: Sequence[str] = ()) -> dict[str, float]:
-    """The names around a cursor with their weights: more where nearer, called, or in its line.
+    """Return the weights of names around the cursor: higher for near and called names.
 
-    recent: texts that were copied, jumped to or changed, the last one first.
+    recent: copied, visited or changed texts, the last one first.
     """
     weights: dict[str, float] = {}
 
@@ -180,7 +176,7 @@ def names_near(prefix: str, suffix: str, recent: Sequence[str] = ()) -> dict[str
 
 @lru_cache(64)
 def chunks_of(path: str, text: str) -> tuple[Chunk, ...]:
-    """The pieces of a file: what begins in the first column, short ones together, long ones cut."""
+    """Return the pieces of a file, cut at unindented lines; short ones joined, long ones cut."""
     pieces: list[str] = []
     for piece in _top_pieces(text):
         if pieces and len(pieces[-1]) + len(piece) < _SHORT:
@@ -197,7 +193,7 @@ def chunks_of(path: str, text: str) -> tuple[Chunk, ...]:
 
 
 def defined(text: str) -> set[str]:
-    """The names that `text` defines, as far as one can tell in any language."""
+    """Return the names that `text` defines, in any language."""
     found = set()
     for match in chain.from_iterable(each.finditer(text) for each in _DEFINITIONS):
         name = re.split(r"[.:]+", match.group(1).rstrip(".:"))[-1]
@@ -207,7 +203,7 @@ def defined(text: str) -> set[str]:
 
 
 def _top_pieces(text: str) -> list[str]:
-    """`text` cut before lines of the first column that follow an empty or a deeper line."""
+    """Cut `text` before unindented lines that follow an empty or an indented line."""
     starts = [0]
     for found in _TOP.finditer(text):
         at = found.start()
@@ -218,11 +214,10 @@ def _top_pieces(text: str) -> list[str]:
 
 
 def _cut(piece: str) -> list[str]:
-    """A long piece cut at its shallowest empty lines; each part begins with the first line."""
+    """Cut a long piece at empty lines; each part starts with the first line of the piece."""
     head, _, body = piece.partition("\n")
     parts, part = [], ""
-    blocks = re.split(r"\n(?=[ \t]*\n)", body)
-    for block in blocks:
+    for block in re.split(r"\n(?=[ \t]*\n)", body):
         if part and len(part) + len(block) > _LONG // 2:
             parts.append(part)
             part = ""

@@ -1,7 +1,7 @@
 """Completion as a filter: a buffer on stdin, its completion on stdout.
 
-With `whole` stdout is the completed buffer, and the buffer as it came where completing failed,
-because an editor replaces the buffer by what a filter prints.
+With `whole`, stdout gets the completed buffer, or the unchanged one after an error, because an
+editor replaces its buffer with the output of a filter.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def run_filter(
     files: Sequence[Path] = (),
     whole: bool = False,
 ) -> None:
-    """Completes the buffer on stdin at `cursor` or `offset`; see `find_cursor`.
+    """Complete the buffer on stdin at `cursor` or `offset`; see `find_cursor`.
 
-    `base` gives the request its limits and its path. files: others of the project, to draft from.
+    base: the limits and the path of the request. files: other files of the project.
     """
     raw = sys.stdin.buffer.read()
     output = raw if whole else b""
@@ -54,9 +54,9 @@ def run_filter(
 
 
 def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
-    """The characters before the cursor. cursor: LINE:COL, from 1. offset: from 0.
+    """Return the number of characters before the cursor. cursor: LINE:COL, from 1.
 
-    Raises UsageError where there is no such place, or not exactly one of both.
+    Raises UsageError for a position outside of the buffer, and unless exactly one is given.
     """
     if (cursor is None) == (offset is None):
         raise UsageError("--filter needs the place to complete: --cursor LINE:COL or --offset N")
@@ -64,9 +64,7 @@ def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
         if not re.fullmatch(r"\d+", offset, re.ASCII) or len(offset) > 18:
             raise UsageError(f"--offset: expected a number of characters, got {offset[:80]!r}")
         if int(offset) > len(text):
-            raise UsageError(
-                f"--offset {offset} is behind the {len(text)} characters of the buffer"
-            )
+            raise UsageError(f"--offset {offset} is after the {len(text)} characters of the buffer")
         return int(offset)
     assert cursor is not None
     found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", cursor, re.ASCII)

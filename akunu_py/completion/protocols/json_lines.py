@@ -1,4 +1,4 @@
-"""Completion over stdio, a JSON object a line: what `akunu complete` speaks.
+"""Completion over stdio, one JSON object per line: the protocol of `akunu complete`.
 
     -> {"id": 1, "prefix": "def f(", "suffix": "", "channel": "a", "stream": true}
     <- {"id": 1, "delta": "x"}
@@ -8,7 +8,7 @@
     -> garbage
     <- {"id": null, "error": "the line is not JSON: ..."}
 
-docs/complete-protocol.md describes it. A bad line gets a reply that names the fault.
+docs/complete-protocol.md describes the protocol. The reply to an invalid line names the error.
 """
 
 from __future__ import annotations
@@ -32,32 +32,20 @@ from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.interrupts import exit_without_teardown
 
-MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
-_LARGEST = 10**9  # of any number; JSON has no limit, and floats of Python do
-_TEXT, _LIST, _WHOLE = (str, "a string"), (list, "a list"), (int, "an integer")
-_NUMBER, _FLAG = ((int, float), "a number"), (bool, "true or false")
-_KINDS: dict[str, tuple[Any, str]] = {
-    "prefix": _TEXT,
-    "suffix": _TEXT,
-    "path": _TEXT,
-    "language": _TEXT,
-    "channel": _TEXT,
-    "files": _LIST,
-    "root": _TEXT,
-    "recent": _LIST,
-    "edits": _LIST,
-    "max_tokens": _WHOLE,
-    "max_lines": _WHOLE,
-    "time_ms": _NUMBER,
-    "temperature": _NUMBER,
-    "stream": _FLAG,
-    "explicit": _FLAG,  # requested by the user; has no effect here
+MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
+_LARGEST = 10**9  # of any number; JSON has no limit, but floats of Python do
+_COPIED = {  # fields of a line that are fields of the request: type, and its name in errors
+    **dict.fromkeys(("prefix", "suffix", "path", "language", "root"), (str, "a string")),
+    **dict.fromkeys(("max_tokens", "max_lines"), (int, "an integer")),
+    "temperature": ((int, float), "a number"),
 }
-# Fields that are passed on as they are.
-_COPIED = (
-    *("prefix", "suffix", "path", "language", "root"),
-    *("max_tokens", "max_lines", "temperature"),
-)
+_KINDS: dict[str, tuple[Any, str]] = {
+    **_COPIED,
+    **dict.fromkeys(("files", "recent", "edits"), (list, "a list")),
+    **dict.fromkeys(("stream", "explicit"), (bool, "true or false")),  # explicit has no effect
+    "time_ms": ((int, float), "a number"),
+    "channel": (str, "a string"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +74,15 @@ class CancelLine:
 
 
 class BadLine(UsageError):
-    """A line that cannot be honored."""
+    """An invalid line."""
 
     def __init__(self, message: str, id: str | int | None = None) -> None:
         super().__init__(message)
-        self.id = id  # of the request, None if the line has none
+        self.id = id  # of the request, None if unknown
 
 
 class JsonLines:
-    """Connects a stream of lines to a completion thread.
-
-    `write` gets whole lines, from several threads but never from two at once.
-    """
+    """Connects a stream of lines to a completion thread."""
 
     def __init__(
         self,
@@ -106,7 +91,7 @@ class JsonLines:
         defaults: CompletionRequest,
         acceptance: Acceptance | None = None,
     ) -> None:
-        """defaults: the limits of requests that set none."""
+        """write: gets whole lines, from several threads, one at a time. defaults: limits."""
         self._thread = thread
         self._acceptance = acceptance or Acceptance()
         self._write = write
@@ -116,10 +101,7 @@ class JsonLines:
         self._lost: OSError | None = None
 
     def serve(self, stream: BinaryIO) -> None:
-        """Answer every line of `stream`; return when the stream has ended and all is answered.
-
-        Raises OSError if replies can no longer be written.
-        """
+        """Answer every line of `stream`. Raises OSError if a reply cannot be written."""
         for line in read_lines(stream):
             self.handle(line)
             if self._lost:
@@ -129,7 +111,7 @@ class JsonLines:
             raise self._lost
 
     def handle(self, line: bytes | None) -> None:
-        """Handle one line; None stands for a line that was too long."""
+        """Handle one line, None for a line that is too long."""
         try:
             message = parse(line, self._defaults)
             if isinstance(message, CancelLine):
@@ -188,8 +170,8 @@ def serve_jsonl(
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
-    `load` runs in the thread that owns the model. `base` has the limits of requests that set none.
-    unload_s: see `CompletionThread`. Raises ModelError if the model did not load.
+    load: runs in the thread that owns the model. base: the default limits. unload_s: see
+    `CompletionThread`. Raises ModelError if the model did not load.
     """
     failed: list[str] = []
     thread = CompletionThread(
@@ -202,7 +184,7 @@ def serve_jsonl(
     try:
         JsonLines(thread, _write, base, acceptance).serve(sys.stdin.buffer)
     except BaseException as error:
-        codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has gone
+        codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has left
         acceptance.save()
         code = codes.get(type(error), 1)
         if thread.close_or_exit(code) and type(error) in codes:
@@ -251,9 +233,9 @@ def parse(
         return _accepted(message)
     id = _id(message, "id")
     if "cancel" in message:
-        raise BadLine('"cancel" goes in a line of its own, with no other field', id)
+        raise BadLine('"cancel" needs a separate line, without other fields', id)
     if "accepted" in message:
-        raise BadLine('"accepted" goes in a line of its own, with "characters"', id)
+        raise BadLine('"accepted" needs a separate line, with "characters"', id)
     try:
         request = _request(message, defaults)
     except UsageError as error:
@@ -262,7 +244,7 @@ def parse(
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _id(message: dict[str, Any], name: str) -> str | int:

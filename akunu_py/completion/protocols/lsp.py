@@ -1,15 +1,13 @@
 """The Language Server Protocol on stdin and stdout: `textDocument/inlineCompletion` of LSP 3.18.
 
-The other open documents are drafted from. A document is prefilled when it is opened, and around
-the last change once the typing pauses.
+Other open documents are draft context. A document is prefilled when it opens, and around the last
+change when typing pauses. The answer has at most one item; an explicit request gets alternatives
+too. A superseded request ends with ContentModified, a cancelled one with RequestCancelled.
+`akunu/nextEdit` is our own request for the next edit.
 
-The answer is a list of at most one item; for a request made by hand, alternatives too. A request
-that a newer one for the same document supersedes ends with ContentModified, a cancelled one with
-RequestCancelled. `akunu/nextEdit` is a request of our own for the next change.
-
-pygls does the framing, the dispatch, the documents and the capabilities. The classes at the end of
-this module correct it: garbage between frames costs no frame, every refused request gets an error
-reply, and lines end where the protocol says.
+pygls does framing, dispatch, documents and capabilities. The classes at the end of this module
+correct it: garbage between frames loses no frame, every rejected request gets an error reply, and
+lines end as the protocol says.
 """
 
 from __future__ import annotations
@@ -58,18 +56,18 @@ from akunu_py.version import __version__
 _T = TypeVar("_T")
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
-_SECONDS = 3.0  # time limit of a completion; later ghost text is of no use
-_ACCEPTED = "akunu.accepted"  # a command: the number of an item, and the accepted characters
-_ALTERNATIVES = 2  # sampled ones, for a request made by hand
+_SECONDS = 3.0  # time limit of a completion; later ghost text is useless
+_ACCEPTED = "akunu.accepted"  # a command: number of an item, number of accepted characters
+_ALTERNATIVES = 2  # samples for an explicit request
 _TEMPERATURE = 0.8  # of the alternatives
-_PAUSE_S = 0.1  # of typing, before a changed place is prefilled; clients ask at 0.2 or so
+_PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
 NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of a position request
 _SHOWS_PARTS = "inlineCompletionParts"  # of initializationOptions
 PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
-_PART_S = 0.05  # between two of them
-_HEAD = 4096  # characters at the beginning of a document that are prefilled when it is opened
+_PART_S = 0.05  # between two notifications
+_HEAD = 4096  # characters at the start of a document for the prefill when it opens
 
-MAX_FRAME_BYTES = 64 << 20  # a document may be large; more than this is a broken header
+MAX_FRAME_BYTES = 64 << 20  # a longer frame has an invalid header
 _LENGTH = re.compile(rb"(?i)content-length[ \t]*:[ \t]*(\d{1,19})[ \t]*\r?\n$")
 _HEADER = re.compile(rb"[\w-]+[ \t]*:.*\r?\n")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -77,7 +75,7 @@ _CODE_UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("ut
 
 
 class InlineCompletions:
-    """Answers requests with a completion thread of its own.
+    """Answers requests with a completion thread.
 
     The model loads after the answer to initialize, because importing MLX blocks Python.
     """
@@ -89,9 +87,9 @@ class InlineCompletions:
         acceptance: Acceptance | None = None,
         unload_s: float | None = None,
     ) -> None:
-        """base: the limits, which no client can set."""
+        """base: the limits of all requests."""
         self.acceptance = acceptance or Acceptance()
-        self.numbers = itertools.count(1)  # of the items
+        self.numbers = itertools.count(1)  # of items
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
         loads: asyncio.Queue[str | Failure | None] = asyncio.Queue()
@@ -106,7 +104,7 @@ class InlineCompletions:
             on_failed=loading,
             unload_s=unload_s,
         )
-        self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
+        self.reporting: asyncio.Task[None] | None = None  # the event loop keeps no reference
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
         self.protocol = cast(StrictProtocol, self.server.protocol)
         self.pause: asyncio.TimerHandle | None = None
@@ -128,7 +126,7 @@ class InlineCompletions:
         @feature(types.INITIALIZED)
         async def initialized(_: types.InitializedParams) -> None:
             self.thread.start()
-            # A task of our own: one of pygls' that ends with the program leaves a traceback.
+            # Not a task of pygls, which would print a traceback at the end of the program.
             self.reporting = asyncio.create_task(report_loading(self.server, loads))
 
         @feature(types.TEXT_DOCUMENT_DID_OPEN)
@@ -144,7 +142,7 @@ class InlineCompletions:
         def accepted(number: int, characters: int) -> None:
             self.acceptance.accepted(number, max(0, characters))
 
-        # Announced with options: without them clients never send requests.
+        # Registered with options, because clients send no requests without them.
         @feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
         async def inline_completion(
             params: types.InlineCompletionParams,
@@ -158,7 +156,7 @@ class InlineCompletions:
     def opened(self, document: OpenDocument) -> None:
         text = document.source
         self.edits.opened(_path(document), text)
-        if not self.wants_edits:  # many places in the document share its beginning
+        if not self.wants_edits:  # requests share the start of the document
             self.prefill(document, text[: text.rfind("\n", 0, _HEAD) + 1 or _HEAD])
 
     def changed(
@@ -175,13 +173,13 @@ class InlineCompletions:
         self.pause = self.loop.call_later(_PAUSE_S, self.prefill, document, before, after)
 
     def prefill(self, document: OpenDocument, before: str, after: str = "") -> None:
-        """Prefill what a completion between `before` and `after` needs."""
+        """Prefill the prompt of a completion between `before` and `after`."""
         if before.strip():
             request = replace(self._request(document, before, after), max_tokens=0)
             self.thread.submit(Ticket(request, channel=document.uri))
 
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
-        """Raises JsonRpcException if there is no answer: see the top of this module."""
+        """Return the completions. Raises JsonRpcException for no answer: see this module's top."""
         request, chosen = self._requested(params)
         explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
         self.thread.start()  # for a client that never sends initialized
@@ -246,13 +244,13 @@ class InlineCompletions:
         if isinstance(outcome, Failure):
             raise JsonRpcException(outcome.message, _REQUEST_FAILED)
         if outcome.finish_reason == "cancelled":
-            raise JsonRpcContentModified("a newer request for the same document came")
+            raise JsonRpcContentModified("superseded by a newer request for the same document")
         return outcome
 
     def accept_command(
         self, request: CompletionRequest, text: str, growing: Ghost | None = None
     ) -> tuple[types.Command, Ghost]:
-        """Count a completion as shown; return the command that accepts it, and its ghost."""
+        """Count a completion as shown; return its command for acceptance, and its ghost."""
         number = next(self.numbers)
         ghost = self.acceptance.shown(request, text, number, growing)
         command = types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
@@ -286,8 +284,8 @@ class InlineCompletions:
         )
 
     def _call_soon(self, call: Callable[[], object]) -> None:
-        """Call it in the thread of the event loop, from another one."""
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
+        """Run `call` in the thread of the event loop. Thread-safe."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(call)
 
     def _resolve(self, future: asyncio.Future[_T], value: _T) -> None:
@@ -315,7 +313,7 @@ class _PartialAnswer:
         self._text = self._sent = ""
         self._command: types.Command | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ghost: Ghost | None = None  # once a part was sent
+        self._ghost: Ghost | None = None  # None until a part is sent
         before, owner.partial = owner.partial, self
         self._earlier = before.shown if before else None
 
@@ -329,9 +327,9 @@ class _PartialAnswer:
             self._timer.cancel()
 
     def ghost_of(self, text: str) -> Ghost | None:
-        """Return the shown ghost that `text` completes.
+        """Return the shown ghost that `text` continues.
 
-        It was shown for this request, or for the one before if a part of it was typed since.
+        It belongs to this request, or to the request before if a part of it was typed since.
         """
         if self._ghost is not None or self._earlier is None:
             return self._ghost
@@ -343,7 +341,7 @@ class _PartialAnswer:
 
     @property
     def shown(self) -> tuple[str, str, str, Ghost] | None:
-        """Path, prefix, prefix with the shown text, and ghost of the last shown part."""
+        """Return path, prefix, prefix with text, and ghost of the last shown part."""
         prefix = self._request.prefix
         if self._ghost is None:
             return self._earlier
@@ -365,9 +363,9 @@ class _PartialAnswer:
 async def report_loading(
     server: LanguageServer, loads: asyncio.Queue[str | Failure | None]
 ) -> None:
-    """Report progress whenever a model loads, and a failure as a message.
+    """Report progress while a model loads, and a failure as a message.
 
-    loads: None when loading begins, then the name of the model or the failure.
+    loads: None when loading starts, then the name of the model or the failure.
     """
     window = server.client_capabilities.window
     shows = bool(window and window.work_done_progress)
@@ -388,7 +386,7 @@ async def report_loading(
 
 
 async def _begin_progress(server: LanguageServer, token: str) -> bool:
-    """Return False if the client declines."""
+    """Start to report progress; return False if the client declines."""
     try:
         await server.work_done_progress.create_async(token)
     except JsonRpcException:
@@ -405,14 +403,14 @@ def serve_lsp(
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
-    `load` runs in the thread that owns the model. `base` gives every request its limits, 3 seconds
-    if it has none. unload_s: see `CompletionThread`. What libraries print goes to stderr. Raises
-    AkunuError if the client left without shutdown, which the protocol answers with exit code 1.
+    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). unload_s:
+    see `CompletionThread`. Output of libraries goes to stderr. Raises AkunuError if the client
+    exits without shutdown.
     """
-    # Its warnings are about what the protocol allows, its errors are sent to the client.
+    # Its warnings are about valid messages, and its errors go to the client.
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
-    # Duplicates: Python would abort at its end for sys.stdin, which a thread still reads.
-    stdin = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115 - for the rest of the run
+    # Duplicates, because Python aborts at its end if a thread still reads sys.stdin.
+    stdin = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115 - open until the end
     stdout = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -430,27 +428,27 @@ def serve_lsp(
     if loading:
         exit_without_teardown(code)
     if code != 0:
-        raise AkunuError("expected shutdown, then exit; the client left without")
+        raise AkunuError("expected shutdown before exit from the client")
 
 
 def _item(
     text: str, position: types.Position, chosen: types.SelectedCompletionInfo | None
 ) -> types.InlineCompletionItem:
-    """The editor turns \\n into the newline of its buffer."""
+    """Return an item with LF newlines, which editors convert."""
     text = text.replace("\r\n", "\n")
     if chosen is not None:
         return types.InlineCompletionItem(chosen.text + text, range=chosen.range)
-    # With a range, clients can go on showing it while its first letters are typed.
+    # With a range, clients keep showing the item while its first letters are typed.
     return types.InlineCompletionItem(text, range=types.Range(position, position))
 
 
 def _path(document: TextDocument) -> str:
-    """The path of a file, the URI of anything else."""
+    """Return the path of a file, or the URI of any other document."""
     return to_fs_path(document.uri) or document.uri
 
 
 class StrictCodec(PositionCodec):
-    """Clamps positions: past the end of a line to that end, within a character to its start.
+    """Clamps positions to the end of the line and to the start of a character.
 
     pygls miscounts both in the last line and before CRLF.
     """
@@ -467,9 +465,9 @@ class StrictCodec(PositionCodec):
 
 
 class OpenDocument(TextDocument):
-    """A document whose lines end at LF, CRLF or CR, and nowhere else.
+    """A document whose lines end only at LF, CRLF or CR.
 
-    pygls splits with str.splitlines: a form feed would shift all positions after it.
+    pygls uses str.splitlines, where a form feed shifts all later positions.
     """
 
     @property
@@ -487,10 +485,7 @@ class OpenDocument(TextDocument):
 
 
 def well_formed(text: str) -> str:
-    """Replace lone surrogates by U+FFFD, which takes as many code units.
-
-    JSON can escape them, and no tokenizer could encode them.
-    """
+    """Replace lone surrogates, which JSON allows and tokenizers reject, with U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -521,7 +516,7 @@ def read_frames(stream: BinaryIO) -> Iterator[bytes | BadFrame]:
                     return
                 yield body
             else:
-                yield BadFrame(f"a frame of {length} bytes; 1 to {MAX_FRAME_BYTES} are taken")
+                yield BadFrame(f"expected 1 to {MAX_FRAME_BYTES} bytes, got {length}")
             length = None
 
 
@@ -562,7 +557,7 @@ class FrameReader:
 
 
 class StrictProtocol(LanguageServerProtocol):
-    """Replies to everything that is refused, and checks the order of the messages."""
+    """Replies to every rejected request, and checks the order of the messages."""
 
     def __init__(self, server: LanguageServer, converter: Any) -> None:
         super().__init__(server, converter)
@@ -570,29 +565,26 @@ class StrictProtocol(LanguageServerProtocol):
         self._left = threading.Event()  # the client sent exit
 
     async def serve(self, stdin: BinaryIO, stdout: BinaryIO) -> bool:
-        """Serve until the client sends exit or closes stdin.
-
-        Return True if it sent shutdown, then exit.
-        """
+        """Serve until exit or the end of stdin; return True after shutdown and exit."""
         self.set_writer(StdoutWriter(stdout))
         reader = FrameReader(stdin, lambda bad: self._refuse(None, JsonRpcParseError(bad)))
         await run_async(self._left, reader, self, error_handler=self._refuse_frame)
         return self._left.is_set() and self._shutdown
 
     def document(self, uri: str) -> OpenDocument:
-        """Return an open document, and move it to the end of the documents in use."""
+        """Return an open document, and mark it as the last one in use."""
         documents, key = self.workspace.text_documents, unquote(uri)
         if key not in documents:
-            raise JsonRpcInvalidParams(f"not open: {uri}")
+            raise JsonRpcInvalidParams(f"document is not open: {uri}")
         documents[key] = documents.pop(key)
         return cast(OpenDocument, documents[key])
 
     def structure_message(self, data: Any) -> Any:
-        """pygls' loop calls this for every object in a message; `handle_message` does the work."""
+        """Do nothing; pygls calls this for every object, and `handle_message` does the work."""
         return data
 
     def handle_message(self, message: Any) -> None:
-        """Handle one message. A request that is refused gets an error reply."""
+        """Handle one message; a rejected request gets an error reply."""
         _check_shape(message)
         method = message.get("method")
         try:
@@ -608,7 +600,7 @@ class StrictProtocol(LanguageServerProtocol):
     def _check_order(self, method: object) -> None:
         if method == types.INITIALIZE:
             if self._initialized:
-                raise JsonRpcInvalidRequest("initialize came a second time")
+                raise JsonRpcInvalidRequest("initialize was sent twice")
         elif self._shutdown and method != types.EXIT:
             raise JsonRpcInvalidRequest("after shutdown only exit is expected")
         elif not self._initialized and method not in (None, types.EXIT):
@@ -616,11 +608,11 @@ class StrictProtocol(LanguageServerProtocol):
 
     def _refuse(self, message_id: object, error: JsonRpcException) -> None:
         known = message_id if isinstance(message_id, (str, int)) else None
-        # pygls leaves out what is None, but a reply without an id is none.
+        # pygls omits fields that are None, but an error reply needs its id.
         self._send_data({"jsonrpc": "2.0", "id": known, "error": error.to_response_error()})
 
     def _refuse_frame(self, error: Exception, source: object) -> None:
-        """Report a frame that holds no message."""
+        """Report a frame without a valid message."""
         if isinstance(error, OSError):  # stdout is closed
             raise error
         if not isinstance(error, JsonRpcException):
@@ -629,7 +621,7 @@ class StrictProtocol(LanguageServerProtocol):
 
     @lsp_method(types.EXIT)
     def lsp_exit(self, *args: object) -> None:  # type: ignore[override]
-        """pygls would end the process from inside, and lose the exit code on the way."""
+        """End `serve`; pygls would end the process and lose the exit code."""
         self._left.set()
 
     @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
@@ -661,7 +653,7 @@ def _check_shape(message: Any) -> None:
         raise JsonRpcInvalidRequest('expected an object with "jsonrpc": "2.0"')
     if "method" not in message and not {"id", "result"} <= set(message) and "error" not in message:
         raise JsonRpcInvalidRequest('expected a "method", or an "id" with a "result" or an "error"')
-    # pygls looks requests up by their ids, also by the one that a client cancels.
+    # pygls uses ids as keys, including the id of a cancelled request.
     params = message.get("params")
     ids = [message.get("id")]
     if message.get("method") == types.CANCEL_REQUEST and isinstance(params, dict):

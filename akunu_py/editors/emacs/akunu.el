@@ -1,7 +1,7 @@
 ;;; akunu.el --- Inline completion from a local model  -*- lexical-binding: t; -*-
 
 ;;; Commentary:
-;; Emacs with lsp-mode 10 or later: inline completion over LSP, beside other servers.
+;; Emacs with lsp-mode 10 or later: inline completion over LSP, in addition to other servers.
 
 ;;; Code:
 
@@ -13,7 +13,7 @@
   :group 'lsp-mode)
 
 (defcustom akunu-command '("akunu" "complete")
-  "The program that completes, and its arguments."
+  "The completion program and its arguments."
   :type '(repeat string))
 
 (lsp-register-client

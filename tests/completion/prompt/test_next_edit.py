@@ -263,13 +263,15 @@ def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
         maker = Completer(engine)
         assert (maker.edit_format and maker.edit_format.name) == known, name
         if known is None:
-            with pytest.raises(UsageError, match="not known to tell the next edit; --fim names"):
+            with pytest.raises(
+                UsageError, match="not known to predict edits; choose a format with --fim"
+            ):
                 maker.complete(request)
     asked = Completer(engine, CompleteOptions(fim="zeta-2"))
     assert asked.edit_format is FORMATS[0]
     assert asked.complete(request).change is None
     without = load_tiny(tmp_path / "none", MARKERS[:1])
-    with pytest.raises(UsageError, match=r"no token <\[fim-suffix\]>, so it cannot be asked"):
+    with pytest.raises(UsageError, match=r"no token <\[fim-suffix\]>, which the format"):
         Completer(without, CompleteOptions(fim="zeta-2"))
 
 

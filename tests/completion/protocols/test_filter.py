@@ -60,7 +60,7 @@ def test_cursor(text: str, cursor: str, before: str) -> None:
         ("12", None, "expected LINE:COL"),
         ("1:-1", None, "expected LINE:COL"),
         ("9" * 30 + ":1", None, "expected LINE:COL"),
-        (None, "6", "behind the 5 characters"),
+        (None, "6", "after the 5 characters"),
         (None, "-1", "expected a number"),
         (None, "x", "expected a number"),
         (None, None, "needs the place"),

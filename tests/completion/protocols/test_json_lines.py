@@ -119,10 +119,10 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         (b"[1, 2]\n", "expected an object, found list"),
         (b'{"prefix": "x"}\n', 'no "id"'),
         (b'{"id": true, "prefix": "x"}\n', "id: expected"),
-        (b'{"id": 1, "prefix": "x", "temperature": NaN}\n', "NaN is no number"),
+        (b'{"id": 1, "prefix": "x", "temperature": NaN}\n', "NaN is not a JSON number"),
         (b'{"cancel": [1]}\n', "cancel: expected"),
-        (b'{"id": 1, "cancel": 5}\n', "a line of its own"),
-        (b'{"id": 1, "cancel": 5, "prefix": "x"}\n', "a line of its own"),
+        (b'{"id": 1, "cancel": 5}\n', "a separate line"),
+        (b'{"id": 1, "cancel": 5, "prefix": "x"}\n', "a separate line"),
         (b'{"cancel": 5, "prefix": "x"}\n', 'no "id"'),
     ]:
         helper.send(line)
@@ -134,7 +134,7 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("prefix", "a\ud800", "a lone surrogate"),
         ("max_tokens", True, "expected an integer"),
         ("max_tokens", -1, "max_tokens must be from 0"),
-        ("time_ms", 0, "time must be above 0"),
+        ("time_ms", 0, "time limit must be above 0"),
         ("temperature", -1, "temperature"),
         ("files", [{"path": "a"}], 'objects with "path" and "text"'),
         ("files", {}, "files: expected a list"),

@@ -99,7 +99,7 @@ def test_exit_codes_also_while_the_model_loads(
     assert codes(replies) == answered
     assert code == expected
     # Where the load had to be broken off, nothing is printed any more.
-    assert stderr in ("", "akunu: expected shutdown, then exit; the client left without\n")
+    assert stderr in ("", "akunu: expected shutdown before exit from the client\n")
     assert stderr == "" or code == 1
 
 

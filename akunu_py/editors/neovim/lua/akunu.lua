@@ -1,26 +1,26 @@
--- Neovim's own inline completion, served by `akunu complete --lsp`: keys that accept a ghost whole or
--- in part, a ghost that stays while its rest is requested again, one that grows while it is being
--- written, and a helper that comes back.
+-- Neovim's inline completion with `akunu complete --lsp`: keys that accept a ghost whole or in part, a
+-- ghost that stays visible during the request for its rest, one that grows as text arrives, and
+-- restarts of a helper that ended.
 local M = {}
 
 local api = vim.api
 local namespace = api.nvim_create_namespace('akunu')
 local native = api.nvim_create_namespace('nvim.lsp.inline_completion')
 local METHOD = 'textDocument/inlineCompletion'
-local PART = 'akunu/inlineCompletionPart' -- what there is of an answer yet
-local LONGEST_PAUSE = 60 -- seconds before a helper that ended is started again
+local PART = 'akunu/inlineCompletionPart' -- the partial answer so far
+local LONGEST_PAUSE = 60 -- seconds before the restart of a helper that ended
 
 local state, why = 'idle', '' -- of the helper: idle, loading, ready or failed
-local failures = 0 -- of the helper, since the model was there
--- What a partly accepted ghost has left, or what is written of one yet, and where: {buf, row, col,
--- text, item}.
+local failures = 0 -- of the helper, since the model last loaded
+-- The rest of a partly accepted ghost, or the partial text of a new one: {buf, row, col, text,
+-- item}.
 local rest = nil
--- Whether what Neovim itself holds answers an earlier request: it is hidden until the answer comes.
+-- Whether Neovim's own item answers an earlier request; it is hidden until the next answer.
 local outdated = false
-local accepted = nil -- where the cursor was when a ghost was accepted last: {buf, tick, row, col}
+local accepted = nil -- cursor position after the last accepted ghost: {buf, tick, row, col}
 local last_request = nil
 
--- For a status line: idle, loading or ready; or "failed: " and why.
+-- For a status line: idle, loading or ready; or "failed: " and the reason.
 function M.status()
   return state == 'failed' and 'failed: ' .. why or state
 end
@@ -39,7 +39,7 @@ local function drop()
   rest = nil
 end
 
--- Shows `text` at the cursor until the server has answered, so that it does not blink.
+-- Shows `text` at the cursor until the server answers, to avoid flicker.
 local function keep(text, item)
   drop()
   if text == '' then return end
@@ -56,8 +56,8 @@ local function keep(text, item)
   })
 end
 
--- What is left of `text`, which belongs at a place, now that the cursor is where it is: nil where
--- something else than its beginning was typed.
+-- Returns the rest of `text` from its position to the cursor, nil if other text than its start was
+-- typed.
 local function left(text, row, col)
   local now_row, now_col = cursor()
   local ok, typed = pcall(api.nvim_buf_get_text, 0, row, col, now_row, now_col, {})
@@ -77,7 +77,7 @@ local function follow()
   keep(here and left(rest.text, rest.row, rest.col) or '', rest.item)
 end
 
--- The server has so much of an answer.
+-- The server sent a partial answer.
 local function on_part(_, params, context)
   local client = vim.lsp.get_client_by_id(context.client_id)
   local position, buf = params.position, vim.uri_to_bufnr(params.textDocument.uri)
@@ -100,11 +100,10 @@ local function place()
   return { api.nvim_get_current_buf(), api.nvim_buf_get_changedtick(0), row, col }
 end
 
-local insert -- to be called when CTRL-] was typed
+local insert -- runs after CTRL-]
 
--- Puts in what `pattern` matches at the beginning of `text`, what is left of the item, keeps the
--- rest, and tells the server. A word that was typed before may be an abbreviation, which what follows
--- ends: CTRL-] does.
+-- Inserts the start of `text` that `pattern` matches, keeps the rest as a ghost, and notifies the
+-- server. `text`: the rest of the item. CTRL-] expands an abbreviation typed just before.
 local function take(text, item, pattern)
   local part = text:match(pattern)
   local ends_word = vim.fn.match(part, [[^\k]]) < 0 and not vim.deep_equal(accepted, place())
@@ -136,7 +135,7 @@ local function on_accept(pattern)
     end
     if item.range then
       local row, col = item.range:to_extmark()
-      text = left(text, row, col) -- letters of it may have been typed since
+      text = left(text, row, col) -- its first letters may have been typed since
     end
     if text then take(text, item, pattern) end
     return nil
@@ -156,13 +155,12 @@ local PATTERNS = {
 
 -- For the keys of `map`.
 function M.accept_rest(action)
-  M.insert() -- what was accepted just before
+  M.insert() -- the part accepted just before
   if rest then take(rest.text, rest.item, PATTERNS[action]) end
 end
 
--- Accepts a part of what is being written of a ghost, of the ghost, or of what one has left while it is
--- being requested again, before the next key is seen; with none, `key` is itself, but for the form feed
--- that nobody wants.
+-- Maps `key` to accept a part of a ghost, of a partial one, or of the rest of one, before the next key
+-- is processed. Without a ghost, `key` keeps its function, except for the form feed of CTRL-L.
 local function map(key, action)
   vim.keymap.set('i', key, function()
     local get = vim.lsp.inline_completion.get
@@ -179,7 +177,7 @@ local function set_state(new)
   vim.schedule(function() vim.cmd.redrawstatus({ bang = true }) end)
 end
 
--- Has the next message take the last one's place: two that come at once would ask for Enter.
+-- Makes the next message replace the last one, because two at once need Enter.
 local function make_room()
   if api.nvim_get_mode().mode ~= 'r' then vim.cmd.redraw() end
 end
@@ -195,7 +193,7 @@ local function on_progress(event)
   local client = vim.lsp.get_client_by_id(event.data.client_id)
   local value = event.data.params.value
   if not client or client.name ~= 'akunu' then return end
-  local known = state == 'failed' -- and told
+  local known = state == 'failed' -- and reported
   if value.kind == 'begin' then
     set_state('loading')
     if not known then tell('running', 'the model is being loaded') end
@@ -213,11 +211,11 @@ local function on_request(event)
     last_request = event.data.request_id
   elseif request.type == 'complete' and event.data.request_id == last_request then
     outdated = false
-    drop() -- the answer is shown now
+    drop() -- Neovim shows the answer now
   end
 end
 
--- Starts a helper that ended by itself again, after a pause that grows.
+-- Restarts a helper that ended unexpectedly, after an increasing pause.
 local function on_exit(code, signal)
   local asked_for = (code == 0 and signal == 0) or signal == 15 or vim.v.exiting ~= vim.NIL
   if asked_for then
@@ -227,7 +225,7 @@ local function on_exit(code, signal)
   local pause = math.min(LONGEST_PAUSE, 2 ^ failures)
   failures = failures + 1
   why = ('the helper ended with %d'):format(signal ~= 0 and signal or code)
-  set_state('failed') -- Neovim gives a message of its own
+  set_state('failed') -- Neovim shows its own message
   vim.schedule(function()
     vim.defer_fn(function()
       if vim.lsp.is_enabled('akunu') then vim.lsp.enable('akunu') end
@@ -235,8 +233,8 @@ local function on_exit(code, signal)
   end)
 end
 
--- cmd: how the server is started. keys: other keys by action, '' for none. filetypes: false for those
--- without ghosts. next_edit: true has the next edit shown instead, by models that tell it.
+-- cmd: the command of the server. keys: keys by action, '' for none. filetypes: false for file types
+-- without ghosts. next_edit: true shows the next edit instead, with models that predict edits.
 function M.setup(options)
   local filetypes = options.filetypes or {}
   vim.lsp.config('akunu', {
@@ -272,7 +270,7 @@ function M.setup(options)
     api.nvim_create_autocmd(events, { group = group, callback = callback })
   end
   on('LspAttach', function(event)
-    vim.schedule(function() -- after Neovim's own autocommands, which show what is outdated
+    vim.schedule(function() -- after Neovim's own autocommands, which show outdated items
       if not api.nvim_buf_is_valid(event.buf) then return end
       local events = { 'CursorMovedI', 'TextChangedI' }
       api.nvim_clear_autocmds({ group = group, event = events, buffer = event.buf })

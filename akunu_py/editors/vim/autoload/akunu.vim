@@ -1,32 +1,32 @@
 vim9script
-# The ghost at the cursor: asks `akunu complete` for it over JSON lines, draws it as virtual text
-# and accepts it, whole or in part. One job for all buffers; a newer request supersedes the older
-# one in the helper ("channel").
+# Ghost text at the cursor: requests it from `akunu complete` as JSON lines, draws it as virtual text
+# and accepts it, whole or in part. All buffers share one job; in the helper, a newer request
+# supersedes the older one ("channel").
 
 const PROP = 'AkunuGhost'
 const MAX_LINES = 2000  # on either side of the cursor
 const MAX_FILES = 8
 const MAX_FILE_BYTES = 100'000
-const REST_MS = 500 # of the cursor in normal mode, before its place is read ahead
+const REST_MS = 500 # without cursor movement in normal mode, before a prefill
 
 var job: job
 var last_error = ''            # the last line that the helper wrote to stderr
-var shown_messages: dict<bool> = {} # messages that the user has read
-var trouble = ''               # why there are no ghosts, '' where there may be
+var shown_messages: dict<bool> = {} # messages already shown
+var trouble = ''               # the reason for missing ghosts, '' for none
 var failures = 0 # of the helper, since its last answer
-var start_at = 0 # the second before which it is not started again
-var loading_popup = 0 # says that the model is being loaded, while it is
+var start_at = 0 # earliest restart, in seconds
+var loading_popup = 0 # shown while the model loads
 var loading = false
 var last_id = 0
-var asked: dict<any> = {} # the request under way: {id, spot, text}, what came of it so far
-var spot: dict<any> = {}  # where the cursor was at the last look
+var asked: dict<any> = {} # the current request: {id, spot, text}, with the text so far
+var spot: dict<any> = {}  # the last known cursor position
 var ghost = ''
-var ghost_id = 0 # of the answer that it is from
+var ghost_id = 0 # id of its answer
 var timer = -1
 var rest_timer = -1
-var rest_to_show = ''          # of a ghost of which a part is being typed
-var accepted_to: dict<any> = {} # where the cursor was when that was done
-var typed_options: dict<any> = {} # as they were before, while it is
+var rest_to_show = ''          # rest of a ghost while a part of it is typed
+var accepted_to: dict<any> = {} # cursor position after the part was typed
+var typed_options: dict<any> = {} # their values before the typing
 var typed_options_of = 0       # the buffer
 
 # ---- where
@@ -49,8 +49,8 @@ def IsWanted(): bool
   return IsEnabled() && mode() ==# 'i' && !pumvisible() && reg_executing() ==# ''
 enddef
 
-# What is left of `text`, which belongs at `then`, now that the cursor is at `now`: '' where
-# something else than its beginning was typed.
+# Returns the rest of `text` from `then` after the cursor moved to `now`, '' if other text than
+# its start was typed.
 def Rest(text: string, then: dict<any>, now: dict<any>): string
   if then.bufnr != now.bufnr || then.lnum != now.lnum || then.after !=# now.after
       || stridx(now.before, then.before) != 0
@@ -62,7 +62,7 @@ enddef
 
 # ---- events
 
-# After the delay; when insert mode begins, mode() does not know it yet.
+# Runs after the delay, because mode() is outdated when insert mode starts.
 export def AskSoon()
   timer_stop(timer)
   timer = timer_start(get(g:, 'akunu_delay', 150), (_) => Ask())
@@ -70,7 +70,7 @@ enddef
 
 # The text or the cursor changed in insert mode.
 export def Update()
-  RestoreOptions()  # where an interrupt ended the typing
+  RestoreOptions()  # after an interrupted typing
   if !IsWanted()
     Dismiss()
     return
@@ -89,7 +89,7 @@ export def Update()
   AskSoon()
 enddef
 
-# Insert mode ends, or the buffer is left.
+# Insert mode ended, or the user left the buffer.
 export def Leave()
   RestoreOptions()
   Dismiss()
@@ -112,7 +112,7 @@ export def Sweep()
   endif
 enddef
 
-# The cursor is somewhere in normal mode: the model reads what is there when it rests.
+# The cursor moved in normal mode: prefill its position once it rests.
 export def Rests()
   timer_stop(rest_timer)
   if get(g:, 'akunu_read_ahead', true) && IsEnabled()
@@ -120,9 +120,9 @@ export def Rests()
   endif
 enddef
 
-# ---- asking
+# ---- requests
 
-# more: fields of the request, over the usual ones.
+# more: fields of the request that override the defaults.
 export def Ask(more: dict<any> = {})
   if !IsWanted() || !Start()
     return
@@ -154,8 +154,8 @@ def Request(at: dict<any>): dict<any>
   return request
 enddef
 
-# The text before and after the cursor. The cuts move in steps, so that what the helper remembers
-# of the buffer stays good from line to line.
+# The text before and after the cursor. The cuts move in steps, so that the helper's caches stay
+# valid from line to line.
 def Around(at: dict<any>): list<string>
   const step = MAX_LINES / 2
   const first = at.lnum <= MAX_LINES ? 1 : (at.lnum - step) / step * step
@@ -165,7 +165,7 @@ def Around(at: dict<any>): list<string>
   return [before->join("\n"), after->join("\n")]
 enddef
 
-# The other buffers, the one that was used last first.
+# The other buffers, the last used one first.
 def OtherFiles(): list<dict<string>>
   var files: list<dict<string>> = []
   var others = getbufinfo({buflisted: 1, bufloaded: 1})
@@ -180,7 +180,7 @@ def OtherFiles(): list<dict<string>>
   return files
 enddef
 
-# Whether the helper runs; starts it where it does not.
+# Starts the helper if needed; returns whether it runs.
 def Start(): bool
   if job_status(job) ==# 'run'
     return true
@@ -233,7 +233,7 @@ def Answered(line: string)
     return
   endif
   Loaded()
-  # A line that the helper could not read is answered without its id.
+  # The reply to an invalid line has no id.
   const is_ours = !asked->empty() && (reply.id == v:null || reply.id == asked.id)
   if reply->has_key('error')
     asked = is_ours ? {} : asked
@@ -260,7 +260,7 @@ def Answered(line: string)
   endif
 enddef
 
-# While the model is being loaded, who waits for it sees that.
+# Shows that the model is loading.
 def Loading()
   loading = true
   if popup_getpos(loading_popup)->empty()
@@ -273,8 +273,8 @@ def Loaded()
   popup_close(loading_popup)
 enddef
 
-# Each message once: the next keystroke would bring it again. In insert mode "-- INSERT --" is
-# drawn over what is echoed, so it pops up as well.
+# Shows each message once, because the next keystroke may repeat it. Also as a popup, because
+# "-- INSERT --" covers echoed text in insert mode.
 def Notify(message: string)
   trouble = message
   if !shown_messages->has_key(message)
@@ -308,8 +308,8 @@ def Show(text: string)
   Redraw()
 enddef
 
-# Early Vim 9 scrolls the wrong way where virtual lines come and go (seen in 9.0.1378). Setting this
-# option, to whatever value, draws the windows of the buffer again, without flicker.
+# Early Vim 9 scrolls wrongly when virtual lines change (seen in 9.0.1378). Setting this option, to
+# any value, redraws the windows of the buffer without flicker.
 def Redraw()
   noautocmd &l:tabstop = &l:tabstop
 enddef
@@ -328,7 +328,7 @@ enddef
 
 # Inserts the ghost at the cursor: all of it, or its next 'word' or 'line'. The rest stays a ghost.
 export def Accept(part: string)
-  # Vim looks keys up before it has inserted the letters typed just before them.
+  # Vim looks up a key before it inserts the letters typed just before.
   Update()
   if ghost ==# ''
     const otherwise = '<Plug>(akunu-else-accept' .. (part ==# '' ? '' : $'-{part}') .. ')'
@@ -345,28 +345,28 @@ export def Accept(part: string)
   rest_to_show = strpart(ghost, strlen(text))
   Send({accepted: ghost_id, characters: strchars(text)})
   Hide()
-  # What was typed before the ghost may be an abbreviation, which what follows ends: CTRL-] does.
+  # CTRL-] expands an abbreviation that the user typed just before the ghost.
   const ends_word = text !~# '^\k' && !IsAccepted()
   feedkeys((ends_word ? "\<C-]>" : '') .. "\<Cmd>call akunu#TypeLiterally()\<CR>"
     .. Keys(text) .. "\<Cmd>call akunu#Accepted()\<CR>", 'ni')
 enddef
 
-# Whether the cursor is where a ghost was accepted to, and nothing was typed since.
+# Whether nothing was typed since a ghost was accepted.
 def IsAccepted(): bool
   const now = Here()
   return !accepted_to->empty() && now.bufnr == accepted_to.bufnr
     && now.lnum == accepted_to.lnum && now.before ==# accepted_to.before
 enddef
 
-# The keys that type `text`, so that undo, repeating and counts know it: a repeated line break is
-# indented by Vim, which 0 CTRL-D takes back.
+# The keys that type `text`, so that undo, repeat and counts work. 0 CTRL-D removes the indentation
+# that Vim adds to a repeated line break.
 def Keys(text: string): string
   const lines = text->split("\n", true)
     ->map((_, line) => line->substitute('[[:cntrl:]]', "\<C-V>&", 'g'))
   return lines->join("\<CR>0\<C-D>")
 enddef
 
-# The options that change what is typed are off until `Accepted`.
+# Turns off options that change typed text until `Accepted`.
 export def TypeLiterally()
   if typed_options->empty()
     const plain = {
@@ -396,7 +396,7 @@ export def Accepted()
   if rest_to_show !=# ''
     Show(rest_to_show)
   else
-    Ask()  # what follows has been made ahead
+    Ask()  # the next ghost was generated ahead
   endif
 enddef
 
@@ -412,12 +412,12 @@ export def MapKeys()
   endfor
 enddef
 
-# Where no ghost is shown, a key does what it did before.
+# Without a ghost, a key keeps its earlier function.
 def Map(key: string, action: string)
   const otherwise = $'<Plug>(akunu-else-{action})'
   var before = maparg(key, 'i', false, true)
   if before->empty()
-    # Nobody wants the form feed that CTRL-L would insert.
+    # The form feed of CTRL-L would be useless.
     execute $'inoremap {otherwise} {key ==? '<C-L>' ? '<Nop>' : key}'
   else
     before->filter((field, _) => field !=# 'lhsrawalt')
@@ -451,7 +451,7 @@ export def Command(name: string)
   endif
 enddef
 
-# For a status line: off, idle (not started), loading, asking, shown or ready; or "failed: " and why.
+# For a status line: off, idle (not started), loading, asking, shown or ready; or "failed: " and the reason.
 export def Status(): string
   if !IsEnabled()
     return 'off'

@@ -8,17 +8,17 @@ const { NextEdit } = require('./next_edit.js')
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const MAX_FILES = 8
 const MAX_FILE_CHARACTERS = 100000
-const FIRST_LINE_MS = 50 // after which a first line is shown without the rest
-const ALTERNATIVES = { count: 2, temperature: 0.8 } // on a request by hand
-const REST_MS = 500 // of the cursor, before its place is read ahead
+const FIRST_LINE_MS = 50 // before a first line is shown without the rest
+const ALTERNATIVES = { count: 2, temperature: 0.8 } // for an explicit request
+const REST_MS = 500 // without cursor movement, before a prefill
 
 let helper = null
 let statusBar = null
-let used = [] // documents, the one shown last first
+let used = [] // documents, the last shown one first
 let resting = null
-let askedAgain = false // the next request is for the rest of what was shown
-let nextEdit = null // where the next edit is wanted, not text at the cursor
-let given = null // the last ghost: {document, end}, what the text is up to there once it is accepted
+let askedAgain = false // the next request is for the rest of the shown text
+let nextEdit = null // set to predict the next edit instead of text at the cursor
+let given = null // the last ghost: {document, end}; end: the text up to its end after acceptance
 
 function settings() {
   return vscode.workspace.getConfiguration('akunu')
@@ -44,7 +44,7 @@ function isEnabled(document) {
   return ofType === undefined ? settings().get('enabled') : ofType
 }
 
-// Whether the keyboard rests for `ms` milliseconds before the request is withdrawn.
+// Whether no key is pressed for `ms` milliseconds before the request is cancelled.
 function rests(ms, token) {
   return new Promise((resolve) => {
     const timer = setTimeout(() => resolve(true), ms)
@@ -65,7 +65,7 @@ function otherFiles(document) {
   return files
 }
 
-// `chosen`, the entry of the suggestion menu that is not inserted yet, counts as typed.
+// chosen: the selected entry of the suggestion menu, which counts as typed.
 function requestAt(document, position, chosen) {
   const text = document.getText()
   const start = document.offsetAt(chosen ? chosen.range.start : position)
@@ -84,8 +84,8 @@ function requestAt(document, position, chosen) {
   return request
 }
 
-// {text, id} of a completion, or of its first line where the rest takes longer; the editor is made to
-// ask again for the whole, which the helper remembers then.
+// {text, id} of a completion, or of its first line if the rest takes longer. Then the editor requests
+// the whole completion again, from the helper's cache.
 function firstLineOrAll(request, token) {
   const whole = askedAgain // this time
   askedAgain = false
@@ -114,7 +114,7 @@ function firstLineOrAll(request, token) {
   })
 }
 
-// The completion and other samples, as `firstLineOrAll` gives one.
+// The completion and other samples, each as in `firstLineOrAll`.
 async function alternatives(request, token) {
   const found = []
   const onCancel = (cancel) => token.onCancellationRequested(cancel)
@@ -132,7 +132,7 @@ const provider = {
     const chosen = context.selectedCompletionInfo
     const request = requestAt(document, position, chosen)
     const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke && !askedAgain
-    // After a whole ghost the next one has been made: it is there at once.
+    // The next ghost after a whole one was generated ahead.
     const accepted = given && given.document === document && given.end === request.prefix
     if (!accepted && !byHand && !(await rests(settings().get('delay'), token))) return []
     const replies = byHand ? await alternatives(request, token) : [await firstLineOrAll(request, token)]
@@ -147,7 +147,7 @@ const provider = {
   },
 }
 
-// Has the place of the cursor read ahead when it rests.
+// Requests a prefill for the cursor position once the cursor rests.
 function cursorMoved(editor) {
   clearTimeout(resting)
   if (nextEdit || !editor || editor.document.uri.scheme === 'output') return
@@ -161,7 +161,7 @@ function cursorMoved(editor) {
 // The reply to a request for the next edit, or null.
 function askForEdit(document, position, edits, onCancel) {
   if (!isEnabled(document)) return Promise.resolve(null)
-  const text = document.getText() // all of it: what comes back has its line numbers
+  const text = document.getText() // the whole text, because the reply has its line numbers
   const at = document.offsetAt(position)
   const [prefix, suffix] = [text.slice(0, at), text.slice(at)]
   return helper.ask({ ...requestAt(document, position), prefix, suffix, files: [], edits }, onCancel)

@@ -1,21 +1,21 @@
-// Speaks JSON lines with one `akunu complete` process. Knows nothing of VS Code.
+// Exchanges JSON lines with one `akunu complete` process. Independent of VS Code.
 'use strict'
 
 const { spawn } = require('node:child_process')
 const readline = require('node:readline')
 
-// Where to begin reading a text whose cursor is at `offset`, so that it is at most `longest`
-// characters: it moves in steps, so that what the helper remembers stays good while one types.
+// Where the sent text before the cursor at `offset` starts, for at most `longest` characters. It
+// moves in steps, so that the helper's caches stay valid while the user types.
 function windowStart(offset, longest) {
   const step = longest / 2
   return offset <= longest ? 0 : Math.floor((offset - step) / step) * step
 }
 
-const END_MS = 5000 // that a helper has to end: VS Code gives an extension as long
+const END_MS = 5000 // time limit for the end of a helper, as long as VS Code's for extensions
 
 class Helper {
-  // `notify` is given each message that the user should read, once; `onState` what the helper does:
-  // idle, loading, ready, or failed and why. `now`: milliseconds.
+  // notify: gets each message for the user once. onState: gets the state of the helper: idle,
+  // loading, ready, or failed and the reason. now: returns milliseconds.
   constructor(command, notify, onState = () => {}, now = Date.now) {
     this.now = now
     this.onState = onState
@@ -26,12 +26,11 @@ class Helper {
     this.lastId = 0
     this.process = null
     this.failures = 0 // since the last answer
-    this.startAt = 0 // not before; it waits longer after each failure
+    this.startAt = 0 // earliest start; the pause increases after each failure
   }
 
-  // The reply to a request, or null where there is none: cancelled, superseded or broken.
-  // `onCancel` is given a function that cancels it, `onText` parts of the text as they are written,
-  // and the id of the reply.
+  // The reply to a request, or null if it was cancelled, superseded or failed. onCancel: gets a
+  // function that cancels it. onText: gets parts of the text as they arrive, and the id of the reply.
   ask(request, onCancel, onText = () => {}) {
     if (!this.start()) return Promise.resolve(null)
     const id = ++this.lastId
@@ -44,12 +43,12 @@ class Helper {
     })
   }
 
-  // Has the model read what it would complete from, while nobody asks.
+  // Requests a prefill while no request waits.
   readAhead(request) {
     if (this.start()) this.send({ id: ++this.lastId, ...request, max_tokens: 0 })
   }
 
-  // So much of the reply with this id was accepted.
+  // Reports the number of accepted characters of a reply.
   accepted(id, characters) {
     if (this.process) this.send({ accepted: id, characters })
   }
@@ -60,7 +59,7 @@ class Helper {
     let lastError = ''
     const child = spawn(this.command[0], this.command.slice(1))
     this.process = child
-    child.stdin.on('error', () => {}) // its end is reported by 'close'
+    child.stdin.on('error', () => {}) // 'close' reports its end
     child.on('error', (error) => this.end(child, error.message))
     child.on('close', (code, signal) => {
       this.end(child, code || signal ? lastError || `it ended with ${code || signal}` : null)
@@ -121,7 +120,7 @@ class Helper {
     const child = this.process
     if (!child) return
     this.end(child, null)
-    child.stdin.end() // it ends by itself, and keeps what it counted
+    child.stdin.end() // it exits after it has saved its counts
     const timer = setTimeout(() => child.kill(), END_MS)
     child.on('close', () => clearTimeout(timer))
   }

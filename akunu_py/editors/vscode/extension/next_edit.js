@@ -1,14 +1,14 @@
-// Shows the next edit that the model expects, beside the lines that it changes, and makes it.
+// Shows the next edit that the model predicts next to the changed lines, and applies it.
 'use strict'
 
 const vscode = require('vscode')
 const { RecentEdits } = require('./recent_edits.js')
 
-const PAUSE_MS = 200 // without a change, before it is asked
+const PAUSE_MS = 200 // without a change, before a request
 
 class NextEdit {
-  // `ask(document, position, edits, onCancel)` gives the helper's reply or null, `accepted(id, characters)`
-  // reports what was made.
+  // ask(document, position, edits, onCancel): returns the helper's reply or null.
+  // accepted(id, characters): reports an applied edit.
   constructor(ask, accepted) {
     this.ask = ask
     this.accepted = accepted
@@ -54,7 +54,7 @@ class NextEdit {
     for (let row = edit.first; row < edit.last; row++) rows.push(row)
     const lineRange = (row) => editor.document.lineAt(row).range
     editor.setDecorations(this.going, rows.map(lineRange))
-    // A line of the new text behind each old one, what is more of it behind the last.
+    // One new line after each old one; the remaining new lines after the last.
     const at = rows.length ? rows : [Math.max(0, edit.first - 1)]
     const texts = edit.lines.slice(0, at.length)
     const more = edit.lines.slice(at.length)
@@ -79,7 +79,7 @@ class NextEdit {
     this.setContext(false)
   }
 
-  // Makes the edit that is shown, as one change to undo, and puts the cursor at its end.
+  // Applies the shown edit as one undo step, and moves the cursor to its end.
   async accept() {
     if (!this.shown || this.shown.editor.document.version !== this.shown.version) return
     const { editor, edit, id } = this.shown

@@ -1,9 +1,9 @@
-// What was changed lately, gathered as one types. Knows nothing of VS Code.
+// Recent edits, collected while the user types. Independent of VS Code.
 'use strict'
 
-const LATEST = 6 // edits that are kept
+const LATEST = 6 // maximum recent edits
 const CONTEXT = 3 // lines around an edit
-const NEAR = 8 // lines: what is changed so near belongs to the same edit
+const NEAR = 8 // lines; changes within this distance belong to the same edit
 
 // The change from one text to another, with some lines around it, or null: {path, before, after, line}.
 function difference(path, before, after) {
@@ -25,9 +25,9 @@ const lines = (text) => text.split('\n').length - 1
 
 class RecentEdits {
   constructor() {
-    this.texts = new Map() // of the buffers, by path
+    this.texts = new Map() // of buffers, by path
     this.done = []
-    this.base = null // {path, text} before the edit under way
+    this.base = null // {path, text} before the current edit
   }
 
   opened(path, text) {

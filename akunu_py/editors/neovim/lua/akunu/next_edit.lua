@@ -1,15 +1,15 @@
--- Shows the next edit that the model expects, over the lines that it changes, and makes it.
+-- Shows the next edit that the model predicts, at the changed lines, and applies it.
 local M = {}
 
 local api = vim.api
 local namespace = api.nvim_create_namespace('akunu.next_edit')
-local PAUSE = 200 -- milliseconds without a change before it is asked
+local PAUSE = 200 -- milliseconds without a change before a request
 
 local shown = nil -- {buf, tick, client, first, last, lines, command}
 local timer = assert(vim.uv.new_timer())
-local cancel = nil -- of the request under way
+local cancel = nil -- cancels the current request
 
--- Whether an edit is shown that still fits the buffer.
+-- Whether a shown edit still fits the buffer.
 function M.visible()
   return shown ~= nil and shown.buf == api.nvim_get_current_buf()
     and shown.tick == api.nvim_buf_get_changedtick(shown.buf)
@@ -25,7 +25,7 @@ function M.hide()
   shown, cancel = nil, nil
 end
 
--- What goes is marked; what comes stands below it.
+-- Marks the removed text and shows the new text below.
 local function show(edit)
   shown = edit
   vim.keymap.set('n', '<Esc>', M.hide, { buffer = edit.buf, desc = 'Hide the next edit' })
@@ -54,12 +54,12 @@ local function ask()
   cancel = sent and function() client:cancel_request(id) end or nil
 end
 
--- Makes the edit that is shown, as one change to undo, and puts the cursor at its end.
+-- Applies the shown edit as one undo step, and moves the cursor to its end.
 function M.accept()
   if not M.visible() then return end
   local edit = shown
   M.hide()
-  vim.cmd('let &g:undolevels = &g:undolevels') -- ends what is undone at once before it
+  vim.cmd('let &g:undolevels = &g:undolevels') -- starts a new undo step
   api.nvim_buf_set_lines(edit.buf, edit.first, edit.last, false, edit.lines)
   local row = math.max(1, edit.first + #edit.lines)
   local line = api.nvim_buf_get_lines(edit.buf, row - 1, row, false)[1] or ''
@@ -67,7 +67,7 @@ function M.accept()
   edit.client:exec_cmd(edit.command)
 end
 
--- key: makes the edit, and is itself where none is shown.
+-- key: applies the edit; without one, it keeps its function.
 function M.enable(key)
   if key ~= '' then
     vim.keymap.set({ 'n', 'i' }, key, function()

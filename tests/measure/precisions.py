@@ -1,27 +1,36 @@
-"""Precisions in which `akunu bench fidelity` compares answers.
+"""`python -m tests.measure.precisions`: `akunu bench fidelity` with a GPU's rounding on a CPU.
 
-MLX's CPU kernels for half precision sum each row by itself, in one order, so drafting cannot change
-an answer there. A GPU's kernels sum in float32, in an order that depends on the number of rows, and
-round the sum to the format. The layers below do the same through the BLAS.
+MLX's CPU kernels for half precision sum each row alone, in one order, so drafting cannot change an
+answer there. GPU kernels sum in float32, in an order that depends on the number of rows, and round
+the sum to the format. The layers below do the same through the BLAS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from akunu_py.bench import fidelity
+from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.types import WeightMode
+from akunu_py.types import LoadOptions, WeightMode
+from tests.measure.tool import run_tool
 
+SUMMARY = "Compare answers with drafts to answers without, in precisions that round as on a GPU"
+# Quick on a CPU; "keep" takes seconds a token there.
+DEFAULT = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 
-class _Rounded(nn.Module):
+class _Rounded(nn.Module):  # type: ignore[misc]
     """A product in float32, rounded to `dtype`. weight: [out, in], float32."""
 
     def __init__(self, weight: mx.array, bias: mx.array | None, dtype: mx.Dtype) -> None:
@@ -38,7 +47,7 @@ class _Rounded(nn.Module):
 
 
 class _RoundedEmbedding(_Rounded):
-    """A table of embeddings, whose transpose may give the logits."""
+    """An embedding table whose transpose may yield the logits."""
 
     def __call__(self, tokens: mx.array) -> mx.array:
         """[...] -> [..., in]"""
@@ -50,8 +59,7 @@ class _RoundedEmbedding(_Rounded):
 
 
 def round_products(engine: Engine) -> Engine:
-    """`engine`, whose model is altered in place: every dense or quantized layer rounds as on a
-    GPU."""
+    """Make every dense or quantized layer round as on a GPU. Changes the model in place."""
     rounded = [
         (name, made)
         for name, module in engine.model.named_modules()
@@ -63,7 +71,7 @@ def round_products(engine: Engine) -> Engine:
 
 
 def compute_in_float32(engine: Engine) -> Engine:
-    """`engine`, whose model is altered in place: quantized matrices stay, all else is float32."""
+    """Convert all but the quantized matrices to float32. Changes the model in place."""
     engine.model.set_dtype(mx.float32)
     mx.eval(engine.model.parameters())
     bits = [part for part in engine.plan.weights.split(" + ") if part.endswith("-bit")]
@@ -93,7 +101,7 @@ def _rounded(module: Any) -> nn.Module | None:
     return kind(weight.astype(mx.float32), module.get("bias"), dtype)
 
 
-# How the weights are loaded for each precision, and what is done to the model then.
+# The weight mode of each precision, and the change to the loaded model.
 PRECISIONS: dict[str, tuple[WeightMode, Callable[[Engine], Engine] | None]] = {
     "float32": ("float32", None),
     "bfloat16": ("bfloat16", None),
@@ -102,3 +110,28 @@ PRECISIONS: dict[str, tuple[WeightMode, Callable[[Engine], Engine] | None]] = {
     "bfloat16-blas": ("bfloat16", round_products),
     "keep-blas": ("keep", round_products),
 }
+
+
+def load_precision(options: argparse.Namespace, name: str) -> Engine:
+    """Load the model in the precision `name` of `PRECISIONS`."""
+    weights, change = PRECISIONS[name]
+    engine = load_engine(options.model, LoadOptions(weights, options.kv_bits))
+    return change(engine) if change else engine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    fidelity.add_options(parser, tuple(PRECISIONS))
+
+
+def run(options: argparse.Namespace) -> int:
+    options.weights = options.weights or DEFAULT
+    return fidelity.run(options, partial(load_precision, options))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
+    return run_tool("precisions", SUMMARY, add_options, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
