@@ -36,10 +36,10 @@ from akunu_py.bench.result import (
     loop_start,
     today,
 )
-from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner, peers
+from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
 from akunu_py.bench.runners.akunu import Akunu
 from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
-from akunu_py.bench.tables import result_text, to_csv, to_jsonl, to_markdown, to_text
+from akunu_py.bench.tables import result_text, to_markdown, to_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import NAMES, Workload, load_workloads
 from akunu_py.decoding.drafting.drafter import check_mode
@@ -53,6 +53,7 @@ from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, Loa
 
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MEMORY = "memory"
+MakeRunners = Callable[[Engine], list[Runner]]
 OURS = "akunu"
 _CURVE_REPEATS = 7
 _CURVE_OBSERVATIONS = 3  # of each measured cost, so that it outweighs the prior
@@ -85,19 +86,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
     command.add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
     _add_workloads(parser.add_argument_group("workloads"))
-    others = parser.add_argument_group("other loops, each with its own plain loop")
-    for name, kind, metavar, what in (
-        ("--draft-model", str, "NAME_OR_PATH", "Draft model for akunu and mlx-lm"),
-        ("--llama-cpp", Path, "GGUF", "Model file for llama-cpp-python"),
-        ("--transformers", Path, "FOLDER", "Checkpoint for transformers with torch"),
-    ):
-        others.add_argument(name, type=kind, metavar=metavar, help=what)
+    parser.add_argument(
+        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
+    )
     command.add_repeats(parser, 3)
     command.add_model(parser)
     add_hosts(parser)
     parser.add_argument(
         "--format",
-        choices=("text", "md", "csv", "json", "jsonl"),
+        choices=("text", "md", "json"),
         default="text",
         help="Output format (default: %(default)s)",
     )
@@ -138,7 +135,8 @@ def _add_workloads(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
+    """Measure. others: return more loops to compare with."""
     by_length = any(options.n_prompt) or any(options.n_gen)
     scope = FULL if options.full else QUICK
     wanted = options.workload or (["none"] if by_length else scope.workloads)
@@ -150,8 +148,7 @@ def run(options: argparse.Namespace) -> int:
     small = None
     if options.draft_model:
         small = load_engine(options.draft_model, LoadOptions(options.weights))
-    modes, paths = options.draft or scope.modes, (options.llama_cpp, options.transformers)
-    setup = Setup(modes, [options.draft_tokens], small, *paths)
+    setup = Setup(options.draft or scope.modes, [options.draft_tokens], small, others)
     plan = Plan(
         workloads,
         options.temperature or [0.0],
@@ -186,14 +183,13 @@ def _left_out(options: argparse.Namespace) -> str:
 
 
 def print_speed(result: Result, format_: str, left_out: str) -> None:
-    """Print a result as text, md, csv, json or jsonl, and `left_out` (to stderr for data)."""
-    texts = {"csv": to_csv, "json": Result.to_json, "jsonl": to_jsonl}
-    if format_ in texts:
-        print(texts[format_](result), end="")
+    """Print a result as text, md or json, and `left_out` (to stderr for json)."""
+    if format_ == "json":
+        print(result.to_json(), end="")
     else:
         print(result_text(result, to_markdown if format_ == "md" else to_text))
     if left_out:
-        print(left_out, file=sys.stderr if format_ in texts else sys.stdout)
+        print(left_out, file=sys.stderr if format_ == "json" else sys.stdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +199,7 @@ class Setup:
     modes: Sequence[str]  # draft modes and `MEMORY`
     draft_tokens: Sequence[int]  # `fixed` runs once with each length
     draft_model: Engine | None = None
-    llama_cpp: Path | None = None
-    transformers: Path | None = None
+    others: MakeRunners | None = None  # other programs' loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +264,8 @@ def make_runners(
 ) -> list[Runner]:
     """Return all runners, without mlx-lm's plain loop for a model split over hosts.
 
-    Our runners share `curve` and read `memories`. A missing peer is a runner that fails. Raises
-    UsageError if the draft model does not fit.
+    Our runners share `curve` and read `memories`. Raises UsageError if the draft
+    model does not fit.
     """
     modes = list(setup.modes)
     runners: list[Runner] = [MlxLm(engine)]
@@ -291,11 +286,7 @@ def make_runners(
         else:
             check_mode(engine, named := cast(DraftMode, mode))
             runners.append(Akunu(engine, named, curve))
-    if setup.llama_cpp is not None:
-        runners += peers.llama_cpp(engine, setup.llama_cpp)
-    if setup.transformers is not None:
-        runners += peers.transformers(engine, setup.transformers)
-    return runners
+    return runners + (setup.others(engine) if setup.others else [])
 
 
 def make_memories(

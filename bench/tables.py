@@ -1,73 +1,16 @@
-"""Tables of a result: text, Markdown, CSV and JSON lines."""
+"""Tables of a result as text and Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from akunu_py.bench.result import Result, Series, Throughput, half_range, median
+from akunu_py.bench.result import Result, half_range, median
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 """Headings, and the cells of each row."""
-
-
-def flat_rows(result: Result) -> list[Row]:
-    """Return one row for each test and series, with unrounded figures."""
-    common: Row = {"date": result.date, "model": result.model.get("name")}
-    common |= {name: result.model.get(name) for name in ("size_bytes", "params", "weights")}
-    common |= {name: result.machine.get(name) for name in ("backend", "device")}
-    return [
-        *(common | _test_row(test, test.test, None) for test in result.throughput),
-        *(common | _series_row(result, series) for series in result.runs),
-    ]
-
-
-def _test_row(of: Series | Throughput, test: str, temperature: float | None) -> Row:
-    rates = of.rates
-    return {
-        "contestant": of.runner,
-        "test": test,
-        "temperature": temperature,
-        "tokens_per_s": median(rates) if rates else None,
-        "spread": half_range(rates) if rates else None,
-        "repeats": " ".join(f"{rate:.3f}" for rate in rates),
-        "failed": of.failed,
-    }
-
-
-def _series_row(result: Result, series: Series) -> Row:
-    repeats = series.repeats
-    return _test_row(series, series.workload, series.temperature) | {
-        "tokens": repeats[-1].tokens if repeats else None,
-        "speedup": result.speedup(series),
-        "tokens_per_pass": series.tokens_per_pass if series.drafted else None,
-        "acceptance_rate": series.acceptance_rate if series.drafted else None,
-        "score": series.score(result.curve_s),
-        "ttft_s": median([repeat.ttft_s for repeat in repeats]) if repeats else None,
-        "peak_bytes": max((repeat.peak_bytes for repeat in repeats), default=None),
-        "identical": series.identical,
-        "difference": json.dumps(series.difference) if series.difference else None,
-        "loop": series.loop,
-    }
-
-
-def to_csv(result: Result) -> str:
-    rows = flat_rows(result)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def to_jsonl(result: Result) -> str:
-    return "".join(json.dumps(row) + "\n" for row in flat_rows(result))
 
 
 def heading(result: Result) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import signal
@@ -141,19 +139,13 @@ def test_a_result_file_holds_everything(tmp_path: Path) -> None:
     assert len(result.runs) == 2
 
 
-def test_tables_have_llama_benchs_columns_and_every_format_is_valid() -> None:
+def test_tables_have_the_columns_of_llama_bench() -> None:
     result = fake_result([plain_series(), drafted_series(loop=3)])
     result.throughput = [Throughput("pp512 @ d1024", "akunu", [900.0, 1100.0])]
     headings, cells = tables.throughput_table(result)
     assert headings == ["model", "size", "params", "backend", "loop", "test", "t/s"]
     assert cells[0][1:4] == ["514.98 MiB", "135.00 M", "CPU, BLAS"]
     assert cells[0][-2:] == ["pp512 @ d1024", "1000.00 ± 100.00"]
-    parsed = list(csv.DictReader(io.StringIO(tables.to_csv(result))))
-    assert [row["test"] for row in parsed] == ["pp512 @ d1024", "edit", "edit"]
-    assert parsed[0]["params"] == "135000000"
-    lines = [json.loads(line) for line in tables.to_jsonl(result).splitlines()]
-    assert lines[2]["acceptance_rate"] == 0.5
-    assert lines[2]["repeats"] == "90.000 100.000"
     markdown = tables.to_markdown(tables.speed_table(result)).splitlines()
     assert len({line.count("|") for line in markdown}) == 1
     assert "edit*" in markdown[3]

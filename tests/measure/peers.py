@@ -1,22 +1,27 @@
-"""Loops of llama-cpp-python and transformers as runners: plain, and with prompt lookup.
+"""`python -m tests.measure.peers`: `akunu bench` with the loops of llama.cpp and transformers.
 
-They get the same text in the same chat template, and use their own tokenizer and weights.
+Each loop runs plain and with prompt lookup. It gets the same text in the same chat template, and
+uses its own tokenizer and weights.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from akunu_py.bench import speed
 from akunu_py.bench.runners import TURN_BREAK, Conditions, Run, Runner
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
+from tests.measure.tool import run_tool
 
 LOOKUP_TOKENS = 10  # the default of both
 _CONTEXT = 4096
@@ -147,7 +152,7 @@ def _transformers_peer(
     import torch
     from transformers.generation.streamers import BaseStreamer
 
-    class Streamer(BaseStreamer):
+    class Streamer(BaseStreamer):  # type: ignore[misc]
         """Emits the output; `put` gets the prompt first, then [1] or [1, tokens]."""
 
         def __init__(self, emit: Emit) -> None:
@@ -184,3 +189,28 @@ def _transformers_peer(
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     return Peer(name, baseline, engine, generate, decode)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    speed.add_options(parser)
+    parser.add_argument(
+        "--llama-cpp", type=Path, metavar="GGUF", help="Model file for llama-cpp-python"
+    )
+    parser.add_argument(
+        "--transformers", type=Path, metavar="FOLDER", help="Checkpoint for transformers with torch"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    def others(engine: Engine) -> list[Runner]:
+        return [
+            *(llama_cpp(engine, options.llama_cpp) if options.llama_cpp else ()),
+            *(transformers(engine, options.transformers) if options.transformers else ()),
+        ]
+
+    return speed.run(options, others)
+
+
+if __name__ == "__main__":
+    summary = "Measure tokens per second, compared with mlx-lm, llama.cpp and transformers"
+    sys.exit(run_tool("peers", summary, add_options, run))

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from akunu_py.bench.runners import Conditions, peers
+from akunu_py.bench.runners import Conditions
 from akunu_py.decoding.model.engine import Engine
+from tests.measure import peers
 from tests.support.bench_fakes import workload
 
 END = 2
