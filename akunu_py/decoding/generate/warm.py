@@ -1,8 +1,4 @@
-"""Lets a model answer prompts of ours before it is asked anything, so that its memory knows its
-habits: answers of one model repeat themselves, and are drafted from.
-
-How far that came is kept beside the memory, and goes when that is forgotten.
-"""
+"""Warm the answer cache: let the model answer built-in prompts before its first use."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from akunu_py.decoding.learned import LearnedState
 from akunu_py.files import read_bounded, read_json, write_atomically
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 
-TOKENS = 100_000  # that are worth having; docs/log.md has what more are worth
-ANSWER = 400  # tokens of an answer at most
-_TRIAL = 32  # tokens that show how fast the model is
+TOKENS = 100_000  # target size; docs/log.md has the gains of more
+ANSWER = 400  # maximum tokens per answer
+_TRIAL = 32  # tokens to measure the speed
 _TEMPERATURE = 0.7  # that of the chat
 _PROMPTS = Path(__file__).with_name("warm.toml")
 _MAX_BYTES = 1 << 16
@@ -28,14 +24,14 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Answers that were remembered, and their tokens."""
+    """Answers in the cache, and their tokens."""
 
     answers: int = 0
     tokens: int = 0
 
 
 def progress(learned: LearnedState) -> Progress:
-    """How far earlier runs came; nowhere where their note is gone or damaged."""
+    """Return the progress of earlier runs, zero if its file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         noted = read_json(learned.warmed, _MAX_BYTES)
         found = Progress(int(noted["answers"]), int(noted["tokens"]))
@@ -45,14 +41,13 @@ def progress(learned: LearnedState) -> Progress:
 
 
 def tokens_per_s(session: Session) -> float:
-    """How fast the model answers, which takes a moment to see. Nothing of it is remembered."""
+    """Measure how fast the model answers, without storing the answer."""
     options = GenerateOptions(_TRIAL, remember=False)
     return _generation(session, _prompts()[0], options).answer().stats.tokens_per_s
 
 
 def answers(session: Session, learned: LearnedState, tokens: int) -> Iterator[Generation]:
-    """Answers until so many tokens are remembered, one after the other: run each to its end before
-    the next. One that was cancelled is begun anew the next time."""
+    """Yield answers until `tokens` are stored; run each to its end before the next."""
     prompts, done = _prompts(), progress(learned)
     while done.tokens < tokens:
         turn = done.answers
@@ -63,7 +58,7 @@ def answers(session: Session, learned: LearnedState, tokens: int) -> Iterator[Ge
         if generation.finish_reason in ("cancelled", None):
             return
         done = Progress(turn + 1, done.tokens + max(1, len(generation.tokens)))
-        with contextlib.suppress(OSError):  # then it is answered again
+        with contextlib.suppress(OSError):  # the prompt is answered again then
             write_atomically(learned.warmed, json.dumps(asdict(done)).encode())
 
 
