@@ -50,28 +50,22 @@ class DraftNetwork(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The draft mode that uses it alone."""
+    def name(self) -> str: ...  # the draft mode that uses it alone
 
     @property
-    def key(self) -> str:
-        """Identifies its learned state."""
+    def key(self) -> str: ...  # identifies its learned state
 
     @property
-    def share(self) -> float:
-        """Assumed cost of one token in plain steps of the target, before measuring."""
+    def share(self) -> float: ...  # assumed cost of a token in plain steps, before measuring
 
     @property
-    def reused(self) -> float:
-        """Share of the verifying pass that drafting a token already computed."""
+    def reused(self) -> float: ...  # share of the verifying pass that drafting has computed
 
     @property
-    def longest(self) -> int:
-        """Maximum tokens per draft."""
+    def longest(self) -> int: ...  # maximum tokens per draft
 
     @property
-    def read(self) -> int:
-        """Approximate number of prefilled tokens of the current history."""
+    def read(self) -> int: ...  # approximate number of prefilled tokens of the current history
 
     def begin(self, known: Sequence[int]) -> bool:
         """Start a draft after `known`. False if more prefill is needed; call again then."""

@@ -16,7 +16,7 @@ from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import SuffixIndex
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms, futures
+from akunu_py.ngram.networks import DraftPlan, LearnedNetwork, PlannedDrafter, Terms, futures
 from akunu_py.ngram.planner import best_draft, choose_length
 from akunu_py.types import DraftGuide, DraftNetwork
 
@@ -71,11 +71,11 @@ class AutoDrafter:
         self._planned = 0, 0  # range of `_guesses` that starts the last proposal
         known = {} if learned is None else learned
         self.networks = [
-            PlannedNetwork(each, known.setdefault(each.key, LearnedNetwork.of(each)))
+            PlannedDrafter(each, known.setdefault(each.key, LearnedNetwork.of(each)))
             for each in networks
         ]
         self._ngrams = ngrams
-        self._network: PlannedNetwork | None = None  # the neural drafter of the last proposal
+        self._network: PlannedDrafter | None = None  # the neural drafter of the last proposal
         self._behind: list[Guess] = []  # guesses drafted after its tokens
         self._chooser = Chooser(self.networks)
         self._answering = False
@@ -160,7 +160,7 @@ class AutoDrafter:
         length = choose_length(
             chances, costs, rate, longest, ongoing=ongoing, rerun_on_reject=self.rerun_on_reject
         )
-        choice: tuple[Division, PlannedNetwork] | None = None
+        choice: tuple[DraftPlan, PlannedDrafter] | None = None
         draft: list[int] | None = None
         if self.networks and longest and not (ahead and length):
             terms = self._terms(costs, rate, limit, ongoing=ongoing)
@@ -194,18 +194,18 @@ class AutoDrafter:
         return Terms(costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject)
 
     def _from_network(
-        self, guesses: Sequence[Guess], division: Division, network: PlannedNetwork, terms: Terms
+        self, guesses: Sequence[Guess], plan: DraftPlan, network: PlannedDrafter, terms: Terms
     ) -> list[int]:
         """Draft guesses, then tokens of the neural drafter, then guesses again."""
         self._network = network
-        drafted = guesses[: division.guesses]
+        drafted = guesses[: plan.guesses]
         prefix = [guess.token for guess in drafted]
         known = self.index.tokens[self.unread :]
-        longest = division.guesses + division.most
+        longest = plan.guesses + plan.most
         # A drafter that computes part of the pass does so for its own tokens only.
         goes_on = [] if network.network.reused else guesses
         behind = Continuation(self.chain, goes_on, prefix, longest, self.guide)
-        own = network.draft(known, prefix, division, terms, self.stop_tokens, behind.add)
+        own = network.draft(known, prefix, plan, terms, self.stop_tokens, behind.add)
         behind.end()
         self._behind = behind.guesses[: network.followed]
         return [*prefix, *own, *(guess.token for guess in self._behind)]
@@ -349,13 +349,13 @@ class Chooser:
     estimates is too high.
     """
 
-    def __init__(self, networks: Sequence[PlannedNetwork]) -> None:
+    def __init__(self, networks: Sequence[PlannedDrafter]) -> None:
         self._networks = networks
         self._promised, self._held = _PREFERRED, _PREFERRED * _HOLDS
 
     def choose(
         self, chances: Sequence[float], terms: Terms, longest: int, *, stops: bool
-    ) -> tuple[Division, PlannedNetwork] | None:
+    ) -> tuple[DraftPlan, PlannedDrafter] | None:
         """Return the best plan with a neural drafter, or None if guesses alone are better.
 
         chances: of the guesses. stops: whether the last guess is a stop token.
@@ -371,9 +371,9 @@ class Chooser:
         before = chances[:-1] if stops else chances
         least, best = values[0], None
         for network in self._networks:
-            division = network.division(before, coming, longest, terms)
-            if division.value > least:
-                least, best = division.value, (division, network)
+            plan = network.plan(before, coming, longest, terms)
+            if plan.value > least:
+                least, best = plan.value, (plan, network)
             elif not length and best is None and (trial := network.trial(longest, terms)):
                 best = trial, network
         return best

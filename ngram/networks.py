@@ -52,7 +52,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class DraftPlan:
     """A draft: guesses of the n-grams, then tokens of a neural drafter."""
 
     value: float  # expected value in tokens
@@ -62,7 +62,7 @@ class Division:
 
 
 @dataclass(slots=True)
-class _Made:
+class _Drafted:
     """A token of a neural drafter."""
 
     token: int
@@ -124,13 +124,13 @@ class LearnedNetwork:
             raise ValueError(f"expected a saved neural drafter, found {content!r:.80}") from err
 
 
-class PlannedNetwork:
+class PlannedDrafter:
     """A neural drafter with its costs and acceptance rates."""
 
     def __init__(self, network: DraftNetwork, learned: LearnedNetwork | None = None) -> None:
         self.network = network
         self.learned = learned or LearnedNetwork.of(network)
-        self._made: list[_Made] = []
+        self._made: list[_Drafted] = []
         self._prefix: list[int] = []
         self._trying = False
         self._setback = 1.0  # factor on `attempts` after a failed trial
@@ -143,15 +143,15 @@ class PlannedNetwork:
         """Expected chance that its token after `depth` others is accepted."""
         return self.learned.expected[min(depth, _DEPTHS - 1)]
 
-    def division(
+    def plan(
         self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: Terms
-    ) -> Division:
+    ) -> DraftPlan:
         """Return the best plan of at most `longest` tokens, some of them neural.
 
         chances: of the guesses that may come first. coming: see `futures`.
         """
         terms = self._reusing(terms)
-        best = Division(-float("inf"), 0, 0)
+        best = DraftPlan(-float("inf"), 0, 0)
         step = self._cost(1, terms)
         unread = max(1, terms.context - self.network.read)
         reached, tokens, rerun = 1.0, 1.0, 0.0
@@ -167,7 +167,7 @@ class PlannedNetwork:
                 value = gained - terms.rate * (terms.costs[rows] + spent) - lost
                 value += future + after * _at(coming, rows + 1)
                 if value > best.value:
-                    best = Division(value, guesses, longest - guesses, reached)
+                    best = DraftPlan(value, guesses, longest - guesses, reached)
                 if reached * after < _NEGLIGIBLE:
                     break
                 spent += step
@@ -181,9 +181,9 @@ class PlannedNetwork:
 
     def competes(self, longest: int, terms: Terms) -> bool:
         """Return whether it would draft if there were no guesses."""
-        return self.division((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
+        return self.plan((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
 
-    def trial(self, longest: int, terms: Terms) -> Division | None:
+    def trial(self, longest: int, terms: Terms) -> DraftPlan | None:
         """Return a plan now and then, even if drafting looked unprofitable before."""
         learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
         learned.saved += learned.attempts if learned.timed else _TRY_UNTIMED
@@ -193,26 +193,26 @@ class PlannedNetwork:
         needed = terms.rate * (terms.costs[1] - terms.costs[0] + step)  # of its tokens
         steady = min(needed, _STEADY_MOST)
         self._setback = 2.0 ** (-steady / (1.0 - steady))
-        return Division(_TRIAL, 0, min(_TRIED, longest))
+        return DraftPlan(_TRIAL, 0, min(_TRIED, longest))
 
     def draft(
         self,
         known: Sequence[int],
         prefix: Sequence[int],
-        division: Division,
+        plan: DraftPlan,
         terms: Terms,
         stop: Collection[int],
         behind: Behind,
     ) -> list[int]:
-        """Return the neural tokens to verify after `prefix`, the guesses of `division`.
+        """Return the neural tokens to verify after `prefix`, the guesses of `plan`.
 
         `followed` guesses come after them.
         """
         network, learned, context = self.network, self.learned, terms.context
         terms = self._reusing(terms)
         self._prefix, self._made = list(prefix), []
-        most = min(division.most, network.longest)
-        trial = self._trying = division.value == _TRIAL
+        most = min(plan.most, network.longest)
+        trial = self._trying = plan.value == _TRIAL
         untimed = trial and not learned.timed  # the first pass of a row count is not measured
         learned.saved = 0.0
         if not trial:
@@ -221,7 +221,7 @@ class PlannedNetwork:
         self.cost = 0.0
         started = last = network.clock()
         ready = network.begin([*known, *prefix])
-        chances, following = [division.reached], list[float]()
+        chances, following = [plan.reached], list[float]()
         while ready and len(self._made) < most:
             made = self._make()
             now = network.clock()
@@ -238,13 +238,15 @@ class PlannedNetwork:
             chances.append(chances[-1] * made.chance)
             if made.token in stop:
                 break
-            if not untimed and not self._goes_on(chances[-1], following, len(prefix), most, terms):
+            if not untimed and not self._continues(
+                chances[-1], following, len(prefix), most, terms
+            ):
                 break
             last = network.clock()
         self.seconds = network.clock() - started
         self.total_seconds += self.seconds
-        then = _futures_behind(chances, following, terms, division.most)
-        chances = _reaching(chances, following, division.most + 1)
+        then = _futures_behind(chances, following, terms, plan.most)
+        chances = _reaching(chances, following, plan.most + 1)
         length, _ = _worth(chances, len(prefix), terms, then)
         self.verified = min(length, len(self._made))
         self.followed = length - self.verified
@@ -277,16 +279,16 @@ class PlannedNetwork:
             return terms
         return replace(terms, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
-    def _make(self) -> _Made:
+    def _make(self) -> _Drafted:
         token, sure = self.network.guess()
         sure = min(max(sure, 1 - _SURE), _SURE)
         hint = log(sure / (1 - sure))
         bucket = bisect(CALIBRATION_EDGES, hint)
         depth = min(len(self._made), _DEPTHS - 1)
         chance = sigmoid(hint + self.learned.calibration[bucket] + self.learned.by_depth[depth])
-        return _Made(token, bucket, chance)
+        return _Drafted(token, bucket, chance)
 
-    def _goes_on(
+    def _continues(
         self, reached: float, following: Sequence[float], before: int, most: int, terms: Terms
     ) -> bool:
         """Return whether more neural tokens are worth more than the guesses that follow.

@@ -14,7 +14,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.networks import LearnedNetwork, PlannedNetwork
+from akunu_py.ngram.networks import LearnedNetwork, PlannedDrafter
 from akunu_py.types import Drafter, DraftGuide, DraftMode, DraftNetwork, GenerateOptions
 
 
@@ -95,7 +95,7 @@ class Drafting:
             self._inner.alone = alone
 
     @property
-    def _planned(self) -> list[PlannedNetwork]:
+    def _planned(self) -> list[PlannedDrafter]:
         return self._inner.networks if isinstance(self._inner, AutoDrafter) else []
 
     @property
