@@ -1,27 +1,19 @@
-"""How likely is a drafted token to be accepted? An additive logistic model, the priors that its
-weights start from, and how they learn from every output token, drafted or not."""
+"""The chance that a draft token is accepted: an additive logistic model that learns online."""
 
 from __future__ import annotations
 
 from bisect import bisect
 from math import exp
 
+# Results of the last one to three guesses of a kind after a leading 1, latest last: 0b10 is a miss.
 Outcomes = int
-"""Whether the last up to three guesses of a kind were right, latest last, after a leading 1 that
-marks how many there were: 1 none, 0b10 missed, 0b11 hit, ... 0b1111 three hits."""
-
 NO_OUTCOMES: Outcomes = 1
+Recorded = tuple[dict[int, Outcomes], int, Outcomes]  # (record, key, its current outcomes)
+Feature = tuple[list[float], int]  # (weights, index)
 
-Recorded = tuple[dict[int, Outcomes], int, Outcomes]
-"""(record, key, the outcomes it holds there)."""
+RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2  # learning rates
 
-Feature = tuple[list[float], int]
-"""(weights, which of them)."""
-
-# A small learning rate for what many guesses share, a larger one for what few do.
-RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2
-
-# Every prior is in logits. They are round numbers: the first request moves them soon enough.
+# Priors in logits.
 # Match lengths 1, 2, 3, 4-5, 6-7, 8-11, 12-15, 16-23, 24-31, 32.
 MATCH = (-1.35, -0.5, -0.5, -0.25, -0.25, -0.25, 0.0, 0.4, 0.4, 2.4)
 # Matches that agree: 1, 2, 3-4, more. Those that contradict: 0, 1, 2, 3-5, more.
@@ -43,9 +35,8 @@ SAME_TOKEN = (
 # Whether a copy in progress expects the same token: no copy, the same, another one.
 COPY_AGREES = (0.0, 0.15, -0.4)
 
-# In a conversation with earlier answers: where the matches of the token are (in none, only shorter
-# ones than the longest in one, the longest in an earlier one, in that under way, in both), by the
-# longest's length: 1, 2, 3, 4-7, 8-31, 32.
+# Where the token's longest match is (outside answers, longer than those in answers, in an earlier
+# answer, in the present one, in both), by its length: 1, 2, 3, 4-7, 8-31, 32.
 OUTSIDE, SHORTER_IN_ANSWER, EARLIER_ANSWER, PRESENT_ANSWER, BOTH_ANSWERS = 0, 6, 12, 18, 24
 IN_ANSWERS = (
     *(0.0, -0.5, 0.1, 0.0, 0.5, -2.0),
@@ -62,10 +53,9 @@ ANSWERS_FOR = (
     *(0.8, 0.2, 0.5, 0.6),
 )
 
-# A copy that contradicts the longest match, by its state: 1, 2, 3-4, 5-8, 9-16, more tokens copied
-# so far; then broken off, with a context of 1, 2, 3 tokens at which it could be resumed; then the
-# same six run lengths after a skip to the next field, a first one and a known one; then behind a
-# token that was replaced in a long copy.
+# A copy that contradicts the longest match, by state: 1, 2, 3-4, 5-8, 9-16, more copied tokens;
+# broken off with 1, 2, 3 tokens of context to resume at; six run lengths after a first skip, and
+# after a known skip; after a replaced token in a long copy.
 IN_PLACE, CONTEXT_1, CONTEXT_2, CONTEXT_3, FIRST_SKIP, KNOWN_SKIP = 0, 6, 7, 8, 9, 15
 REPLACED = 21
 COPY = (
@@ -80,8 +70,8 @@ COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3
 SKIP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)
 EDIT = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
 
-# Memory: contexts of 1, 2, 3, 4, 5 and more tokens; places that agree (1, 2, more) and that do not
-# (0, 1, more). Its part in a guess of the conversation's own: none, the same token, another one.
+# Answer cache: contexts of 1, 2, 3, 4, 5 and more tokens; agreeing places (1, 2, more) and opposing
+# ones (0, 1, more); versus the conversation's own guess: none, the same token, another one.
 MEMORY_MATCH = (-2.0, -1.6, -1.1, -0.7, -0.4)
 MEMORY_AGREEING = (-0.1, 0.4, 1.2)
 MEMORY_OPPOSING = (0.7, -0.2, -0.6)
@@ -89,8 +79,7 @@ MEMORY_AGREES = (0.0, 0.9, -0.4)
 MEMORY_AGAINST = (0.0, -0.6)  # alone, or against a guess of the conversation's own
 MEMORY_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
 
-# The last stage, by what the guess comes from and its estimate. The best of several estimates is
-# too high more often than too low, most of all in the middle: hence the negative priors there.
+# Final calibration by origin and estimate. The best of several estimates tends to be too high.
 CALIBRATION_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
 CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
 SOURCES = 7  # what a guess comes from: FROM_... in `guess`
@@ -101,7 +90,7 @@ _RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
 
 
 def sigmoid(logit: float) -> float:
-    """The probability of `logit`, kept away from 0 and 1."""
+    """Return the probability of `logit`, kept away from 0 and 1."""
     if logit > 12.0:
         return 0.999994
     if logit < -12.0:
@@ -110,54 +99,49 @@ def sigmoid(logit: float) -> float:
 
 
 def push(outcomes: Outcomes, hit: bool) -> Outcomes:
-    """`outcomes` with one more; the oldest of more than three is forgotten."""
+    """Append a result to `outcomes`, keeping the last three."""
     return outcomes << 1 | hit if outcomes < 8 else 8 | ((outcomes << 1 | hit) & 7)
 
 
 def match_class(length: int) -> int:
-    """Which of the ten classes of MATCH `length` (at least 1) falls into."""
+    """Return the class of MATCH for `length` (at least 1)."""
     return _MATCH_CLASS[length] if length < 32 else 9
 
 
 def answer_class(length: int) -> int:
-    """Which of the six classes of IN_ANSWERS `length` (at least 1) falls into."""
+    """Return the class of IN_ANSWERS for `length` (at least 1)."""
     return _ANSWER_CLASS[length] if length < 32 else 5
 
 
 def run_class(run: int) -> int:
-    """Which of the six run lengths of COPY `run` falls into."""
+    """Return the run-length class of COPY for `run`."""
     return _RUN_CLASS[run] if run < 17 else 5
 
 
 class Candidate:
-    """A token that may come next, with what is needed to learn whether it did.
-
-    logit: of the probability that it does, the sum of its features' weights. rate: its learning
-    rate. outcomes: to be updated.
-    """
+    """A token that may come next, and what is needed to learn whether it did."""
 
     __slots__ = ("features", "logit", "outcomes", "rate", "token")
 
     def __init__(
         self, token: int, rate: float, features: list[Feature], outcomes: list[Recorded]
     ) -> None:
-        self.token = token
-        self.rate = rate
+        self.token, self.rate = token, rate
         self.features = features
-        self.outcomes = outcomes
+        self.outcomes = outcomes  # updated by `learn`
         logit = 0.0
         for weights, i in features:
             logit += weights[i]
-        self.logit = logit
+        self.logit = logit  # of the probability that `token` comes
 
     def add(self, feature: Feature) -> None:
-        """One more feature."""
+        """Add a feature."""
         weights, i = feature
         self.features.append(feature)
         self.logit += weights[i]
 
     def learn(self, token: int) -> None:
-        """`token` came: one step of gradient descent on the log loss, one more recorded outcome."""
+        """Take one gradient step on the log loss and record the outcome for `token`."""
         hit = self.token == token
         step = self.rate * (hit - sigmoid(self.logit))
         for weights, i in self.features:
@@ -169,9 +153,9 @@ class Candidate:
 class AcceptanceModel:
     """The weights of all features, learning online.
 
-    Source: logistic mixing with indirect histories and a final adaptive stage, as in the PAQ
-    family of compressors (Mahoney 2005, sections on indirect context models and APM/SSE), with
-    the event "the guess is right" in place of a bit.
+    Source: logistic mixing with indirect histories and a final adaptive stage, as in PAQ
+    compressors (Mahoney 2005, indirect context models and APM/SSE), with the event "the guess is
+    right" for a bit.
     """
 
     def __init__(self) -> None:
@@ -206,6 +190,6 @@ class AcceptanceModel:
         self.edit_outcomes: dict[int, Outcomes] = {}
 
     def calibrate(self, source: int, logit: float) -> tuple[float, int]:
-        """The last stage: the probability, and which of `calibration[source]` corrected it."""
+        """Return the final probability, and the index into `calibration[source]`."""
         bucket = bisect(CALIBRATION_EDGES, logit)
         return sigmoid(logit + self.calibration[source][bucket]), bucket

@@ -1,8 +1,7 @@
-"""`--draft auto`: drafts as many tokens as pay on this machine, often none.
+"""`--draft auto`: draft as many tokens as pay for themselves, often none.
 
-`index`, `copies` and `memory` find what came next before, `guess` compares it by `acceptance`;
-guesses are put in a `chain`, which `planner` cuts by what `cost` knows of a pass; where a network
-drafts too, `networks` says whether its tokens are worth more; and the output teaches them all.
+`guess` predicts tokens, `chain` strings them together, `planner` chooses the length by the costs in
+`cost`, and `networks` decides when a neural drafter is better.
 """
 
 from __future__ import annotations
@@ -17,38 +16,28 @@ from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import SuffixIndex
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms, futures
+from akunu_py.ngram.networks import DraftPlan, LearnedNetwork, PlannedDrafter, Terms, futures
 from akunu_py.ngram.planner import best_draft, choose_length
 from akunu_py.types import DraftGuide, DraftNetwork
 
 MAX_DRAFT = MAX_ROWS - 1
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
 
-_RATE_DECAY = 0.97  # of the rate of tokens per cost, per pass
-_RATE_PRIOR = 6.0  # passes, at one token each
-# How likely a draft comes up after so many plain steps in a row, 1 to 8 and more, at first.
+_RATE_DECAY = 0.97  # per pass, for the running rate of tokens per cost
+_RATE_PRIOR = 6.0  # passes at one token each
+# Prior chance of a draft after 1 to 8 or more plain steps in a row.
 _RETURN = (0.35, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.08)
 _RETURN_RATE = 0.03
-_LOST = 0.5  # of what is lost at most when that happens while the next step is under way
+_LOST = 0.5  # share of the full loss when a draft comes up while the next step is running
 _LIKELY = 0.6  # chance of a first drafted token
-# Of what is lost where the guesses promise a draft, and of their chance that its first token is
-# right, which is promised too high: it follows a guess.
-_FORESEEN, _PROMISED = 0.75, 0.65
+_FORESEEN, _PROMISED = 0.75, 0.65  # discounts for a predicted draft and its first token's chance
 PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
 
 
 class AutoDrafter:
-    """A `Drafter` that plans its drafts.
-
-    curve: cost of passes; it keeps learning. stop_tokens: a draft ends with the first of them.
-    rerun_on_reject: the next pass reads accepted tokens again (recurrent caches). memory: output of
-    earlier conversations, only read. guide: the grammar of the answer; what it forces is drafted,
-    what it forbids ends the draft. alone: passes may be launched before the last one is read.
-    networks: neural drafters, behind the n-grams' guesses or in their place; learned: by their
-    keys. ngrams: whether there are guesses.
-    """
+    """A `Drafter` that plans the length and the origin of each draft."""
 
     def __init__(
         self,
@@ -61,33 +50,33 @@ class AutoDrafter:
         learned: MutableMapping[str, LearnedNetwork] | None = None,
         ngrams: bool = True,
     ) -> None:
-        self.curve = CostCurve() if curve is None else curve
-        self.stop_tokens = frozenset(stop_tokens)
-        self.rerun_on_reject = rerun_on_reject
-        self.unread = 0  # tokens at the start of the history that the target never reads
-        self.guide: DraftGuide | None = None
-        self.alone = True
+        self.curve = CostCurve() if curve is None else curve  # keeps learning
+        self.stop_tokens = frozenset(stop_tokens)  # a draft ends with the first of them
+        self.rerun_on_reject = rerun_on_reject  # recurrent cache: the next pass repeats tokens
+        self.unread = 0  # draft-only tokens at the start of the history
+        self.guide: DraftGuide | None = None  # the grammar of the answer
+        self.alone = True  # passes may be launched before the previous one is collected
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
         guesser = Guesser(self.index, self.model, self.tracker, memory)
         self.chain = GuessChain(guesser, self.stop_tokens)
         self.pipelines = False
-        self._recent = 0
+        self._recent = 0  # see `Guess.recent`
         self._idle = 0  # plain steps since the last draft
         self._returns = list(_RETURN)
-        self._guesses: list[Guess] = []  # of the last proposal, drafted or not
-        self._drafted = 0  # for the pass that was observed last
-        self._searched = 0  # tokens at the start of the history, for earlier answers
-        self._planned = 0, 0  # the guesses from and to which are the last proposal, or begin it
+        self._guesses: list[Guess] = []  # for the last proposal, drafted or not
+        self._drafted = 0  # tokens drafted for the last observed pass
+        self._searched = 0  # leading history tokens already searched for earlier answers
+        self._planned = 0, 0  # range of `_guesses` that starts the last proposal
         known = {} if learned is None else learned
         self.networks = [
-            PlannedNetwork(each, known.setdefault(each.key, LearnedNetwork.of(each)))
+            PlannedDrafter(each, known.setdefault(each.key, LearnedNetwork.of(each)))
             for each in networks
         ]
         self._ngrams = ngrams
-        self._network: PlannedNetwork | None = None  # that is part of the last proposal
-        self._behind: list[Guess] = []  # the guesses of that behind the network's tokens
+        self._network: PlannedDrafter | None = None  # the neural drafter of the last proposal
+        self._behind: list[Guess] = []  # guesses drafted after its tokens
         self._chooser = Chooser(self.networks)
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
@@ -96,11 +85,11 @@ class AutoDrafter:
         self._probing = False
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learns `tokens`, which follow the history.
+        """Append `tokens` to the history and learn from them.
 
-        After a proposal, tokens that the observed pass can have yielded are output; so is a single
-        token later in an answer. Anything else is a prompt, and the answer is taken to begin at the
-        last of its tokens.
+        After a proposal, tokens that the observed pass can have yielded count as output, and so
+        does a single token later in an answer. Anything else is a prompt; the answer starts at its
+        last token.
         """
         guesses, self._guesses = self._guesses, []
         drafted, self._drafted = self._drafted, 0
@@ -124,27 +113,24 @@ class AutoDrafter:
             if guess.token != token:
                 break
         else:
-            self._guesses = guesses[learned:]  # of what a pass that is under way will say
+            self._guesses = guesses[learned:]  # for the pass that is still running
         for token in tokens[learned:]:
             guess = self.chain.first(self._recent)
             if network is None:
                 self._advance(guess, token)
-            else:  # which got there, and n-grams learn from each token
+            else:  # the n-grams learn from each neural token too
                 self._learn(guess, token)
 
     def _learn_choice(self, guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
         start, end = self._planned
-        if start:  # of what comes behind the step under way, whose token this is
+        if start:  # the proposal follows the running step, and `tokens` is that step's token
             right = bool(guesses) and guesses[0].token == tokens[0]
             self._planned = (start - 1, end - 1) if right else (0, 0)
             return
         self._chooser.learn(guesses[:end], tokens)
 
     def rewind(self, length: int) -> None:
-        """Takes the history back to its first `length` tokens, which another prompt continues.
-
-        What was learned about drafting stays; the tokens after them are not drafted from any more.
-        """
+        """Truncate the history to `length` tokens. Estimates about drafting stay."""
         self._end_answer()
         self.index.rewind(length)
         self._searched = min(self._searched, length)
@@ -154,8 +140,6 @@ class AutoDrafter:
         self._network = None
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
-        """Drafts at most `limit` tokens to follow the history or, `ahead`, the token after it;
-        none means a plain step."""
         longest = max(0, min(limit, MAX_DRAFT))
         if not self._answering:
             start = self.tracker.answer_start
@@ -166,22 +150,17 @@ class AutoDrafter:
         guesses = self.chain.behind_history(self._recent, most, self.guide) if self._ngrams else []
         found = sum(guess.token >= 0 for guess in guesses)
         chances = [guess.probability for guess in guesses[:found]]
-        gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
+        gained = max(self._earned / self._spent, 1.0)  # tokens per pipelined step's time
         costs = self._costs(gained, chances[ahead:])
         rate = gained / self.curve.pipelined(self._context)
         ongoing = found == HORIZON + ahead
         coming = chances[ahead:]
-        if ahead:  # a draft behind the step under way needs that one's token to be guessed right
+        if ahead:  # the draft counts only if the running step's token was predicted too
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
         length = choose_length(
-            chances,
-            costs,
-            rate,
-            longest,
-            ongoing=ongoing,
-            rerun_on_reject=self.rerun_on_reject,
+            chances, costs, rate, longest, ongoing=ongoing, rerun_on_reject=self.rerun_on_reject
         )
-        choice: tuple[Division, PlannedNetwork] | None = None
+        choice: tuple[DraftPlan, PlannedDrafter] | None = None
         draft: list[int] | None = None
         if self.networks and longest and not (ahead and length):
             terms = self._terms(costs, rate, limit, ongoing=ongoing)
@@ -189,7 +168,7 @@ class AutoDrafter:
             choice = self._chooser.choose(coming, terms, longest, stops=stops)
         if choice is not None:
             self.pipelines = False
-            if ahead:  # it waits for the step that is under way
+            if ahead:  # neural drafters wait for the running step
                 draft, self._planned = [], (0, 0)
             else:
                 draft = self._from_network(guesses, *choice, terms)
@@ -215,35 +194,37 @@ class AutoDrafter:
         return Terms(costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject)
 
     def _from_network(
-        self, guesses: Sequence[Guess], division: Division, network: PlannedNetwork, terms: Terms
+        self, guesses: Sequence[Guess], plan: DraftPlan, network: PlannedDrafter, terms: Terms
     ) -> list[int]:
-        """A draft of the first of the guesses, tokens of the network, and what is guessed then."""
+        """Draft guesses, then tokens of the neural drafter, then guesses again."""
         self._network = network
-        drafted = guesses[: division.guesses]
+        drafted = guesses[: plan.guesses]
         prefix = [guess.token for guess in drafted]
         known = self.index.tokens[self.unread :]
-        longest = division.guesses + division.most
-        # Where the network computes a part of the pass, it does so of its own tokens only.
+        longest = plan.guesses + plan.most
+        # A drafter that computes part of the pass does so for its own tokens only.
         goes_on = [] if network.network.reused else guesses
         behind = Continuation(self.chain, goes_on, prefix, longest, self.guide)
-        own = network.draft(known, prefix, division, terms, self.stop_tokens, behind.add)
+        own = network.draft(known, prefix, plan, terms, self.stop_tokens, behind.add)
         behind.end()
         self._behind = behind.guesses[: network.followed]
         return [*prefix, *own, *(guess.token for guess in self._behind)]
 
     def _end_answer(self) -> None:
-        """What was generated is an earlier answer from now on, whatever the prompts look like."""
+        """Mark the generated tokens as an earlier answer."""
         if self._answering:
             self.index.mark_answer(self.tracker.answer_start, self.index.size)
             self._searched = self.index.size
             self._answering = False
 
     def _costs(self, gained: float, chances: Sequence[float]) -> list[float]:
-        """Of passes over 1, 2, ... rows. A plain step costs what it does in a pipeline, and what is
-        lost when a draft comes up while the next step is under way; or, if that is less, what it
-        does alone. chances: of the guesses for the steps to come."""
+        """Return the costs of passes over 1, 2, ... rows.
+
+        A plain step costs its pipelined time plus the expected loss when a draft comes up while the
+        next step is running, or its time alone if that is less. chances: of the coming guesses.
+        """
         alone, *more = self.curve.table(self._context)
-        if self.guide is not None or not self.alone:  # its passes wait for each other
+        if self.guide is not None or not self.alone:  # passes are not pipelined
             self.pipelines = False
             return [alone, *more]
         pipelined = self.curve.pipelined(self._context)
@@ -252,8 +233,8 @@ class AutoDrafter:
         if len(chances) > 1 and self.curve.measured(2) and self.curve.measured(3):
             two, three = more[:2]
             first, then = chances[:2]
-            if then * pipelined > gained * (two - pipelined):  # it is drafted then
-                # At once it costs a row more than behind a step, and the gap, but saves the step.
+            if then * pipelined > gained * (two - pipelined):  # worth drafting after this step
+                # Drafting now costs one more row and the pipeline gap, but saves the step.
                 saved = gained * (2.0 - (alone + three - two) / pipelined)
                 lost = max(lost, _FORESEEN * first * (_PROMISED * then - 1.0 + saved))
         lost *= pipelined / gained
@@ -263,7 +244,6 @@ class AutoDrafter:
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
     ) -> None:
-        """Learns how a pass fared, and how long it took."""
         self._drafted = drafted
         network, drafting, reused = self._network, 0.0, 0.0
         if network is not None:
@@ -273,9 +253,8 @@ class AutoDrafter:
         pipelined = self.curve.pipelined(self._context)
         hidden = costs[0] - pipelined if behind else 0.0
         if drafted and self._probing:
-            self._since_probe = 0
-            self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
-        if not reused and not self.curve.first_use(rows):  # less was done than for others
+            self._since_probe, self._probe_every = 0, min(2 * self._probe_every, PROBE_RARELY)
+        if not reused and not self.curve.first_use(rows):  # reuse makes passes cheaper than usual
             if behind and rows == 1:
                 self.curve.observe(PIPELINED, seconds, self._context)
             else:
@@ -289,7 +268,7 @@ class AutoDrafter:
 
     @property
     def sources(self) -> list[tuple[str, int]]:
-        """Where the last proposal's tokens come from (`Guess.named_source`), until `extend`."""
+        """Origins of the last proposal's tokens (`Guess.named_source`), until `extend`."""
         named = [guess.named_source for guess in self._guesses[slice(*self._planned)]]
         if self._network is not None:
             named += [(self._network.network.name, 0)] * self._network.verified
@@ -319,9 +298,10 @@ class AutoDrafter:
         self.index.append(token)
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
-        """Now and then a draft that the curve advises against, because the curve may be wrong:
-        never measured, or measured on a day when the machine was busy. Proposed until it is run:
-        where a plain step is under way, that ends first."""
+        """Return the length of an occasional draft that the curve advises against.
+
+        The curve may be wrong: never measured, or measured while the machine was busy.
+        """
         length = min(PROBE_LENGTH, longest, len(guesses))
         if not length or self.curve.given:
             return 0
@@ -331,16 +311,14 @@ class AutoDrafter:
         return length
 
 
-# Tokens that open an answer, at the end of a prompt: the end of the turn before, and the header of
-# the model's. Fewer come by chance where a prompt is a text to go on with.
-OPENING = 5
+OPENING = 5  # tokens at the end of a prompt that identify the start of an answer
 
 
 def find_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[tuple[int, int]]:
-    """(start, end) of the answers that begin at `searched` or later, before the one at `start`.
+    """Yield (start, end) of the answers from `searched` on, before the one at `start`.
 
-    They begin behind the tokens that are before `start`, too, and end where two neighbours of these
-    come again, of which the first is included.
+    They follow the same opening tokens, and end where two adjacent opening tokens recur; the first
+    of these is included.
     """
     opening = tokens[max(0, start - OPENING) : start]
     ends = set(pairwise(opening))
@@ -360,54 +338,48 @@ def find_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[t
         place = end
 
 
-# How often guesses are right that were preferred to a network's tokens, for each time that they
-# promise it, at first, and how many guesses that counts for.
+# Prior for `Chooser`: actual over predicted accuracy of preferred guesses, and its weight.
 _HOLDS, _PREFERRED = 0.95, 10.0
 
 
 class Chooser:
-    """What earns most, by the chances and costs that were learned, drafts.
+    """Choose between guesses and neural drafters by expected value.
 
-    How far preferred guesses hold what they promise is learned, too: of several estimates, all as
-    good, the highest is too high.
+    Also learns how far preferred guesses keep their promise: the highest of several equally good
+    estimates is too high.
     """
 
-    def __init__(self, networks: Sequence[PlannedNetwork]) -> None:
+    def __init__(self, networks: Sequence[PlannedDrafter]) -> None:
         self._networks = networks
         self._promised, self._held = _PREFERRED, _PREFERRED * _HOLDS
 
     def choose(
         self, chances: Sequence[float], terms: Terms, longest: int, *, stops: bool
-    ) -> tuple[Division, PlannedNetwork] | None:
-        """The network that drafts, and behind how many guesses; None where those alone do.
+    ) -> tuple[DraftPlan, PlannedDrafter] | None:
+        """Return the best plan with a neural drafter, or None if guesses alone are better.
 
-        chances: of the guesses. stops: the last of them is a stop token, behind which nothing
-        comes."""
+        chances: of the guesses. stops: whether the last guess is a stop token.
+        """
         if any(network.competes(longest, terms) for network in self._networks):
             trust = min(1.0, self._held / self._promised)
             chances = [trust * chance for chance in chances]
+        costs, rate = terms.costs, terms.rate
         length, values = best_draft(
-            chances,
-            terms.costs,
-            terms.rate,
-            longest,
-            ongoing=terms.ongoing,
-            rerun_on_reject=terms.rerun,
+            chances, costs, rate, longest, ongoing=terms.ongoing, rerun_on_reject=terms.rerun
         )
         coming = futures(chances, values)
         before = chances[:-1] if stops else chances
-        least = values[0]
-        best: tuple[Division, PlannedNetwork] | None = None
+        least, best = values[0], None
         for network in self._networks:
-            division = network.division(before, coming, longest, terms)
-            if division.value > least:
-                least, best = division.value, (division, network)
+            plan = network.plan(before, coming, longest, terms)
+            if plan.value > least:
+                least, best = plan.value, (plan, network)
             elif not length and best is None and (trial := network.trial(longest, terms)):
                 best = trial, network
         return best
 
     def learn(self, preferred: Sequence[Guess], tokens: Sequence[int]) -> None:
-        """`tokens` came."""
+        """Compare the preferred guesses with the actual `tokens`."""
         for guess, token in zip(preferred, tokens, strict=False):
             self._promised += guess.probability
             self._held += guess.token == token

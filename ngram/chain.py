@@ -1,4 +1,4 @@
-"""Guesses chained into drafts: behind the history, or behind the tokens of a network."""
+"""Chain guesses into drafts, after the history or after neural draft tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import LONGEST_MATCH
 from akunu_py.types import DraftGuide
 
-NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time to guess on
+NEGLIGIBLE = 0.1  # a chain ends below this chance
 
-# That a token is accepted which a grammar forces: the first of a text, one inside, where only
-# another spelling can come, and the last, which the target may join with what follows; and the same
-# of a text that is forced as far as the answer keeps to its ways, which its first token tells.
-# Priors, then running averages.
+# Acceptance of a forced token: first, inside and last of a text; then the same of a text that is
+# only probably forced. Priors of running averages.
 _FORCED_PRIORS = (0.99, 0.99, 0.85, 0.95, 0.99, 0.8)
-# And that a value ends behind its first token, its second, ..., and what then probably follows.
+# Acceptance of the guess that a value ends after its first token, its second, ...
 _ENDING_PRIORS = (0.3, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1)
 _FORCED_RATE = 0.05
 _SUREST = 0.99
@@ -24,11 +22,10 @@ _NOTHING_FORCED: _Forced = [], True
 
 
 class GuessChain:
-    """Each guess is taken as accepted when the next one is made.
+    """Chains guesses; each one counts as accepted when the next one is made.
 
-    A chain ends with the first position that nothing is known about, an unlikely one, or a stop
-    token. guide: the grammar that the answer must match: what it forces is guessed, with other
-    guesses between, and a guess that it forbids is none.
+    A chain ends at a position without a guess, at an unlikely one, or at a stop token. With a
+    guide, forced tokens are guessed and forbidden ones are not.
     """
 
     def __init__(self, guesser: Guesser, stop_tokens: Collection[int]) -> None:
@@ -38,11 +35,11 @@ class GuessChain:
         self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
 
     def first(self, recent: int) -> Guess:
-        """The guess behind the history. recent: as in Guess."""
+        """Return the guess after the history. recent: see `Guess`."""
         return self._guesser.guess(recent, self.index.matches(), self.tracker.copies)
 
     def behind_history(self, recent: int, longest: int, guide: DraftGuide | None) -> list[Guess]:
-        """At most `longest` guesses."""
+        """Return at most `longest` guesses after the history."""
         if guide is not None:
             guide.begin_draft()
         guesses = self.behind(self.first(recent), longest, guide)
@@ -52,8 +49,7 @@ class GuessChain:
         return guesses
 
     def behind(self, guess: Guess, longest: int, guide: DraftGuide | None) -> list[Guess]:
-        """`guess`, which is behind the last tentative token, and those that follow, which are
-        tentative then."""
+        """Return `guess`, after the last tentative token, and the guesses after it."""
         chance, forced = 1.0, _NOTHING_FORCED
         guesses: list[Guess] = []
         while True:
@@ -72,7 +68,7 @@ class GuessChain:
             guess = self.after(guess, token)
 
     def after(self, guess: Guess, token: int) -> Guess:
-        """The guess behind `token`, which comes where `guess` was made, and is tentative then."""
+        """Return the guess after `token`, which becomes tentative in the place of `guess`."""
         index, tracker = self.index, self.tracker
         tokens, matches = index.tokens, guess.matches
         copies = tracker.advance(guess.copies, token, guess.copy_guesses, guess.edits, guess.skip)
@@ -83,20 +79,18 @@ class GuessChain:
             if tokens[position] == token
         ]
         tokens.append(token)
-        # Matches of 3 tokens and more stay as they are; only shorter ones can have missed a better
-        # place.
+        # Only short matches can have missed a better place.
         long = any(length > 2 for _, length in continued)
         recent = (guess.recent << 1 | (guess.token == token)) & 7
         return self._guesser.guess(recent, continued if long else index.matches(), copies)
 
     def learn_forced(self, guess: Guess, hit: bool) -> None:
-        """Whether a guess from the grammar was right."""
+        """Record whether a guess from the grammar was right."""
         chance = self._forced_chances[guess.bucket]
         self._forced_chances[guess.bucket] = min(chance + _FORCED_RATE * (hit - chance), _SUREST)
 
     def _guided(self, guess: Guess, guide: DraftGuide, forced: _Forced) -> _Forced:
-        """Makes `guess` what is forced there, or none where it is forbidden. Returns what is forced
-        behind it; `forced`: what was, behind the guess before."""
+        """Apply the grammar to `guess`; return what it forces next. forced: previous result."""
         tokens, sure = forced if forced[0] else guide.forced()
         place = 2 if len(tokens) == 1 else int(bool(forced[0]))
         bucket = place + 3 * (not sure)
@@ -118,10 +112,7 @@ class GuessChain:
 
 
 class Continuation:
-    """What is guessed behind the tokens of a network, which drafts behind the first of the guesses.
-
-    guesses: the latest, until a token is added.
-    """
+    """The guesses after the tokens of a neural drafter."""
 
     def __init__(
         self,
@@ -131,12 +122,11 @@ class Continuation:
         longest: int,
         guide: DraftGuide | None,
     ) -> None:
-        """guesses: behind the history, none where there are to be none. prefix: the tokens of those
-        that the network drafts behind. longest: tokens of a draft at most."""
-        self.guesses: list[Guess] = []
+        """guesses: after the history, or none. prefix: the tokens before the neural ones."""
+        self.guesses: list[Guess] = []  # after the latest neural token
         self._chain, self._guide, self._longest = chain, guide, longest
         self._given = list(prefix)
-        self._here: Guess | None = None  # at the place of the network's next token
+        self._here: Guess | None = None  # at the position of the next neural token
         chain.index.tokens += prefix
         if len(prefix) < len(guesses):
             self._here = guesses[len(prefix)]
@@ -147,8 +137,7 @@ class Continuation:
             self._walk(guide)
 
     def add(self, token: int) -> list[float] | None:
-        """`token` is the network's next. Returns the chances of the guesses behind it; None where
-        the grammar forbids it, and nothing changes."""
+        """Append neural `token`; return the chances of the guesses after it, None if forbidden."""
         if self._guide is not None and not self._guide.advance(token):
             return None
         self._given.append(token)
@@ -168,12 +157,12 @@ class Continuation:
         return [guess.probability for guess in self.guesses]
 
     def end(self) -> None:
-        """The network drafts no more."""
+        """End the neural draft."""
         self._chain.index.drop_tentative()
         if self._guide is not None:
             self._guide.end_draft()
 
     def _walk(self, guide: DraftGuide) -> None:
         guide.begin_draft()
-        for token in self._given:  # which it allowed before
+        for token in self._given:
             guide.advance(token)

@@ -1,9 +1,8 @@
-"""Follows copies through the changes that interrupt them: two at a time, one of what was there
-before the answer (a file to rewrite, rows to convert), one of the answer itself (its previous row).
+"""Follow copies through the edits that interrupt them.
 
-A copy has a position in its source. It is broken off by an output token that differs, and resumed
-at the same place: where its context comes up again a little further on, or after a skip over a
-delimiter, as from one field of a table to the next, or by an edit that was seen before (`edits`).
+Up to two copies run at a time: one from before the answer (a file to rewrite, rows to convert), one
+from the answer itself (its previous row). A differing output token breaks a copy off. It resumes at
+the same place, where its context recurs nearby, after a delimiter, or after a known edit.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from akunu_py.ngram.acceptance import (
 )
 from akunu_py.ngram.index import SuffixMatch
 
-WINDOW = 48  # how far ahead of where it broke off a copy may be resumed
-MAX_SKIP = 6  # tokens that a skip may pass over
-NEW_COPY = 3  # tokens of context that start a copy elsewhere, in the output
+WINDOW = 48  # maximum distance between a break and where the copy resumes
+MAX_SKIP = 6  # maximum tokens in a skip
+NEW_COPY = 3  # matching tokens that start a copy in the output
 NEW_COPY_IN_DRAFT = 5  # and in a draft, whose tokens are guesses
-LONG_RUN = 17  # tokens copied before one is replaced: the next one is expected behind it
-RESUMED = 2  # tokens copied after a break tell where the source went on
-DELIMITERS = 4  # remembered at most for a context
+LONG_RUN = 17  # copied tokens after which a replaced token is expected to be a single one
+RESUMED = 2  # copied tokens after a break that confirm where the source continued
+DELIMITERS = 4  # maximum per context
 
 
 class Copy(NamedTuple):
@@ -44,61 +43,54 @@ class Copy(NamedTuple):
     behind: int = 0  # where the copy continues after that
 
 
-Copies = tuple[Copy | None, Copy | None]
-"""From before the answer, and from the answer itself."""
+Copies = tuple[Copy | None, Copy | None]  # from before the answer, and from the answer itself
 
 
 class CopyGuess(NamedTuple):
-    """What a copy expects: a token, the copy's state in acceptance.COPY, the token's position."""
+    """Prediction of a copy."""
 
     token: int
-    state: int
-    position: int
+    state: int  # the copy's state in `acceptance.COPY`
+    position: int  # of the token in the source
 
 
-CopyGuesses = tuple[CopyGuess | None, CopyGuess | None]
-"""Of `Copies`; None for a copy that is broken off for good, or none at all."""
+CopyGuesses = tuple[CopyGuess | None, CopyGuess | None]  # one for each of `Copies`
 
 
 class EditGuess(NamedTuple):
-    """What a known edit expects: a token, the key of its outcomes, the copy after that token."""
+    """Prediction of a known edit."""
 
     token: int
-    key: int
-    after: Copy
+    key: int  # of its outcomes
+    after: Copy  # the copy after this token
 
 
-EditGuesses = tuple[EditGuess | None, EditGuess | None]
-"""Of `Copies`; None where no edit is known."""
+EditGuesses = tuple[EditGuess | None, EditGuess | None]  # one for each of `Copies`
 
 
 class CopyTracker:
-    """The copies of one conversation.
-
-    tokens: the index's list, shared. outcomes: of guessed edits, by their keys, shared with the
-    acceptance model.
-    """
+    """The copies of one conversation."""
 
     def __init__(self, tokens: list[int], outcomes: dict[int, Outcomes]) -> None:
-        self.tokens = tokens
+        self.tokens = tokens  # shared with the index
         self.edits = Edits(tokens, outcomes)
         self.answer_start = 0
         self.copies: Copies = (None, None)
         self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: what a skip passed over
-        # For each copy, where in the source it was broken off, and by which token of the history;
-        # and the key of the edit that it follows, with how many tokens behind it are still to come.
+        # By copy: (source position, output position) of its break; and (key, tokens left to
+        # confirm) of the edit it follows.
         self._breaks: list[tuple[int, int] | None] = [None, None]
         self._followed: list[tuple[int, int] | None] = [None, None]
 
     def begin_answer(self, start: int) -> None:
-        """A new answer starts at position `start`; what is before it can be copied from."""
+        """Start a new answer at position `start`; earlier text can be copied."""
         self.answer_start = start
         self.copies = (None, None)
         self._breaks = [None, None]
         self._followed = [None, None]
 
     def guess(self, which: int, copy: Copy) -> CopyGuess | None:
-        """What `copy`, 0 or 1 of `Copies`, expects next; None when it is broken off for good."""
+        """Return what `copy`, 0 or 1 of `Copies`, expects next; None if it is broken off."""
         tokens = self.tokens
         position, run, resumed, written, _ = copy
         if written:
@@ -129,8 +121,7 @@ class CopyTracker:
         return CopyGuess(tokens[nearest], CONTEXT_1, nearest) if nearest >= 0 else None
 
     def skip(self, copy: Copy, pair: int) -> tuple[int, int] | None:
-        """(token, position) of the source's next field, when fields were filled in after this
-        pair of tokens before."""
+        """Return (token, position) of the source's next field, if this pair led to one before."""
         delimiters = self.delimiters.get(pair)
         if delimiters is None:
             return None
@@ -142,7 +133,7 @@ class CopyTracker:
         return None
 
     def guess_edit(self, copy: Copy) -> EditGuess | None:
-        """What `copy` expects where an edit that was seen before is made again."""
+        """Return what `copy` expects if a known edit repeats."""
         position, run, resumed, written, _ = copy
         if written or not run or position >= len(self.tokens):
             return None
@@ -168,7 +159,7 @@ class CopyTracker:
         edits: EditGuesses,
         skip: tuple[int, int] | None,
     ) -> Copies:
-        """The copies after `token`, of the output or a draft: continued, resumed, or broken off."""
+        """Return the copies after `token`: continued, resumed, or broken off."""
         moved: list[Copy | None] = []
         for copy, guess, edit in zip(copies, guesses, edits, strict=True):
             if copy is None:
@@ -195,8 +186,7 @@ class CopyTracker:
         return moved[0], moved[1]
 
     def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
-        """`copies` after `token` of a draft; the answer's own, if broken off, starts again as
-        `observe` would have it, lest a draft goes on at a chance place."""
+        """Return `copies` after draft token `token`, restarting the answer's own if broken."""
         first, second = copies
         if second is None or not second.run:
             found = self._longest_match(token, matches, NEW_COPY_IN_DRAFT, before_answer=False)
@@ -213,8 +203,10 @@ class CopyTracker:
         pair: int,
         matches: Sequence[SuffixMatch],
     ) -> None:
-        """Moves the copies past the output token `token`, and learns from it. To be called before
-        the token is appended; `matches` are those of the context before it."""
+        """Move the copies past output token `token` and learn from it.
+
+        Call before the token is appended. matches: of the context before it.
+        """
         first, second = moved = self.advance(self.copies, token, guesses, edits, skip)
         for which, copy in enumerate(moved):
             if copy is not None:
@@ -240,8 +232,7 @@ class CopyTracker:
                     self.edits.complete(position, began, copy.position - 1, len(self.tokens))
 
     def _learn_edit(self, which: int, token: int, new: Copy, edit: EditGuess | None) -> None:
-        """A copy became `new` by `token`, where `edit` was expected: did it depart from its source,
-        by this edit, and did it go on as the edit has it?"""
+        """Learn from a copy that became `new` by `token`, where `edit` was expected."""
         old, followed = self.copies[which], self._followed[which]
         if old is None or not old.run:
             return
@@ -262,7 +253,7 @@ class CopyTracker:
     def _longest_match(
         self, token: int, matches: Sequence[SuffixMatch], least: int, *, before_answer: bool
     ) -> int | None:
-        """The position of the longest match, of at least `least` tokens, that `token` follows."""
+        """Return the longest match of at least `least` tokens that `token` follows."""
         tokens, start = self.tokens, self.answer_start
         found = [
             (length, position)
@@ -272,7 +263,7 @@ class CopyTracker:
         return max(found)[1] if found else None
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
-        """`token` starts the source's next field, if it stands a few tokens ahead there."""
+        """Resume at the source's next field if `token` starts it."""
         start = copy.position + 1
         try:
             place = self.tokens.index(token, start, min(start + MAX_SKIP, self.answer_start))
@@ -293,29 +284,23 @@ _BEFORE = 1 << 40  # in the key of a token that an edit comes behind
 
 
 class Edit(NamedTuple):
-    """written: what the output has instead. passed: the token of the source behind which it goes
-    on; NOTHING where it passed over none, UNKNOWN while it has not gone on, when only the first
-    written token is known."""
+    """An edit: replacement tokens, and where the source continues."""
 
-    written: tuple[int, ...]
-    passed: int
+    written: tuple[int, ...]  # the output's tokens
+    passed: int  # the source's last replaced token; or NOTHING (an insertion), UNKNOWN (yet)
 
 
 class Edits:
-    """The edits of one conversation.
-
-    tokens: the index's list, shared. outcomes: of guessed edits, by their keys, shared with the
-    acceptance model.
-    """
+    """The edits of one conversation."""
 
     def __init__(self, tokens: list[int], outcomes: dict[int, Outcomes]) -> None:
-        self.tokens = tokens
-        self.outcomes = outcomes
+        self.tokens = tokens  # shared with the index
+        self.outcomes = outcomes  # by key, shared with the acceptance model
         self.by_key: dict[int, Edit] = {}
         self._varied: set[int] = set()  # keys whose edits differ from their second token on
 
     def find(self, position: int) -> tuple[int, Edit, int] | None:
-        """(key, edit, where the source goes on behind it) for the source's token at `position`."""
+        """Return (key, edit, position after it) for the source's token at `position`."""
         tokens = self.tokens
         for key in self._keys(position):
             edit = self.by_key.get(key)
@@ -330,15 +315,17 @@ class Edits:
         return None
 
     def begin(self, position: int, token: int) -> None:
-        """`token` came in place of the source's token at `position`."""
+        """Record that `token` replaced the source's token at `position`."""
         for key in self._keys(position)[:2]:
             known = self.by_key.get(key)
             if known is None or not known.written or known.written[0] != token:
                 self._replace(key, Edit((token,), UNKNOWN))
 
     def complete(self, position: int, began: int, place: int, end: int) -> None:
-        """The output of `began` on departed from the source at `position`; its token at `end` is
-        the source's at `place`, and so may be some before it."""
+        """Record a finished edit: output from `began` replaced the source from `position`.
+
+        The token at `end` equals the source's at `place`, and so may some tokens before it.
+        """
         tokens = self.tokens
         while end > began and place > position and tokens[end - 1] == tokens[place - 1]:
             end -= 1
@@ -358,7 +345,7 @@ class Edits:
                 self._replace(key, edit)
 
     def vary(self, key: int) -> None:
-        """The edit of `key` was begun again, and went on differently."""
+        """Record that the edit of `key` started again but continued differently."""
         self._varied.add(key)
         edit = self.by_key.pop(key, None)
         if edit is not None and edit.written:
@@ -372,7 +359,7 @@ class Edits:
             self.outcomes[key] = NO_OUTCOMES
 
     def _keys(self, position: int) -> Sequence[int]:
-        """Of the source's token with the one behind it, of the token alone, of the one before."""
+        """Return keys for: the token with its successor, the token alone, its predecessor."""
         tokens = self.tokens
         token = tokens[position]
         behind = tokens[position + 1] if position + 1 < len(tokens) else 0

@@ -1,5 +1,4 @@
-"""What a pass over M rows costs on this device with this model: a prior shape, corrected by
-measured times, per band of context length."""
+"""Cost model: the cost of a pass by rows and context length, from a prior and measured times."""
 
 from __future__ import annotations
 
@@ -11,44 +10,33 @@ from statistics import median_low
 from typing import Any
 
 MAX_ROWS = 33
-# A band ends before this many tokens of context; attention makes passes dearer as they grow.
-BANDS = (1024, 4096, 16384, 32768, 65536, 131072)
-_FEWEST_BANDS = 4  # of a saved curve: earlier versions had no more
-KEPT = 9  # measured times per row count: their lower quartile ignores outliers, which are slow
-_SAVED_COSTS = 1e-9, 1e9  # what a saved cost may be, in either unit
-_KEPT_SAVED = 3  # of them are taken from a saved curve: it may have been a busy machine's
-_TOLERANCE = 0.02  # a smaller change of what is typical is not worth a new table
-_CHANGED = 3.0  # times faster than known: the machine was busy when that was measured
-_FEW = 4  # times of a row count: one more makes it surer, which is worth a new table
-# How far a measured row count counts for others: 1/e at this difference of their logarithms.
-# Small ones stand alone (kernels change between them), 30 and 33 are as good as one. But one that
-# is faster than assumed makes all others look faster: what looks too fast is tried and corrected,
-# what looks too slow is never tried.
+BANDS = (1024, 4096, 16384, 32768, 65536, 131072)  # ends of the bands of context length, in tokens
+_FEWEST_BANDS = 4  # in files of earlier versions
+KEPT = 9  # times per row count; the lower quartile ignores slow outliers
+_SAVED_COSTS = 1e-9, 1e9  # valid range of a saved cost
+_KEPT_SAVED = 3  # times per row count from a file: the machine may have been busy
+_TOLERANCE = 0.02  # smaller changes do not rebuild the table
+_CHANGED = 3.0  # this much faster than known: the machine was busy during earlier measurements
+_FEW = 4  # up to this many times per row count, each one rebuilds the table
+# Influence on other row counts: 1/e at this difference of logarithms. Faster times reach further,
+# because a row count that looks too slow is never tried.
 _REACH, _FASTER_REACH = 0.1, 1.0
-# Matrix and attention kernels of GPUs compute tiles of 32 rows: a slow one tells nothing of others.
-_TILE = 32
-_PRIOR_WEIGHT = 1.0  # of the prior shape, against the square of the number of times measured
+_TILE = 32  # rows per tile of GPU kernels; slow times do not apply across tiles
+_PRIOR_WEIGHT = 1.0  # against the squared number of measurements
 
-PIPELINED = 0  # in the place of a number of rows: a plain step behind another
-_GAP = 0.1  # of a plain step, assumed to be hidden by that before it was measured
+PIPELINED = 0  # stands for a plain step launched behind another
+_GAP = 0.1  # share of a plain step that pipelining hides, before it was measured
 
 # The shape assumed before anything was measured: between a fast and a slow machine.
 PRIOR_SHAPE: Mapping[int, float] = {1: 1.0, 2: 1.15, 4: 1.5, 5: 1.7, 8: 2.4, 16: 3.2, 32: 3.8}
 
 
 class CostCurve:
-    """Cost of a pass by rows. Costs are in seconds once times were observed; before that they
-    are in units of the points given (1 = a plain step for the built-in shape).
-
-    points: a curve known beforehand, by rows; 1 row must be among them, and PIPELINED may.
-        ValueError where a cost is not positive and finite.
-    given: whether the curve was known beforehand, so that there is nothing to probe.
-    prefill_rate: how many tokens of a prompt are read in a second, None before any were.
-    load_rate: how many bytes of a prompt cache are read from disk in a second, None as well.
-    """
+    """Cost of a pass by rows: in seconds once measured, before that in units of the points."""
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
-        self.given = points is not None
+        """points: a known curve by rows, with 1 row. Raises ValueError if a cost is invalid."""
+        self.given = points is not None  # known beforehand, so there is nothing to probe
         points = dict(sorted((PRIOR_SHAPE if points is None else points).items()))
         if 1 not in points or any(rows < 0 or not 0.0 < points[rows] < inf for rows in points):
             raise ValueError(f"expected positive costs by rows, 1 row among them, got {points}")
@@ -65,11 +53,11 @@ class CostCurve:
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
         self._pipelined: list[float | None] = [None] * (len(BANDS) + 1)
         self._used: set[int] = set()
-        self.prefill_rate: float | None = None
-        self.load_rate: float | None = None
+        self.prefill_rate: float | None = None  # prompt tokens per second
+        self.load_rate: float | None = None  # bytes of a prompt cache read from disk per second
 
     def table(self, context: int) -> list[float]:
-        """The costs of 1 to MAX_ROWS rows at `context` tokens: never falling. Not to be changed."""
+        """Return the costs of 1 to MAX_ROWS rows at `context` tokens. Do not modify it."""
         band = bisect(BANDS, context)
         table = self._tables[band]
         if table is None:
@@ -77,8 +65,7 @@ class CostCurve:
         return table
 
     def pipelined(self, context: int) -> float:
-        """The cost of a plain step that is launched behind another, so that building it is hidden;
-        at most that of 1 row in the table."""
+        """Return the cost of a plain step launched behind another, at most that of 1 row."""
         band = bisect(BANDS, context)
         cost = self._pipelined[band]
         if cost is None:
@@ -92,8 +79,7 @@ class CostCurve:
         return cost
 
     def observe(self, rows: int, seconds: float, context: int) -> None:
-        """A pass over `rows` rows took `seconds`, a PIPELINED one behind another plain step. Times
-        that cannot be are ignored."""
+        """Record the time of a pass over `rows` rows, or PIPELINED. Ignores invalid times."""
         if not 0.0 < seconds < inf or not 0 <= rows <= MAX_ROWS:
             return
         band = bisect(BANDS, context)
@@ -117,7 +103,7 @@ class CostCurve:
             self._pipelined = [None] * len(self._pipelined)
 
     def _forget(self, slowest: float) -> None:
-        """Forgets the times of drafts that took more than `slowest` times what was assumed."""
+        """Drop times of drafts slower than `slowest` times the prior."""
         for typical, times in zip(self._typical, self._times, strict=True):
             for rows in [rows for rows in typical if rows > 1]:
                 if typical[rows] > slowest * self._prior[rows - 1]:
@@ -125,23 +111,22 @@ class CostCurve:
         self._tables = [None] * len(self._tables)
 
     def first_use(self, rows: int) -> bool:
-        """Whether no pass over `rows` rows ran before in this process: devices compile kernels
-        then, and one such time would put the row count out of use, in the saved curve too."""
+        """Return whether this process never ran `rows` rows: devices compile kernels then."""
         first = rows not in self._used
         self._used.add(rows)
         return first
 
     def measured(self, rows: int) -> bool:
-        """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
+        """Return whether the cost of `rows` rows is known, given or observed in any band."""
         return self.given or any(rows in typical for typical in self._typical)
 
     @property
     def timed(self) -> bool:
-        """Whether its costs are those of this device: given beforehand, or times."""
+        """Whether the costs belong to this device."""
         return self.given or any(self._typical)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything learned, ready for JSON."""
+        """Return the learned state, ready for JSON."""
         return {
             "points": {str(rows): cost for rows, cost in self._points.items()},
             "given": self.given,
@@ -155,7 +140,7 @@ class CostCurve:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> CostCurve:
-        """The curve that `to_dict` described. Raises ValueError when it is not such a dict."""
+        """Restore the curve from `to_dict`. Raises ValueError if it is invalid."""
         try:
             curve = cls({int(rows): float(cost) for rows, cost in content["points"].items()})
             curve.given = bool(content["given"])
@@ -189,9 +174,10 @@ class CostCurve:
         return curve
 
     def _make_table(self, band: int) -> list[float]:
-        """The prior shape, scaled to the time of 1 row, times how the measured rows differ from
-        that. What more rows did in less time a row count can do too: times err on the slow side
-        only."""
+        """Scale the prior to 1 row's time and correct it by the measured rows.
+
+        A row count never costs more than a measured pass over more rows.
+        """
         measured = self._nearest(band)
         if not measured:
             return list(self._prior)
@@ -210,8 +196,7 @@ class CostCurve:
         return costs
 
     def _nearest(self, band: int) -> dict[int, tuple[float, int]]:
-        """(time, how often measured) by rows: the band's own, and for rows that it never saw
-        those of the nearest other band, in proportion."""
+        """Return (time, samples) by rows; rows this band lacks come from the nearest band."""
         result = {
             rows: (time, len(self._times[band][rows])) for rows, time in self._typical[band].items()
         }
@@ -224,7 +209,7 @@ class CostCurve:
         return result
 
     def _by_distance(self, band: int) -> list[tuple[int, dict[int, float]]]:
-        """(band, its typical times), nearest first, itself at the start."""
+        """Return (band, its typical times), nearest first, starting with itself."""
         return sorted(enumerate(self._typical), key=lambda each: abs(each[0] - band))
 
 
@@ -244,9 +229,10 @@ def _corrected(
     *,
     faster: bool = False,
 ) -> list[float]:
-    """`costs` times an average of how `times` (rows, time, weight) differ from them, in logarithms:
-    of rows within `reach`, and no difference at all, as one slow outlier must not put a row count
-    out of use. 1 row, which all are relative to, is left as it is. faster: only down."""
+    """Correct `costs` by the log differences of `times` (rows, time, weight) within `reach`.
+
+    faster: only lower costs. The cost of 1 row stays.
+    """
     found = list(costs)
     differences = [
         (other, log(time / costs[other - 1]), weight) for other, time, weight in times if other > 1
@@ -266,7 +252,7 @@ def _corrected(
 
 
 def interpolate(points: Mapping[int, float], rows: int) -> float:
-    """Linear between the points, whose rows rise; beyond the last its slope continues."""
+    """Interpolate linearly between ascending points; the last slope continues."""
     segments = list(pairwise(points.items()))
     if not segments:
         return points[1]

@@ -1,8 +1,4 @@
-"""`--draft fixed`, akunu's own behaviour, and `--draft off`: the drafters that do not adapt.
-
-The fixed one's predictor asks what followed this context so far, in counts of orders 2 to 4
-(contexts of 1 to 3 tokens).
-"""
+"""Drafters that do not adapt: `--draft fixed` (n-gram counts) and `--draft off`."""
 
 from __future__ import annotations
 
@@ -21,10 +17,7 @@ _MASK = (1 << 64) - 1
 
 
 def fnv1a(tokens: Iterable[int]) -> int:
-    """The 64-bit FNV-1a hash of `tokens`, each mixed in whole: xor, then multiply, modulo 2**64.
-
-    Source: Fowler, Noll and Vo; akunu feeds it tokens where the original feeds it bytes.
-    """
+    """Return the 64-bit FNV-1a hash of `tokens` (Fowler, Noll and Vo), one round per token."""
     digest = FNV_OFFSET_BASIS
     for token in tokens:
         digest = ((digest ^ token) * FNV_PRIME) & _MASK
@@ -32,20 +25,18 @@ def fnv1a(tokens: Iterable[int]) -> int:
 
 
 class Predictor:
-    """Counts n-grams of 2, 3 and 4 tokens by their contexts, and drafts the most frequent.
+    """Counts n-grams of orders 2, 3 and 4, and drafts the most frequent continuation.
 
-    tables: by order, the FNV-1a hash of the order - 1 tokens of context -> {next token: count}.
-
-    The history keeps the last `WINDOW` tokens. The tables keep everything: counts stay when the
-    tokens they came from leave the window.
+    `history` is bounded by `WINDOW`; the tables keep all counts.
     """
 
     def __init__(self) -> None:
         self.history: list[int] = []
+        # By order: FNV-1a hash of the order - 1 tokens of context -> {next token: count}.
         self.tables: dict[int, dict[int, dict[int, int]]] = {order: {} for order in ORDERS}
 
     def update(self, token: int) -> None:
-        """Counts `token` after every context that the history allows, then appends it."""
+        """Count `token` after each context, then append it."""
         history = self.history
         for order in ORDERS:
             if len(history) < order - 1:
@@ -57,22 +48,19 @@ class Predictor:
             del history[:-WINDOW]
 
     def update_batch(self, tokens: Sequence[int]) -> None:
-        """The same as `update` for each of `tokens` in turn."""
+        """Call `update` for each of `tokens`."""
         for token in tokens:
             self.update(token)
 
     @property
     def window(self) -> list[int]:
-        """The last `WINDOW` tokens."""
         return self.history[-WINDOW:]
 
     def predict(self, limit: int = DEFAULT_LIMIT, guide: DraftGuide | None = None) -> list[int]:
-        """Drafts up to `limit` tokens, each after the longest context that was seen.
+        """Draft up to `limit` tokens, each after the longest known context.
 
-        A drafted token joins the context of the next one. The draft ends at the first position
-        where no order knows the context. Of continuations seen equally often the one seen first
-        wins: only a strictly greater count displaces it. Where a grammar guides the draft, what it
-        forces comes first, and what it forbids ends the draft.
+        Of equally frequent continuations the first seen wins. A grammar's forced tokens come first,
+        and a forbidden token ends the draft.
         """
         context = self.history[-LONGEST_CONTEXT:]
         draft: list[int] = []

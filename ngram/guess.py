@@ -1,6 +1,8 @@
-"""The next token, and how likely it is to be accepted: the longest matches vote, copies in progress
-and the memory may know better, and the candidate that the acceptance model gives the best chance
-is the guess."""
+"""Predict the next token and the chance that it is accepted.
+
+Matches, copies, known edits and the answer cache propose candidates; the acceptance model picks
+one.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +41,18 @@ from akunu_py.ngram.memory import Memory
 
 # A match that is a token longer has six times the votes.
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
-_ANSWER_VOTES = 4.0  # times those of a match elsewhere has one in an answer
-# In logits, 70 %: for a surer guess of the conversation's own the memory is not asked.
-_MEMORY_BELOW = 0.85
-# What a guess comes from: a match, a copy from before the answer or from the answer itself, what
-# an edit seen before expects, the next field of the copied table, a match within such a field,
-# the memory, a grammar. No enumerations here and in `acceptance`: on Python 3.11 looking up a
-# member of one takes seven times as long as a constant, and a guess does so a dozen times.
+_ANSWER_VOTES = 4.0  # weight of a match inside an answer
+_MEMORY_BELOW = 0.85  # logit (70 %) above which the answer cache is not consulted
+# Origins of a guess. Plain constants: enum lookups are seven times slower on Python 3.11.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
 FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_MEMORY, FROM_GRAMMAR = 3, 4, 5, 6, 7
-# By these; the names are those in files with results of the benchmark.
+# By origin; benchmark result files use these names.
 _SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory", "grammar")
 
 
 @dataclass(slots=True)
 class Guess:
-    """The guess for one position, and all that was considered."""
+    """The guess for one position, and everything that was considered."""
 
     pair: int  # of the last two tokens
     recent: int  # outcomes of the last three guesses, latest in the lowest bit
@@ -74,12 +72,12 @@ class Guess:
 
     @property
     def named_source(self) -> tuple[str, int]:
-        """What the guess comes from, and the order of the match where it is one."""
+        """Return the guess's origin, and the order of the match if it is one."""
         name = _SOURCE_NAMES[self.source]
         return name, self.order if name == "match" else 0
 
     def consider(self, candidate: Candidate, source: int) -> None:
-        """Guesses `candidate` if it is more likely right than those before."""
+        """Adopt `candidate` if it is more likely than the current one."""
         self.candidates.append(candidate)
         if candidate.logit > self.logit:
             self.token = candidate.token
@@ -88,7 +86,7 @@ class Guess:
 
 
 class Guesser:
-    """Guesses the token after the index's last, tentative ones included."""
+    """Guesses the token after the index's last, including tentative tokens."""
 
     def __init__(
         self,
@@ -97,13 +95,10 @@ class Guesser:
         tracker: CopyTracker,
         memory: Memory | None = None,
     ) -> None:
-        self.index = index
-        self.model = model
-        self.tracker = tracker
-        self.memory = memory
+        self.index, self.model, self.tracker, self.memory = index, model, tracker, memory
 
     def guess(self, recent: int, matches: Sequence[SuffixMatch], copies: Copies) -> Guess:
-        """recent: as in Guess. matches, copies: of the context that ends there."""
+        """Return the guess after the context of `matches` and `copies`. recent: see `Guess`."""
         tokens = self.index.tokens
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
         first, second = copies
@@ -175,8 +170,7 @@ class Guesser:
     def _in_answers(
         self, token: int, length: int, matches: Sequence[SuffixMatch]
     ) -> tuple[Feature, Feature]:
-        """What the matches in answers, earlier ones and that under way, say of `token`, of whose
-        matches the longest has `length`."""
+        """Return the features of matches in answers that support or oppose `token`."""
         tokens, answers, start = self.index.tokens, self.index.answers, self.tracker.answer_start
         earlier = present = agreeing = opposing = 0
         for position, other in matches:
@@ -204,8 +198,7 @@ class Guesser:
         )
 
     def _vote(self, matches: Sequence[SuffixMatch]) -> tuple[int, int, int, int, int]:
-        """The token that follows most and the longest matches, the longest of them, and the
-        classes of its share of the votes, of the matches that agree, of those that do not."""
+        """Return (token, longest match, classes: share of votes, agreeing, opposing)."""
         tokens = self.index.tokens
         if len(matches) == 1:
             position, length = matches[0]
@@ -276,7 +269,7 @@ class Guesser:
         guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
 
     def _from_memory(self, guess: Guess, memory: Memory) -> None:
-        """The memory supports the matches' candidate, or has one of its own."""
+        """Support the matches' candidate from the answer cache, or add one of its own."""
         found = memory.lookup(self.index.tokens)
         if found is None:
             return

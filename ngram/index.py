@@ -1,31 +1,22 @@
-"""Where did the end of the token history occur before, and how far back does it agree?
-
-The history, and for each of its tokens the previous place with the same last 1, 2, 4 and 8 tokens
-(hash chains as in LZ77 compressors). In digits, of which each is a token, even 8 are common.
-"""
+"""Suffix index: earlier occurrences of the end of the token history, by context length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-SuffixMatch = tuple[int, int]
-"""(position of the token that would come next, how many tokens before it match)."""
+SuffixMatch = tuple[int, int]  # (position of the next token, matching tokens before it)
 
 LONGEST_MATCH = 32
-# Places of a chain that are looked at, latest first.
-MAX_CHAIN_1, MAX_CHAIN_2, MAX_CHAIN_4, MAX_CHAIN_8 = 16, 24, 24, 32
-MAX_CHAIN_ANSWERS = 24  # of earlier answers, with 1 token in common at least
-_SHIFT = 20  # token ids are below 2**20; larger ones would only cost a wasted look
+MAX_CHAIN_1, MAX_CHAIN_2, MAX_CHAIN_4, MAX_CHAIN_8 = 16, 24, 24, 32  # places per chain
+MAX_CHAIN_ANSWERS = 24  # places in earlier answers
+_SHIFT = 20  # bits of a token id; larger ids only cause hash collisions
 
 
 class SuffixIndex:
-    """A token history, indexed by what precedes each token.
+    """A token history with hash chains over contexts of 1, 2, 4 and 8 tokens.
 
-    Source: the hash chains of LZ77 (Ziv and Lempel 1977, as in RFC 1951 section 4), one for each
-    of the context lengths 1, 2, 4 and 8. A position stands for the context that ends before it.
-
-    Tentative tokens may be appended to `tokens` to look up what follows a draft; `drop_tentative`
-    removes them.
+    Source: the hash chains of LZ77 (RFC 1951, section 4). A position stands for the context that
+    ends before it. Tokens appended to `tokens` directly are tentative until `drop_tentative`.
     """
 
     def __init__(self) -> None:
@@ -41,14 +32,13 @@ class SuffixIndex:
         self._pairs: list[int] = []
         self._quads: list[int] = []
         self._prev8: list[int] = []
-        # Through earlier answers only, with the same last token. Its keys tell which tokens are in
-        # one: those behind the positions that are keys.
+        # Chain through earlier answers by last token; its keys + 1 are the answers' positions.
         self.answers: dict[int, int] = {}
         self._head_answers: dict[int, int] = {}
         self._answers_end = 0
 
     def extend(self, new: Sequence[int]) -> None:
-        """Appends `new` and indexes it: about a microsecond a token."""
+        """Append `new` and index it: about a microsecond per token."""
         if not new:
             return
         tokens, start = self.tokens, self.size
@@ -69,7 +59,7 @@ class SuffixIndex:
         _link(self._head8, self._prev8, _joined(self._quads, 4, max(start, 7)))
 
     def append(self, token: int) -> None:
-        """The same as `extend` for one token, and faster."""
+        """Do the same as `extend` for one token, faster."""
         tokens, position = self.tokens, self.size
         if len(tokens) != position:
             self.drop_tentative()
@@ -97,8 +87,7 @@ class SuffixIndex:
         self._prev8.append(before)
 
     def mark_answer(self, start: int, end: int) -> None:
-        """The tokens from `start` to before `end` are an earlier answer; those before the end of
-        one that was marked before are passed over."""
+        """Mark the tokens in [start, end) as an earlier answer; earlier marks stay."""
         tokens, head, prev = self.tokens, self._head_answers, self.answers
         for position in range(max(start, self._answers_end, 1), end):
             last = tokens[position - 1]
@@ -107,11 +96,10 @@ class SuffixIndex:
         self._answers_end = max(self._answers_end, end)
 
     def drop_tentative(self) -> None:
-        """Removes tentative tokens."""
         del self.tokens[self.size :]
 
     def rewind(self, size: int) -> None:
-        """Forgets all but the first `size` tokens, about as fast as `extend` learned them."""
+        """Truncate the history to `size` tokens, about as fast as `extend`."""
         self.drop_tentative()
         eights = {
             i: hash((self._quads[i - 4], self._quads[i])) for i in range(max(size, 7), self.size)
@@ -131,9 +119,7 @@ class SuffixIndex:
         self.size = size
 
     def matches(self) -> list[SuffixMatch]:
-        """Where the last tokens, tentative ones included, occurred before: latest first within
-        each context length, longer contexts first, then those in earlier answers. A match may lie
-        among the tentative tokens' predecessors only."""
+        """Return earlier occurrences of the last tokens, longer contexts first, latest first."""
         tokens = self.tokens
         end = len(tokens)
         found: dict[int, int] = {}
@@ -156,7 +142,7 @@ class SuffixIndex:
     def _follow(
         self, found: dict[int, int], position: int, prev: Mapping[int, int] | list[int], steps: int
     ) -> None:
-        """Adds the matches at `position` (0: none) and at `steps` - 1 places behind it."""
+        """Add the matches at `position` (0: none) and up to `steps` - 1 earlier places."""
         tokens = self.tokens
         end = len(tokens)
         while position and steps:
@@ -173,8 +159,7 @@ class SuffixIndex:
 
 
 def _joined(keys: Sequence[int], distance: int, start: int) -> list[int]:
-    """From `start` on the keys of contexts that are `distance` longer, of the key there and of that
-    so far before."""
+    """Return keys of longer contexts: each key from `start` on with the one `distance` before."""
     return list(map(hash, zip(keys[start - distance :], keys[start:], strict=False)))
 
 

@@ -1,8 +1,4 @@
-"""What a model generated in earlier conversations, to draft from where the present has no match.
-
-A ring of tokens, the oldest of which are overwritten, with hash chains over contexts of 1 to 3
-tokens; and its form as bytes, which `akunu_py.decoding.learned` keeps in a file.
-"""
+"""Answer cache: a ring of earlier output tokens with hash chains, to draft from."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from zlib import adler32
 CAPACITY_BITS = 19
 MAGIC = b"akunumem"
 VERSION = 1
-# magic, version, log2 of the capacity, tokens ever learned; then a checksum of all the rest
+# magic, version, log2 of the capacity, tokens ever learned; then a checksum of the rest
 _HEADER = struct.Struct("<8sIIQ")
 _CHECKSUM = struct.Struct("<I")
 
@@ -27,20 +23,19 @@ _ARRAYS = ("_log", "_head1", "_head2", "_head3", "_prev1", "_prev2", "_prev3")
 
 
 class MemoryMatch(NamedTuple):
-    """What most likely comes next. length: tokens of context that match. agreeing, opposing: places
-    with that context, or a longer one, that this token follows, and another."""
+    """The most likely next token after a context."""
 
     token: int
-    length: int
-    agreeing: int
-    opposing: int
+    length: int  # matching tokens of context
+    agreeing: int  # places with that context or a longer one where this token follows
+    opposing: int  # places where another token follows
 
 
 class Memory:
     """Up to 2**capacity_bits tokens, at 28 bytes each.
 
-    Positions count all tokens ever learned, and live at position modulo capacity. Heads and
-    chains may point to what was overwritten since: every place is checked against the log.
+    Positions count all tokens ever learned and live at position modulo capacity. Chains may point
+    to overwritten places, so each place is checked against the log.
     """
 
     def __init__(self, capacity_bits: int = CAPACITY_BITS) -> None:
@@ -60,13 +55,12 @@ class Memory:
         self._prev3 = array("I", zeros)
 
     def __len__(self) -> int:
-        """How many tokens are remembered."""
         return min(self.total, self._mask + 1)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Remembers one item, such as an answer: under a microsecond a token."""
+        """Add one item, such as an answer: under a microsecond per token."""
         if self.total + len(tokens) + 1 >= SEPARATOR:  # positions are kept in 32 bits
-            raise ValueError("a memory cannot learn more than 2**32 tokens; make a new one")
+            raise ValueError("the answer cache is full (2**32 tokens); create a new one")
         mask, log = self._mask, self._log
         first = second = third = SEPARATOR  # the context, oldest first
         for token in [*tokens, SEPARATOR]:
@@ -88,17 +82,17 @@ class Memory:
             first, second, third = second, third, token
 
     def lookup(self, context: Sequence[int]) -> MemoryMatch | None:
-        """What most likely follows `context`, whose last token at least must match."""
+        """Return the likely successor of `context`, at least whose last token must match."""
         found: list[tuple[int, int]] = []
-        if len(context) > 2:
-            slot = _hash3(context[-3], context[-2], context[-1]) & self._mask
-            found = self._follow(self._head3[slot], self._prev3, 3, context)
-        if not found and len(context) > 1:
-            slot = _hash2(context[-2], context[-1]) & self._mask
-            found = self._follow(self._head2[slot], self._prev2, 2, context)
-        if not found and context:
-            slot = context[-1] & self._mask
-            found = self._follow(self._head1[slot], self._prev1, 1, context)
+        chains = (
+            (3, _hash3, self._head3, self._prev3),
+            (2, _hash2, self._head2, self._prev2),
+            (1, int, self._head1, self._prev1),
+        )
+        for length, key, head, prev in chains:
+            if not found and len(context) >= length:
+                slot = key(*context[-length:]) & self._mask
+                found = self._follow(head[slot], prev, length, context)
         if not found:
             return None
         votes: dict[int, int] = {}
@@ -111,7 +105,7 @@ class Memory:
     def _follow(
         self, link: int, prev: array[int], least: int, context: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """(token, matching length) of the latest places with at least `least` tokens in common."""
+        """Return (token, matching length) of recent places that share `least` tokens or more."""
         mask, log = self._mask, self._log
         reach = min(LONGEST_MATCH, len(context))
         # Places whose context is being overwritten are past use.
@@ -133,30 +127,29 @@ class Memory:
         return found
 
     def dump(self) -> bytes:
-        """The memory as bytes, for `load`."""
+        """Return the cache as bytes, for `load`."""
         header = _HEADER.pack(MAGIC, VERSION, self.capacity_bits, self.total)
         body = b"".join(_little(getattr(self, name)) for name in _ARRAYS)
         return header + _CHECKSUM.pack(adler32(body, adler32(header))) + body
 
     @classmethod
     def load(cls, data: bytes) -> Memory:
-        """The memory that `dump` made `data` of. Raises ValueError when it is damaged, cut off,
-        of another version, or no memory at all."""
+        """Restore the cache from `dump`. Raises ValueError if `data` is invalid."""
         view = memoryview(data)
         start = _HEADER.size + _CHECKSUM.size
         if len(view) < start:
-            raise ValueError("expected a memory, found too few bytes")
+            raise ValueError(f"expected an answer cache, found only {len(view)} bytes")
         magic, version, bits, total = _HEADER.unpack_from(view)
         if magic != MAGIC:
-            raise ValueError("expected a memory, found something else")
+            raise ValueError("expected an answer cache, found something else")
         if version != VERSION:
-            raise ValueError(f"expected a memory of version {VERSION}, found {version}")
+            raise ValueError(f"expected an answer cache of version {VERSION}, found {version}")
         body = view[start:]
         if not 4 <= bits <= 24 or len(body) != len(_ARRAYS) * 4 << bits or total >= SEPARATOR:
-            raise ValueError("expected a whole memory, found one cut off or altered")
+            raise ValueError("the answer cache is truncated or altered")
         (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
         if adler32(body, adler32(view[: _HEADER.size])) != checksum:
-            raise ValueError("expected a whole memory, found an altered one")
+            raise ValueError("the answer cache is altered: wrong checksum")
         memory = cls.__new__(cls)
         memory.capacity_bits = bits
         memory.total = total

@@ -1,11 +1,7 @@
-"""Networks that draft beside the n-grams: what their tokens cost, how likely they are accepted, and
-how many of them pay.
+"""Neural drafters: the cost of their tokens, their acceptance rates, and how many tokens to draft.
 
-A draft is guesses of the n-grams, as many as are worth it, then tokens of one network, which make
-the pass longer and are paid for themselves, then guesses again. What earns most is drafted: of all
-ways to divide a draft the one with the greatest value, in the sense of `planner`, where the state
-behind a network's token is worth nothing beforehand. The number of tokens is decided again behind
-each of them, when it is known how sure the network was and what is guessed there.
+A draft is guesses of the n-grams, then tokens of one neural drafter, then guesses again. The split
+with the highest value (see `planner`) wins; it is decided again after each neural token.
 """
 
 from __future__ import annotations
@@ -21,97 +17,90 @@ from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_draft
 from akunu_py.types import DraftNetwork
 
-_NEGLIGIBLE = 0.02  # chances of a longer draft below this are not looked at
-_DEPTHS = 8  # tokens of a network in a row that are told apart
-_EXPECTED = 0.7  # chance of a network's token before any was tested
-_RATE, _TESTS = 0.03, 2.0  # of that average, and how many tests it counts for
+_NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
+_DEPTHS = 8  # positions in a draft with their own statistics
+_EXPECTED = 0.7  # prior chance that a neural token is accepted
+_RATE, _TESTS = 0.03, 2.0  # learning rate of that average, and the prior's weight in tests
 _CALIBRATION_RATE = 0.1
-_SURE = 0.999  # a network that is surer of itself is not believed
-# More rows than are read again and again are a text that is read once, which is spread over so many
-# passes at most.
+_SURE = 0.999  # higher confidence is clipped
+# A longer prefill happens once, so its cost is spread over up to 256 passes.
 _CATCHING_UP, _SPREAD = 17, 256.0
-# Where a network does not pay it is tried for so many tokens, at a share of the time that doubles
-# where the first of them is right, up to the first, and falls where not, down to the last: by as
-# much as makes it rise where its tokens would earn what they cost.
-_TRIED = 2
-_TRIAL = -float("inf")  # what a trial is worth
-_TRY, _TRY_LEAST = 0.01, 0.001
+_TRIED = 2  # tokens of a trial, while drafting does not pay
+_TRIAL = -float("inf")  # marks a plan as a trial
+_TRY, _TRY_LEAST = 0.01, 0.001  # range of the share of time for trials; it doubles on success
 _STEADY_MOST = 0.9
-_TRY_UNTIMED = 0.05  # once, before what its tokens cost here was measured
+_TRY_UNTIMED = 0.05  # until its cost was measured once
 _BUCKETS = len(CALIBRATION_EDGES) + 1
 _SAVED_TESTS = 1e6
 
-
+# Chances of the guesses after a neural token; None if that token is forbidden.
 Behind = Callable[[int], list[float] | None]
-"""The chances of the guesses behind the network's next token, None where that may not come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Costs and limits that a draft is planned with."""
+    """Costs and limits for planning a draft."""
 
     costs: Sequence[float]  # of a pass over 1, 2, ... rows
-    rate: float  # tokens that a unit of cost is worth
-    plain: float  # cost of a plain step that waits for nothing
+    rate: float  # tokens per unit of cost
+    plain: float  # cost of a plain step without pipelining
     seconds: bool  # costs are measured times
-    context: int  # tokens that the target has prefilled
-    left: int  # tokens that may come at most
+    context: int  # prefilled tokens
+    left: int  # maximum number of further tokens
     ongoing: bool  # see `planner.best_draft`
     rerun: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
-    """A draft of the first `guesses` of the n-grams, which are all accepted with the chance
-    `reached`, then tokens of a network, `most` at most, and what it is worth."""
+class DraftPlan:
+    """A draft: guesses of the n-grams, then tokens of a neural drafter."""
 
-    value: float
-    guesses: int
-    most: int
-    reached: float = 1.0
+    value: float  # expected value in tokens
+    guesses: int  # n-gram guesses at the start
+    most: int  # maximum number of tokens after them
+    reached: float = 1.0  # chance that all guesses are accepted
 
 
 @dataclass(slots=True)
-class _Made:
-    """A token that a network made, and the chance that it is accepted, which `bucket` of the
-    calibration corrected."""
+class _Drafted:
+    """A token of a neural drafter."""
 
     token: int
-    bucket: int
-    chance: float
+    bucket: int  # of the calibration
+    chance: float  # that it is accepted
 
 
 @dataclass(slots=True)
 class LearnedNetwork:
-    """What is learned of a neural drafter."""
+    """Learned state of one neural drafter."""
 
     curve: CostCurve  # cost of its passes
-    timed: bool = False  # those are times of this device
-    # By depth: how likely its token is accepted before it is made, and of how many tests.
+    timed: bool = False  # the curve has times of this device
+    # By depth: acceptance rate, and the number of tests behind it.
     expected: list[float] = field(default_factory=lambda: [_EXPECTED] * _DEPTHS)
     tests: list[float] = field(default_factory=lambda: [_TESTS] * _DEPTHS)
     # Corrections of its own confidence, in logits.
     calibration: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     by_depth: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
-    attempts: float = _TRY  # share of the time for trials while it does not pay
-    saved: float = 0.0  # for the next trial, in plain steps
+    attempts: float = _TRY  # share of time for trials while drafting does not pay
+    saved: float = 0.0  # budget for the next trial, in plain steps
 
     @classmethod
     def of(cls, network: DraftNetwork) -> LearnedNetwork:
-        """Of one that nothing is known of."""
+        """Return the initial state for `network`."""
         curve = CostCurve({rows: network.share * cost for rows, cost in PRIOR_SHAPE.items()})
         curve.given = False
         return cls(curve)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything learned, ready for JSON."""
+        """Return the learned state, ready for JSON."""
         return {name: getattr(self, name) for name in self.__slots__} | {
             "curve": self.curve.to_dict()
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> LearnedNetwork:
-        """What `to_dict` described. Raises ValueError when it is not such a dict."""
+        """Restore the state from `to_dict`. Raises ValueError if it is invalid."""
         try:
             lists = {
                 name: [float(value) for value in content[name]]
@@ -127,42 +116,42 @@ class LearnedNetwork:
                 or not _TRY_LEAST <= attempts <= _TRY
                 or not 0.0 <= saved < inf
             ):
-                raise ValueError("numbers that nobody learns")
+                raise ValueError("values outside the learned range")
             curve = CostCurve.from_dict(content["curve"])
             timed = bool(content["timed"])
             return cls(curve, timed, **lists, attempts=attempts, saved=saved)
         except (KeyError, TypeError, ValueError, OverflowError) as err:
-            raise ValueError(f"expected a saved network, found {content!r:.80}") from err
+            raise ValueError(f"expected a saved neural drafter, found {content!r:.80}") from err
 
 
-class PlannedNetwork:
-    """A network, what its tokens cost here, and how likely each is accepted."""
+class PlannedDrafter:
+    """A neural drafter with its costs and acceptance rates."""
 
     def __init__(self, network: DraftNetwork, learned: LearnedNetwork | None = None) -> None:
-        """learned: what is known of it, and goes on learning."""
         self.network = network
         self.learned = learned or LearnedNetwork.of(network)
-        self._made: list[_Made] = []
+        self._made: list[_Drafted] = []
         self._prefix: list[int] = []
         self._trying = False
-        self._setback = 1.0  # to what the share of the time falls where a trial fails
-        self.seconds = self.total_seconds = 0.0  # that the last draft took, and all of them
-        self.cost = 0.0  # the same as it is reckoned
-        self.verified = 0  # tokens of it that were worth verifying
-        self.followed = 0  # guesses behind them that were, too
+        self._setback = 1.0  # factor on `attempts` after a failed trial
+        self.seconds = self.total_seconds = 0.0  # of the last draft, and of all drafts
+        self.cost = 0.0  # planned cost of the last draft
+        self.verified = 0  # its tokens in the last draft
+        self.followed = 0  # guesses after them
 
     def expected(self, depth: int) -> float:
-        """The chance of its token behind `depth` others, before it is made."""
+        """Expected chance that its token after `depth` others is accepted."""
         return self.learned.expected[min(depth, _DEPTHS - 1)]
 
-    def division(
+    def plan(
         self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: Terms
-    ) -> Division:
-        """The draft of at most `longest` tokens, some of them its own, that is worth most.
+    ) -> DraftPlan:
+        """Return the best plan of at most `longest` tokens, some of them neural.
 
-        chances: of the guesses that may stand before them. coming: see `futures`."""
+        chances: of the guesses that may come first. coming: see `futures`.
+        """
         terms = self._reusing(terms)
-        best = Division(-float("inf"), 0, 0)
+        best = DraftPlan(-float("inf"), 0, 0)
         step = self._cost(1, terms)
         unread = max(1, terms.context - self.network.read)
         reached, tokens, rerun = 1.0, 1.0, 0.0
@@ -178,7 +167,7 @@ class PlannedNetwork:
                 value = gained - terms.rate * (terms.costs[rows] + spent) - lost
                 value += future + after * _at(coming, rows + 1)
                 if value > best.value:
-                    best = Division(value, guesses, longest - guesses, reached)
+                    best = DraftPlan(value, guesses, longest - guesses, reached)
                 if reached * after < _NEGLIGIBLE:
                     break
                 spent += step
@@ -191,39 +180,40 @@ class PlannedNetwork:
         return best
 
     def competes(self, longest: int, terms: Terms) -> bool:
-        """Whether it would draft if there were no guesses."""
-        return self.division((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
+        """Return whether it would draft if there were no guesses."""
+        return self.plan((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
 
-    def trial(self, longest: int, terms: Terms) -> Division | None:
-        """Now and then a draft to see whether it pays by now: what it is like was learned from
-        other text."""
+    def trial(self, longest: int, terms: Terms) -> DraftPlan | None:
+        """Return a plan now and then, even if drafting looked unprofitable before."""
         learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
         learned.saved += learned.attempts if learned.timed else _TRY_UNTIMED
-        waits = terms.plain - terms.costs[0]  # for the step that another would run behind
+        waits = terms.plain - terms.costs[0]  # the lost pipelining
         if learned.saved * terms.plain < _TRIED * step + waits:
             return None
         needed = terms.rate * (terms.costs[1] - terms.costs[0] + step)  # of its tokens
         steady = min(needed, _STEADY_MOST)
         self._setback = 2.0 ** (-steady / (1.0 - steady))
-        return Division(_TRIAL, 0, min(_TRIED, longest))
+        return DraftPlan(_TRIAL, 0, min(_TRIED, longest))
 
     def draft(
         self,
         known: Sequence[int],
         prefix: Sequence[int],
-        division: Division,
+        plan: DraftPlan,
         terms: Terms,
         stop: Collection[int],
         behind: Behind,
     ) -> list[int]:
-        """Tokens of its own to verify behind `prefix`, the guesses of `division`; then guesses are
-        due again, `followed` of them."""
+        """Return the neural tokens to verify after `prefix`, the guesses of `plan`.
+
+        `followed` guesses come after them.
+        """
         network, learned, context = self.network, self.learned, terms.context
         terms = self._reusing(terms)
         self._prefix, self._made = list(prefix), []
-        most = min(division.most, network.longest)
-        trial = self._trying = division.value == _TRIAL
-        untimed = trial and not learned.timed  # the first pass over so many rows is not measured
+        most = min(plan.most, network.longest)
+        trial = self._trying = plan.value == _TRIAL
+        untimed = trial and not learned.timed  # the first pass of a row count is not measured
         learned.saved = 0.0
         if not trial:
             learned.attempts = _TRY
@@ -231,7 +221,7 @@ class PlannedNetwork:
         self.cost = 0.0
         started = last = network.clock()
         ready = network.begin([*known, *prefix])
-        chances, following = [division.reached], list[float]()
+        chances, following = [plan.reached], list[float]()
         while ready and len(self._made) < most:
             made = self._make()
             now = network.clock()
@@ -248,20 +238,22 @@ class PlannedNetwork:
             chances.append(chances[-1] * made.chance)
             if made.token in stop:
                 break
-            if not untimed and not self._goes_on(chances[-1], following, len(prefix), most, terms):
+            if not untimed and not self._continues(
+                chances[-1], following, len(prefix), most, terms
+            ):
                 break
             last = network.clock()
         self.seconds = network.clock() - started
         self.total_seconds += self.seconds
-        then = _futures_behind(chances, following, terms, division.most)
-        chances = _reaching(chances, following, division.most + 1)
+        then = _futures_behind(chances, following, terms, plan.most)
+        chances = _reaching(chances, following, plan.most + 1)
         length, _ = _worth(chances, len(prefix), terms, then)
         self.verified = min(length, len(self._made))
         self.followed = length - self.verified
         return [made.token for made in self._made[: self.verified]]
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """`tokens` came where it drafted last. What was made and not verified teaches too."""
+        """Learn from the actual `tokens`, also about tokens that were not verified."""
         learned, made, self._made = self.learned, self._made, []
         before = len(self._prefix)
         if list(tokens[:before]) != self._prefix:
@@ -281,31 +273,28 @@ class PlannedNetwork:
                 break
 
     def _reusing(self, terms: Terms) -> Terms:
-        """The terms of a pass of which its drafting has done a part."""
+        """Adjust the costs for the part of the pass that drafting already computed."""
         reused, costs = self.network.reused, terms.costs
         if not reused:
             return terms
         return replace(terms, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
-    def _make(self) -> _Made:
+    def _make(self) -> _Drafted:
         token, sure = self.network.guess()
         sure = min(max(sure, 1 - _SURE), _SURE)
         hint = log(sure / (1 - sure))
         bucket = bisect(CALIBRATION_EDGES, hint)
         depth = min(len(self._made), _DEPTHS - 1)
         chance = sigmoid(hint + self.learned.calibration[bucket] + self.learned.by_depth[depth])
-        return _Made(token, bucket, chance)
+        return _Drafted(token, bucket, chance)
 
-    def _goes_on(
-        self,
-        reached: float,
-        following: Sequence[float],
-        before: int,
-        most: int,
-        terms: Terms,
+    def _continues(
+        self, reached: float, following: Sequence[float], before: int, most: int, terms: Terms
     ) -> bool:
-        """Whether more tokens of its own are expected to earn more than the guesses that follow,
-        where all are accepted so far with the chance `reached`."""
+        """Return whether more neural tokens are worth more than the guesses that follow.
+
+        reached: the chance that the whole draft so far is accepted.
+        """
         made, gained, step = len(self._made), 0.0, self._cost(1, terms)
         chances = _reaching([reached], following, most - made + 1)
         _, least = _worth(chances, before + made, terms)
@@ -321,10 +310,10 @@ class PlannedNetwork:
         return False
 
     def _cost(self, rows: int, terms: Terms) -> float:
-        """Of a pass of its own over `rows` rows, in the unit of `terms`."""
+        """Return the cost of its own pass over `rows` rows, in the unit of `terms`."""
         table, timed = self.learned.curve.table(terms.context), self.learned.timed
         unit = 1.0 if timed and terms.seconds else terms.plain
-        if timed and not terms.seconds:  # its times mean nothing beside a curve of shares
+        if timed and not terms.seconds:  # times and relative costs cannot be compared
             return self.network.share * terms.plain
         if rows <= _CATCHING_UP:
             return unit * table[rows - 1]
@@ -333,8 +322,10 @@ class PlannedNetwork:
 
 
 def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
-    """What is still to be earned from the guesses where a pass yielded 0, 1, ... tokens, and those
-    were the guesses. values: see `planner.best_draft`."""
+    """Return the value of the remaining guesses after a pass that yielded 0, 1, ... of them.
+
+    values: see `planner.best_draft`.
+    """
     reached, found = 1.0, [values[0]]
     for chance, value in zip(chances, values[1:], strict=False):
         reached *= chance
@@ -345,8 +336,10 @@ def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
 def _futures_behind(
     chances: Sequence[float], following: Sequence[float], terms: Terms, most: int
 ) -> list[float]:
-    """The same for 0, 1, ... tokens behind the prefix, first those that were made, which all are
-    accepted with the last of `chances`, then the guesses that follow, which have these chances."""
+    """Return `futures` for tokens after the prefix: neural ones, then guesses.
+
+    chances: of the neural tokens, cumulative. following: of the guesses after them.
+    """
     if not following:
         return []
     _, values = best_draft(following, terms.costs, terms.rate, most, rerun_on_reject=terms.rerun)
@@ -359,8 +352,7 @@ def _at(values: Sequence[float], place: int) -> float:
 
 
 def _reaching(chances: list[float], following: Sequence[float], most: int) -> list[float]:
-    """`chances` that all up to a place are accepted, and those where guesses follow that have the
-    chances `following`; at most `most`."""
+    """Extend the cumulative `chances` by the guesses `following`, up to `most` in all."""
     for chance in following[: max(0, most - len(chances))]:
         chances.append(chances[-1] * chance)
     return chances
@@ -369,8 +361,10 @@ def _reaching(chances: list[float], following: Sequence[float], most: int) -> li
 def _worth(
     chances: Sequence[float], before: int, terms: Terms, then: Sequence[float] = ()
 ) -> tuple[int, float]:
-    """How many tokens that were made are worth a row, and how much together. chances: that the
-    prefix is accepted, and with it 1, 2, ... of them. then: see `_futures_behind`."""
+    """Return how many drafted tokens are worth a row, and their total value.
+
+    chances: cumulative, of the prefix and each token after it. then: see `_futures_behind`.
+    """
     best, best_value, gained, lost = 0, _at(then, 0), 0.0, 0.0
     for count in range(1, len(chances)):
         gained += chances[count]
@@ -383,7 +377,7 @@ def _worth(
 
 
 def _rerun(chance: float, rows: int, terms: Terms) -> float:
-    """What it costs, in tokens, to read `rows` tokens again with that chance."""
+    """Return the expected cost, in tokens, of running `rows` tokens again."""
     if not terms.rerun:
         return 0.0
     last = len(terms.costs) - 1

@@ -1,4 +1,4 @@
-"""How many tokens to draft, 0 included."""
+"""The draft length planner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_length(
     ongoing: bool = False,
     rerun_on_reject: bool = False,
 ) -> int:
-    """The draft length from 0 to `limit` that earns most; see `best_draft`."""
+    """Return the best draft length from 0 to `limit`; see `best_draft`."""
     return best_draft(
         probabilities, costs, rate, limit, ongoing=ongoing, rerun_on_reject=rerun_on_reject
     )[0]
@@ -32,23 +32,20 @@ def best_draft(
     ongoing: bool = False,
     rerun_on_reject: bool = False,
 ) -> tuple[int, list[float]]:
-    """The draft length from 0 to `limit` that earns most, and how many tokens more than on the long
-    run are earned from where the first 0, 1, ... guesses were right.
+    """Return the best draft length from 0 to `limit`, and the value of each position.
 
-    probabilities: for each position of the longest possible draft, that its token is accepted,
-        given that those before it were. They may reach beyond `limit`: what is not drafted now
-        can be drafted by the next pass.
+    A value is the number of tokens gained over the long-run average, after 0, 1, ... right guesses.
+
+    probabilities: acceptance of each guess, given the ones before it; may exceed `limit`.
     costs: of a pass over 1, 2, ... rows; at least limit + 1 of them.
-    rate: tokens per unit of cost that the generation earns on the long run.
-    ongoing: there would have been more guesses like the last one.
-    rerun_on_reject: after a rejection the accepted tokens are rows of the next pass too.
+    rate: tokens per unit of cost in the long run.
+    ongoing: more guesses like the last one would follow.
+    rerun_on_reject: after a rejection the next pass repeats the accepted tokens.
 
-    A pass over k drafted tokens costs `costs[k]`, and it yields the accepted ones and the bonus.
-    When all are accepted and the bonus is the next guess too, the following pass starts
-    further along the same guesses; what it earns there is counted, so that nothing is drafted
-    early that is drafted cheaper later. Source: the renewal-reward theorem, with the relative
-    values of an average-reward Markov decision process (Howard 1960) for the states "the first j
-    guesses were right"; the state off the guesses has value 0.
+    A pass over k draft tokens costs `costs[k]` and yields the accepted ones and the bonus. If the
+    bonus matches too, the next pass continues with the same guesses, and its value counts. Source:
+    the renewal-reward theorem with the relative values of an average-reward Markov decision process
+    (Howard 1960) for the states "the first j guesses were right"; any other state has value 0.
     """
     count = len(probabilities)
     longest = min(limit, len(costs) - 1)
@@ -57,7 +54,7 @@ def best_draft(
     values = [0.0] * (count + 2)
     after = 0.0
     if ongoing:
-        # Copied at the cheapest cost per token for as long as the last guess's chance promises.
+        # Assume copying at the cheapest cost per token for as long as the last chance promises.
         after = probabilities[-1]
         cheapest = min(cost / rows for rows, cost in enumerate(costs[: longest + 1], start=1))
         values[count] = min(1.0 / (1.0 - after), _FORESIGHT) * max(0.0, 1.0 - rate * cheapest)

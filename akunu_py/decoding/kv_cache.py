@@ -1,17 +1,10 @@
-"""The KV cache: new ones, and rolling them back, for every cache kind of mlx-lm.
+"""KV caches and their rollback, for every cache kind of mlx-lm.
 
-Each kind is rolled back in the cheapest way that is correct for it:
-
-- attention caches that only grow (KVCache, QuantizedKVCache, ChunkedKVCache) are trimmed;
-- ConcatenateKVCache and RotatingKVCache are cut: their own `trim` moves the offset and leaves the
-  stale rows where the next write would keep them;
-- recurrent state (ArraysCache) has no rows to take away, and deepseek_v41's LayerCache folds rows
-  together. They are restored to where they were before the pass, all other layers with them, and
-  the caller runs the accepted tokens again, as the first rows of its next pass.
-
-A kind that is not known here is never rolled back: `why_no_rollback` says so, and the caller
-decodes without drafts. A `PassState` undoes one pass and costs nothing; a `Checkpoint` holds copies
-of what cannot be trimmed, and can be restored many passes later.
+Growing attention caches are trimmed. ConcatenateKVCache and RotatingKVCache are cut, because their
+own `trim` keeps stale rows. Recurrent state (ArraysCache, deepseek_v41's LayerCache) is restored
+with all other layers, and the next pass repeats the accepted tokens. Unknown kinds are never rolled
+back (`why_no_rollback`). A `PassState` undoes one pass and is free; a `Checkpoint` copies what
+cannot be trimmed.
 """
 
 from __future__ import annotations
@@ -36,9 +29,9 @@ from mlx_lm.models.cache import (
 from akunu_py.errors import UsageError, one_line
 
 Cache = list[Any]
-PassState = list[dict[str, Any] | None]  # by layer; None where it is trimmed
+PassState = list[dict[str, Any] | None]  # by layer; None if it is trimmed
 
-GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)  # they keep every row until trimmed
+GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)  # keep every row until trimmed
 _TRIMMABLE = (KVCache, QuantizedKVCache, ChunkedKVCache)  # by their own `trim`
 _KNOWN = (*_TRIMMABLE, ConcatenateKVCache, RotatingKVCache, ArraysCache)
 _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx-lm has it
@@ -46,22 +39,17 @@ _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Checkpoint:
-    """A cache as it was when it held `length` tokens.
-
-    entries: by layer its whole state, or how many rows it had where it keeps all of them.
-    nbytes: what the checkpoint takes beyond the cache itself.
-    """
+    """A cache as it was with `length` tokens."""
 
     length: int
-    entries: list[dict[str, Any] | int]
-    nbytes: int
+    entries: list[dict[str, Any] | int]  # by layer: its state, or its rows if it keeps all
+    nbytes: int  # beyond the cache itself
 
 
 class SharedCache(list[Any]):
-    """A cache of which this process has a part: entries of its own layers, then stand-ins, one for
-    each kind that only others have, so that what is possible here is possible everywhere.
+    """A cache of one rank's layers, then stand-ins for kinds that only other ranks have.
 
-    `note` is called after what is done to it, by the name of the function here that did it.
+    Stand-ins ensure that all ranks agree on what can be rolled back.
     """
 
     def __init__(self, own: Cache, stand_ins: Cache) -> None:
@@ -77,17 +65,17 @@ class SharedCache(list[Any]):
         return self[self._own :]
 
     def like(self, entries: Cache) -> SharedCache:
-        """Another one, of these entries, which hold the same."""
+        """Return another one with these entries."""
         return SharedCache(entries[: self._own], entries[self._own :])
 
     def note(self, done: str, *numbers: int) -> None:
-        """Something was done to it."""
+        """Called after each operation with the name of the function here."""
 
     def note_checkpoint(self, done: str, place: Checkpoint) -> None:
-        """A checkpoint was set, or restored."""
+        """Called after a checkpoint was set or restored."""
 
     def write_stand_ins(self, rows: int) -> None:
-        """A pass wrote so many rows into its own entries; stand-ins have them without values."""
+        """Record that a pass wrote `rows` rows: stand-ins get rows without values."""
         nothing = mx.zeros((1, 1, rows, 1))
         for entry in leaves(self.stand_ins):
             if not _is_recurrent(entry):
@@ -95,18 +83,17 @@ class SharedCache(list[Any]):
 
 
 def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
-    """An empty cache for `model`, one entry a layer.
+    """Return an empty cache for `model`, one entry per layer.
 
-    kv_bits: 4 or 8 to quantize what grows with the text; windows and recurrent state stay as they
-    are. Raises UsageError where that is impossible.
+    kv_bits: 4 or 8 to quantize growing entries. Raises UsageError if that is impossible.
     """
     cache: Cache = make_prompt_cache(model)
     return cache if kv_bits is None else _quantized(model, cache, kv_bits)
 
 
 def why_no_rollback(cache: Cache) -> str | None:
-    """Why this cache cannot be rolled back, or None where it can."""
-    # Exact types: a subclass may keep state that we know nothing of.
+    """Return why this cache cannot be rolled back, or None if it can."""
+    # Exact types: a subclass may keep unknown state.
     unknown = [
         entry for entry in leaves(cache) if type(entry) not in _KNOWN and not _is_recurrent(entry)
     ]
@@ -114,22 +101,22 @@ def why_no_rollback(cache: Cache) -> str | None:
 
 
 def is_recurrent(cache: Cache) -> bool:
-    """Whether rolling back means running the accepted tokens again."""
+    """Return whether a rollback repeats the accepted tokens."""
     return any(_is_recurrent(entry) for entry in leaves(cache))
 
 
 def pass_state(cache: Cache) -> PassState:
-    """What `roll_back` needs to undo the pass of several rows that follows. Costs nothing.
+    """Return what `roll_back` needs to undo the following pass of several rows. Free.
 
-    References suffice: a pass of several rows makes new arrays for the kinds that need them.
+    References suffice: such a pass makes new arrays for the kinds that need them.
     """
     return [_entry_state(entry) for entry in leaves(cache)]
 
 
 def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
-    """Undoes the last pass but for its first `kept` of `written` rows (2 or more).
+    """Undo the last pass except its first `kept` of `written` rows (2 or more).
 
-    Returns how many of those rows the cache holds then: `kept`, or 0 for recurrent state.
+    Returns how many of those rows the cache still holds: `kept`, or 0 for recurrent state.
     """
     _note(cache, "roll_back", written, kept)
     if not is_recurrent(cache):
@@ -141,39 +128,33 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
 
 
 def can_trim(cache: Cache, rows: int) -> bool:
-    """Whether the last `rows` rows can be taken away, whichever passes wrote them."""
+    """Return whether the last `rows` rows can be removed, from any passes."""
     return all(_can_trim(entry, rows) for entry in leaves(cache))
 
 
 def holds(cache: Cache, length: int) -> bool:
-    """Whether it holds `length` tokens, as far as its entries keep a row for each."""
+    """Return whether it holds `length` tokens, by its growing entries."""
     growing = [entry for entry in leaves(cache) if type(entry) in GROWING and not entry.empty()]
     return all(entry.offset == length for entry in growing)
 
 
 def trim(cache: Cache, rows: int) -> None:
-    """Takes the last `rows` rows away; see `can_trim`."""
+    """Remove the last `rows` rows; see `can_trim`."""
     _note(cache, "trim", rows)
     _trim_all(cache, rows)
 
 
 def needs_checkpoints(cache: Cache) -> bool:
-    """Whether `trim` may be impossible where `restore` is not."""
+    """Return whether `trim` may be impossible where `restore` is possible."""
     return not (why_no_rollback(cache) or all(type(entry) in GROWING for entry in leaves(cache)))
 
 
 def checkpoint(cache: Cache, length: int) -> Checkpoint:
-    """What `restore` needs to come back here, to `length` tokens, whatever is written meanwhile.
-
-    Rows that the cache keeps anyway are not copied: until then it may not be trimmed further.
-    """
-    # Recurrent state may be the end of an array of many rows, which it would hold in memory.
-    entries = tree_map(
-        lambda part: mx.contiguous(part) if isinstance(part, mx.array) else part,
-        [_checkpoint_entry(entry) for entry in leaves(cache)],
-    )
+    """Return a checkpoint at `length` tokens, valid until the cache is trimmed below."""
+    # Copy: recurrent state may be a view that would keep a large array alive.
+    entries = _copied([_checkpoint_entry(entry) for entry in leaves(cache)])
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
-    mx.eval(arrays)  # or it would hold whatever they are computed from
+    mx.eval(arrays)  # or they would keep their inputs alive
     made = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
     if isinstance(cache, SharedCache):
         cache.note_checkpoint("checkpoint", made)
@@ -181,7 +162,7 @@ def checkpoint(cache: Cache, length: int) -> Checkpoint:
 
 
 def restore(cache: Cache, back_to: Checkpoint) -> None:
-    """Makes the cache what it was at that checkpoint, any number of times."""
+    """Restore the cache to that checkpoint, any number of times."""
     if isinstance(cache, SharedCache):
         cache.note_checkpoint("restore", back_to)
     for entry, state in zip(leaves(cache), back_to.entries, strict=True):
@@ -192,54 +173,53 @@ def restore(cache: Cache, back_to: Checkpoint) -> None:
 
 
 def why_no_prompt_cache(cache: Cache) -> str | None:
-    """Why mlx-lm's prompt cache files cannot hold this cache, or None where they can."""
+    """Return why mlx-lm's prompt cache files cannot hold this cache, or None."""
     unknown = [entry for entry in leaves(cache) if type(entry) not in _KNOWN]
     return f"mlx-lm has no format for its cache ({_kinds(unknown)})" if unknown else None
 
 
 def compact(cache: Cache) -> Cache:
-    """A cache that holds the same, without trimmed rows and without room to write into."""
+    """Return a cache with the same content, without trimmed rows and spare capacity."""
     entries = [_compact(entry) for entry in cache]
     return cache.like(entries) if isinstance(cache, SharedCache) else entries
 
 
 def detached(cache: Cache) -> Cache:
-    """The same cache, in memory of its own."""
+    """Copy the cache's arrays in place, so that it shares no memory."""
     _note(cache, "detach")
     for entry in leaves(cache):
-        vars(entry).update(
-            tree_map(
-                lambda part: mx.contiguous(part) if isinstance(part, mx.array) else part,
-                vars(entry),
-            )
-        )
+        vars(entry).update(_copied(vars(entry)))
     mx.eval(_arrays(cache))
     return cache
 
 
 def shrink(cache: Cache) -> None:
-    """Gives back the room that it has to write into, a layer at a time."""
+    """Release spare capacity, one layer at a time."""
     _note(cache, "shrink")
     for entry in leaves(cache):
         vars(entry).update(vars(detached([_compact(entry)])[0]))
 
 
 def held(cache: Cache) -> int:
-    """How many rows it holds, -1 where no entry keeps one for each."""
+    """Return the number of rows, -1 if no entry keeps one per token."""
     growing = (entry for entry in leaves(cache) if type(entry) in GROWING)
     return next((int(entry.offset) for entry in growing), -1)
 
 
 def states(cache: Cache) -> list[mx.array]:
-    """The arrays that a pass left in it: what is evaluated where nobody wants its logits."""
+    """Return the arrays that a pass wrote, to evaluate when its logits are not needed."""
     own = cache.own if isinstance(cache, SharedCache) else cache
     parts = [part for _, part in tree_flatten([entry.state for entry in own])]
     return [part for part in parts if isinstance(part, mx.array) and part.size]
 
 
 def nbytes(cache: Cache) -> int:
-    """Bytes of memory that a cache takes, room to write into included."""
+    """Return the bytes of memory including spare capacity."""
     return sum(array.nbytes for array in _arrays(cache))
+
+
+def _copied(tree: Any) -> Any:
+    return tree_map(lambda part: mx.contiguous(part) if isinstance(part, mx.array) else part, tree)
 
 
 def _arrays(cache: Cache) -> list[mx.array]:
@@ -263,7 +243,7 @@ def _compact(entry: Any) -> Any:
 def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
     if bits not in (4, 8):
         raise UsageError(f"--kv-bits must be 4 or 8, got {bits}")
-    # Two rows each, never evaluated: one tells the shapes, one whether the attention can read it.
+    # Two lazy trial passes: one for the shapes, one to check that the attention supports it.
     rows = mx.zeros((1, 2), mx.int32)
     shapes = list(make_prompt_cache(model))
     model(rows, cache=shapes)
@@ -284,7 +264,7 @@ def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
 
 
 def _quantized_entry(entry: Any, shape: Any, bits: int) -> Any:
-    """`entry` for rows like those in `shape`, quantized if it is plain."""
+    """Return `entry`, quantized if it is plain, for rows like those in `shape`."""
     if type(entry) is CacheList:
         pairs = zip(entry.caches, shape.caches, strict=True)
         return CacheList(*(_quantized_entry(each, like, bits) for each, like in pairs))
@@ -298,7 +278,7 @@ def _quantized_entry(entry: Any, shape: Any, bits: int) -> Any:
 
 
 def leaves(cache: Cache) -> list[Any]:
-    """The entries of a cache, those inside a CacheList one by one."""
+    """Return the entries of a cache, with each CacheList flattened."""
     found: list[Any] = []
     for entry in cache:
         found += leaves(entry.caches) if type(entry) is CacheList else [entry]
@@ -332,7 +312,7 @@ def _restore(entry: Any, state: dict[str, Any] | None, written: int) -> None:
 
 
 def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
-    """The entry without what it only keeps as room to write into."""
+    """Return the entry's state without spare capacity, or its rows if it keeps all."""
     if type(entry) in GROWING:
         return int(entry.offset)
     state = _new_handles(vars(entry))
@@ -348,7 +328,7 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
 
 
 def _new_handles(state: dict[str, Any]) -> dict[str, Any]:
-    """The same values behind new arrays: caches write into theirs in place."""
+    """Return the same values behind new arrays, because caches write in place."""
     return tree_map(lambda part: part[...] if isinstance(part, mx.array) else part, state)
 
 

@@ -1,11 +1,7 @@
-"""The learned state of a model: what akunu learned about it on this machine, kept between runs.
+"""Learned state of a model on this machine, kept between runs: costs and the answer cache.
 
-Two things: costs (what a pass over M rows takes here; of networks that draft also how often they
-are right) and the memory (earlier output of the model, to draft from). Both lie in the cache
-directory and may be deleted at any time. The memory is one file, written rarely and whole, and a
-journal of the answers since, appended to after each: so an answer costs a small write, and loading
-stays fast. Files are for the user alone (mode 0600). What is damaged or foreign is set aside with
-one warning and never stops an answer.
+Both lie in the cache directory and may be deleted at any time. The answer cache is one file plus a
+journal of answers since. Damaged files are set aside with one warning.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class LearnedState:
-    """The learned state of one model. `warnings`: what had to be set aside, one line each."""
+    """The learned state of one model."""
 
     caches: PromptCacheStore | None = None
 
@@ -56,28 +52,26 @@ class LearnedState:
         memory: bool,
         caches: PromptCacheStore | None = None,
     ) -> None:
-        """model: its directory. tokenizer: a digest, because a memory of other token ids is worth
-        nothing. layout: device and format of the weights, which is what costs depend on. caches:
-        where prompt caches are kept, None for nowhere."""
+        """tokenizer: its digest. layout: device and weights format. caches: None for no disk."""
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
         self.warmed = self.directory / f"{_MEMORY}{_digest(tokenizer)}.warm"  # see `warm`
-        self.warnings: list[str] = []
+        self.warnings: list[str] = []  # files set aside, one line each
         self.curve, self.networks = self._load_costs()
         self.memory = self._load_memory() if memory else None
         self.caches = caches
 
     def save_costs(self) -> None:
-        """Keeps the costs for the next run. A disk that refuses is no reason to fail."""
+        """Save the costs for the next run. Ignores disk errors."""
         networks = {key: each.to_dict() for key, each in self.networks.items()}
         content = json.dumps(self.curve.to_dict() | {"networks": networks})
         with contextlib.suppress(OSError), _locked(self.directory):
             _write(self._curve_file, content.encode())
 
     def remember(self, tokens: Sequence[int]) -> None:
-        """Adds an answer to the memory, here and on disk. Does nothing where memory is off."""
+        """Add an answer to the answer cache, in memory and on disk, if it is enabled."""
         if self.memory is None or not tokens:
             return
         self.memory.learn(tokens)
@@ -89,7 +83,7 @@ class LearnedState:
                     _write(self._memory_file, self._load_memory().dump())
                     self._journal.unlink()
         except OSError as error:
-            self.warnings.append(f"the answer is not remembered: {error.strerror or error}")
+            self.warnings.append(f"cannot store the answer: {error.strerror or error}")
 
     def _load_costs(self) -> tuple[CostCurve, dict[str, LearnedNetwork]]:
         def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedNetwork]]:
@@ -112,7 +106,7 @@ class LearnedState:
         return memory
 
     def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
-        """What is in the file; the default where it is missing, unreadable or damaged."""
+        """Parse the file; return `default` if it is missing, unreadable or damaged."""
         try:
             return parse(read_bounded(path, _LARGEST))
         except FileNotFoundError:
@@ -131,10 +125,7 @@ class LearnedState:
 
 
 def forget(model: Path) -> int:
-    """Deletes the memory of `model`, set-aside files too. Returns how many bytes that freed.
-
-    The cost curve stays: it holds no text. Raises StoreError.
-    """
+    """Delete the answer cache of `model`; return the bytes freed. Raises StoreError."""
     freed = 0
     try:
         if (directory := directory_of(model)).exists():
@@ -148,18 +139,18 @@ def forget(model: Path) -> int:
 
 
 def remembered_bytes(model: Path) -> int:
-    """Bytes on disk that the memory of `model` takes."""
+    """Return the size of `model`'s answer cache on disk in bytes."""
     return sum(path.stat().st_size for path in _memory_files(directory_of(model)))
 
 
 def _memory_files(directory: Path) -> list[Path]:
-    """All that holds output: unfinished files of writers that were killed too."""
+    """Return all files with output, also unfinished ones."""
     return [*directory.glob(f"{_MEMORY}*"), *directory.glob(f".{_MEMORY}*")]
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Makes this the only process that writes in the directory."""
+    """Lock the directory against other writers."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
     try:
@@ -170,7 +161,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def directory_of(model: Path) -> Path:
-    """Of what can be made again about a model: what was learned, its token tables."""
+    """Return the directory of a model's learned state and token tables."""
     return paths.cache_dir() / "learned" / paths.name_of_model(model)
 
 
@@ -179,14 +170,14 @@ def _digest(text: str) -> str:
 
 
 def _append(path: Path, tokens: Sequence[int]) -> None:
-    """Adds a record, whole or not at all: what followed a part of one would be lost with it."""
+    """Append a record, whole or not at all."""
     body = array("I", tokens).tobytes()
     record = _RECORD.pack(len(tokens), adler32(body)) + body
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _OPEN, 0o600)
     try:
         if os.fstat(descriptor).st_size > _LARGEST:
             raise OSError(errno.EFBIG, f"{path.name} is too large")
-        # Without what a writer that was killed, or had no room, left of its record.
+        # Drop an unfinished record at the end.
         size = _whole_bytes(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         os.ftruncate(descriptor, size)
         if os.write(descriptor, record) < len(record):
@@ -197,7 +188,7 @@ def _append(path: Path, tokens: Sequence[int]) -> None:
 
 
 def _whole_bytes(data: bytes) -> int:
-    """Where the last whole record of a journal ends."""
+    """Return the end of a journal's last whole record."""
     end = start = 0
     while start <= len(data):
         end = start
@@ -208,10 +199,7 @@ def _whole_bytes(data: bytes) -> int:
 
 
 def _records(data: bytes) -> Iterator[list[int]]:
-    """The answers of a journal. A last one that was cut off is left out: its writer was killed.
-
-    Raises ValueError where a record before the last is damaged.
-    """
+    """Yield the answers of a journal, except a truncated last one. Raises ValueError if damaged."""
     start = 0
     while start + _RECORD.size <= len(data):
         count, checksum = _RECORD.unpack_from(data, start)
@@ -228,7 +216,7 @@ def _records(data: bytes) -> Iterator[list[int]]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The caller holds the lock, so an unfinished file is that of a writer that was killed."""
+    """Write a file under the lock, removing unfinished ones."""
     for unfinished in path.parent.glob(f"{temporary_prefix(path)}*"):
         unfinished.unlink()
     write_atomically(path, data)

@@ -1,18 +1,10 @@
-"""Sampling: greedy, or from the filtered distribution, in a way that drafts do not change.
+"""Sampling, greedy or from the filtered distribution, in a way that drafts do not change.
 
-Pure functions on logits. A draft is a point mass, so the speculative sampling rule (accept x with
-min(1, p(x) / q(x)), else sample from norm(max(0, p - q)); Leviathan et al. 2023, section 2.3)
-becomes: accept x with probability p(x), else sample from p without x, renormalized. Drawing y from
-p and accepting where y = x is the same thing: y = x has probability p(x), and a y that is not x is
-distributed as p without x. So every row is sampled as plain decoding would sample it, and drafts
-are compared with the result, whatever the temperature.
-
-A row is drawn by Gumbel-max (Gumbel 1954; as exponential races: the largest of p / E, where E is
-exponential noise), and the noise of each token depends on the seed, the row's position in the
-history and the token only. So with the same seed sampling with drafts gives the tokens of plain
-sampling, and logits that a pass over more rows rounds differently give another token only where
-the race was that close. One draw over the inverse of the cumulated distribution, as MLX's
-`categorical`, would shift all tokens behind the difference.
+The speculative sampling rule (Leviathan et al. 2023, section 2.3) with a point-mass draft equals
+drawing y from p and accepting if y is the draft token. So each row is sampled as in plain decoding
+and drafts are compared with the result. Rows are drawn by Gumbel-max (as exponential races: the
+largest p / E). The noise depends only on seed, position and token, so a logit that rounds
+differently changes the token only if the race was that close.
 """
 
 from __future__ import annotations
@@ -31,15 +23,11 @@ from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions, TokenLogprobs
 
 _MAX_SEED = 2**32 - 1
-_LARGEST = 1e30  # 1 / temperature; more would be infinite, and infinity times 0 is no number
+_LARGEST = 1e30  # maximum of 1 / temperature; infinity times 0 would be NaN
 
 
 class Sampler:
-    """Samples a token for each row of logits. Repeatable: it keeps no state.
-
-    Raises UsageError for options that cannot be honoured. seed: the one in use, also where the
-    options left it to chance.
-    """
+    """Samples a token for each row of logits, without state. Raises UsageError for bad options."""
 
     def __init__(self, options: SamplingOptions) -> None:
         _check(options)
@@ -54,15 +42,14 @@ class Sampler:
 
     @property
     def window(self) -> int:
-        """How many of the tokens before a row it looks at."""
+        """How many tokens before a row the sampler needs."""
         return self.options.penalty_window if self._penalizes else 0
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
-        """The token sampled after each row, [rows], not yet evaluated.
+        """Return the token sampled after each row, [rows], not yet evaluated.
 
-        logits: [rows, vocab], the last rows of a pass. before: the tokens up to the last row's,
-        or the last of them, at least `window` + rows - 1 where there are as many. position: that
-        of the first row's token in the history.
+        logits: [rows, vocab], the last rows of a pass. before: the tokens up to the last row's, at
+        least the last `window` + rows - 1. position: of the first row's token in the history.
         """
         rows, options = logits.shape[0], self.options
         logits, sampled = self._drawn(logits, before, position)
@@ -74,8 +61,7 @@ class Sampler:
         return sampled
 
     def guess(self, logits: mx.array, before: mx.array, position: int) -> tuple[int, float]:
-        """The token that `sample` would give after a row of another model's logits, [1, vocab], and
-        how likely that model has it."""
+        """Sample from another model's logits [1, vocab]; return the token and its chance there."""
         logits, sampled = self._drawn(logits, before, position)
         chances = mx.softmax(logits.astype(mx.float32), axis=-1)
         chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
@@ -85,7 +71,7 @@ class Sampler:
     def _drawn(
         self, logits: mx.array, before: mx.array, position: int
     ) -> tuple[mx.array, mx.array]:
-        """The logits that rows are sampled from, and the tokens, [rows]; see `sample`."""
+        """Return the processed logits and the tokens, [rows]; see `sample`."""
         options = self.options
         if options.logit_bias or options.allowed_tokens:
             logits = logits + self._offset(logits.shape[-1])
@@ -97,8 +83,7 @@ class Sampler:
         return logits, draw(logits, self.seed, position)
 
     def _offset(self, vocabulary: int) -> mx.array:
-        """What is added to each logit, [vocab]: the bias, and minus infinity where tokens are not
-        allowed. Tokens that the vocabulary lacks are left out."""
+        """Return what is added to each logit, [vocab]: bias, minus infinity if not allowed."""
         if self._offsets is None or self._offsets.shape[0] != vocabulary:
             bias, allowed = dict(self.options.logit_bias), self.options.allowed_tokens
             offsets = [-math.inf if allowed else 0.0] * vocabulary
@@ -111,8 +96,7 @@ class Sampler:
 
 
 def penalized(logits: mx.array, before: mx.array, options: SamplingOptions) -> mx.array:
-    """Logits [rows, vocab] after the penalties for the tokens before each row, with the formulas of
-    mlx-lm's processors. before: as for `Sampler.sample`."""
+    """Apply mlx-lm's penalty formulas to logits [rows, vocab]. before: see `Sampler.sample`."""
     rows = logits.shape[0]
     window = min(options.penalty_window, before.shape[0])
     ends = mx.arange(before.shape[0] - rows + 1, before.shape[0] + 1)
@@ -130,9 +114,10 @@ def penalized(logits: mx.array, before: mx.array, options: SamplingOptions) -> m
 
 
 def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
-    """Log-probabilities, up to a constant, after top-p, min-p, top-k and temperature, in the order
-    of mlx-lm's sampler: [rows, vocab] -> [rows, vocab] of float32, minus infinity for what they
-    remove. The highest is 0."""
+    """Apply top-p, min-p, top-k and temperature in mlx-lm's order; float32 [rows, vocab].
+
+    Returns log-probabilities up to a constant: the highest is 0, removed tokens are minus infinity.
+    """
     logits = logits.astype(mx.float32)
     # The maximum is the same in whichever order it is computed; a sum is not.
     logprobs = logits - logits.max(axis=-1, keepdims=True)
@@ -146,24 +131,18 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
 
 
 def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:
-    """A token for each row, [rows]: x with probability exp(logprobs[x]) over the sum of those.
-
-    logprobs: [rows, vocab] of float32, at most 0. position: of the first row's token.
-    """
+    """Draw a token for each row, [rows]. logprobs: [rows, vocab] of float32, at most 0."""
     return mx.argmax(race(logprobs, seed, position), axis=-1)
 
 
 def race(logprobs: mx.array, seed: int, position: int) -> mx.array:
-    """What the drawn token has most of, [rows, vocab]; see `draw`."""
+    """Return the values whose largest is drawn, [rows, vocab]; see `draw`."""
     rows, vocabulary = logprobs.shape
     return mx.exp(logprobs) / exponential(random_bits(_keys(seed, position, rows), vocabulary))
 
 
 def random_bits(keys: mx.array, count: int) -> mx.array:
-    """Random words, [keys, count] of uint32; each row depends on its own key and `count` only.
-
-    keys: [keys, 2].
-    """
+    """Return uint32 words [keys, count]; each row depends on its key [2] and `count` only."""
     pairs = (count + 1) // 2  # `split` is the way from Python to MLX's random bits
     if keys.shape[0] == 1:
         bits = mx.random.split(keys[0], pairs)
@@ -173,7 +152,7 @@ def random_bits(keys: mx.array, count: int) -> mx.array:
 
 
 def exponential(bits: mx.array) -> mx.array:
-    """Random words as float32 of the exponential distribution, positive and finite."""
+    """Map random words to positive, finite float32 of the exponential distribution."""
     u = (bits | 1).astype(mx.float32) * 2.0**-32  # above 0, and 1 at most
     rest = mx.maximum(1 - u, 2.0**-33)
     # -log(1 - u). What 1 - u rounds off is added again: the smallest draw the unlikeliest tokens.
@@ -181,18 +160,18 @@ def exponential(bits: mx.array) -> mx.array:
 
 
 def _keys(seed: int, position: int, rows: int) -> mx.array:
-    """The random key of each row, [rows, 2]."""
+    """Return the random key of each row, [rows, 2]."""
     return mx.array([[seed, position + row] for row in range(rows)], mx.uint32)
 
 
 def accepted_leniently(
     logits: mx.array, draft: mx.array, options: SamplingOptions, key: mx.array
 ) -> mx.array:
-    """Which drafted tokens to accept although the target sampled another: [rows] of bool.
+    """Return which draft tokens to accept although another was sampled: [rows] of bool.
 
-    logits: [rows, vocab], filtered; draft: [rows]. Lenience is Leviathan et al. (2023), appendix
-    A.5: x is accepted with min(1, p(x) / lenience) in all, of which drawing x itself contributes
-    p(x). Typical acceptance is Cai et al. (2024, Medusa), section 2.3.1, equation 2.
+    logits: [rows, vocab], filtered; draft: [rows]. Lenience: Leviathan et al. (2023), appendix A.5:
+    x is accepted with min(1, p(x) / lenience) in all. Typical acceptance: Cai et al. (2024,
+    Medusa), section 2.3.1, equation 2.
     """
     p = mx.softmax(logits.astype(mx.float32), axis=-1)
     chance = mx.take_along_axis(p, draft[:, None].astype(mx.uint32), axis=-1)[:, 0]
@@ -230,23 +209,21 @@ def _check(options: SamplingOptions) -> None:
             raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value:g}")
 
 
-_LEAST = -9999.0  # for what a constraint forbids: JSON has no infinity, and OpenAI says this
+_LEAST = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a pass found for one position: arrays of the pass, and the row of it."""
+    """A position in the arrays of its pass."""
 
-    sampled: mx.array  # [rows]
-    logprobs: mx.array  # [rows], of what was sampled
+    logprobs: mx.array  # [rows], of the sampled tokens
     top: mx.array  # [rows, count] of token ids
     top_logprobs: mx.array  # [rows, count]
     index: int
 
 
 class LogprobSampler(Sampler):
-    """Samples as `Sampler` does, and keeps the logprobs by position: a later pass over a position,
-    where a draft was rejected, takes the place of an earlier one."""
+    """A `Sampler` that keeps logprobs by position; later passes replace earlier ones."""
 
     def __init__(self, options: SamplingOptions, tokenizer: Any) -> None:
         super().__init__(options)
@@ -254,7 +231,6 @@ class LogprobSampler(Sampler):
         self._rows: dict[int, _Row] = {}
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
-        """See `Sampler`."""
         sampled = super().sample(logits, before, position)
         wide = logits.astype(mx.float32)
         logprobs = wide - mx.logsumexp(wide, axis=-1, keepdims=True)  # [rows, vocab]
@@ -264,12 +240,11 @@ class LogprobSampler(Sampler):
         chosen = mx.take_along_axis(logprobs, sampled[:, None].astype(mx.uint32), axis=-1)[:, 0]
         mx.async_eval(chosen, top, top_logprobs)
         for index in range(logits.shape[0]):
-            row = _Row(sampled, chosen, top, top_logprobs, index)
-            self._rows[position + index] = row
+            self._rows[position + index] = _Row(chosen, top, top_logprobs, index)
         return sampled
 
     def take(self, position: int, tokens: Sequence[int], last: int) -> list[TokenLogprobs]:
-        """Of `tokens`, the first of which is at `position` and follows the token `last`."""
+        """Return logprobs of `tokens`, the first at `position` after the token `last`."""
         found = []
         for number, token in enumerate(tokens):
             row = self._rows.pop(position + number)
@@ -286,6 +261,6 @@ class LogprobSampler(Sampler):
         return found
 
     def _text(self, last: int, token: int) -> str:
-        """Of a token behind another: SentencePiece's have a space only there."""
+        """Return a token's text after another: SentencePiece adds a space only there."""
         before = self._tokenizer.decode([last])
         return str(self._tokenizer.decode([last, token]))[len(before) :]

@@ -1,7 +1,4 @@
-"""The target model and the token history that it goes on with.
-
-Continues the history that shares most with the next prompt.
-"""
+"""The target model and its current token history."""
 
 from __future__ import annotations
 
@@ -21,43 +18,32 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.types import NotCached, SamplingOptions
 
-_WORTH_WAITING = 256  # tokens that need not be read
-_TEMPLATE_TAIL = 16  # tokens; more than what templates add to ask for an answer, and drop later
+_WORTH_WAITING = 256  # tokens saved by waiting for another target's prefill
+_TEMPLATE_TAIL = 16  # tokens; upper bound of a template's answer header
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What of a prompt need not be read again.
+    """What a prompt needs no prefill for."""
 
-    cached: tokens. known: tokens that were read before. missing: why those are more, or why they
-    are not all but the end: "evicted" (memory was needed), "no checkpoint" (this model's cache
-    returns to few places), "changed" (the text was another one from there on), or "".
-    """
-
-    cached: int
-    known: int
-    missing: NotCached
+    cached: int  # tokens
+    known: int  # tokens prefilled at some time before
+    missing: NotCached  # why not all: "evicted", "no checkpoint", "changed" (another text), or ""
 
 
 class Target:
-    """A model, and the token history that it goes on with: a KV cache with the tokens in it.
-
-    caches: other histories, which a prompt may continue instead; of those that other targets go on
-    with it takes a copy, so no pass of theirs may be under way then. alone: whether passes may be
-    launched before it is known that they are the next ones of the device. run: what `forward` does
-    with the cache; a network that drafts from the target's hidden states puts what keeps them here,
-    and gives the same logits.
-    """
+    """A model and its current token history: a KV cache with the tokens in it."""
 
     def __init__(
         self, model: Any, kv_bits: int | None = None, caches: PromptCaches | None = None
     ) -> None:
-        """kv_bits: see `kv_cache.new_cache`, which may refuse it with UsageError."""
+        """kv_bits: see `kv_cache.new_cache`, which may raise UsageError."""
         self.model = model
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
-        self.caches = caches or PromptCaches()
-        self.alone = True
+        self.caches = caches or PromptCaches()  # histories of other targets are copied, not taken
+        self.alone = True  # passes may be launched ahead
+        # Runs a pass; drafters that need the hidden states replace it.
         self.run: Callable[[mx.array, kv_cache.Cache], mx.array] = self.run_model
         self._history: TokenHistory | None = None
         self.sampler = Sampler(SamplingOptions())
@@ -65,12 +51,11 @@ class Target:
         self.reset()
 
     def reset(self) -> None:
-        """Begins with an empty history, and forgets the one that it went on with."""
+        """Drop the current history and start with an empty one."""
         self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits))
 
     def release(self) -> None:
-        """Leaves its history to the caches, where other targets find it; where they keep none, it
-        stays."""
+        """Return the history to the shared caches, if caching is enabled."""
         if not kv_cache.holds(self.cache, len(self.tokens)):  # a pass failed that nobody booked
             self.reset()
         self.history.reserved, self.history.pending = 0, []
@@ -91,12 +76,14 @@ class Target:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a pass may be launched before the tokens of the one before are delivered. Under a
-        constraint what it may sample depends on them."""
+        """Whether a pass may be launched before the previous one's tokens are delivered.
+
+        Under a constraint, sampling depends on those tokens.
+        """
         return self.alone and self.constraint is None
 
     def adopt(self, history: TokenHistory) -> None:
-        """Goes on with a history that was loaded."""
+        """Continue a loaded history."""
         self.caches.add(self.history)
         self.history = history
 
@@ -106,52 +93,47 @@ class Target:
 
     @property
     def tokens(self) -> list[int]:
-        """What the cache holds."""
+        """The tokens in the cache."""
         return self.history.tokens
 
     @property
     def pending(self) -> list[int]:
-        """What follows it, as far as that is known; see `TokenHistory`."""
+        """The known tokens after them; see `TokenHistory`."""
         return self.history.pending
 
     @property
     def prompt_tail(self) -> int:
-        """How many tokens of a prompt are left to the first pass of its answer, at most.
+        """Maximum number of prompt tokens left to the answer's first pass.
 
-        Where returning needs a checkpoint, it must lie before what asks for the answer: in the
-        prompt of the next turn the template may put that differently.
+        If rollback needs checkpoints, one must precede the template's answer header, which the next
+        prompt may change.
         """
         return 1 + (_TEMPLATE_TAIL if self.history.needs_checkpoints else 0)
 
     def forward(self, tokens: mx.array) -> mx.array:
-        """One pass over `tokens` [rows], behind what the cache holds.
-
-        Returns logits [rows, vocab], not yet evaluated.
-        """
+        """Run `tokens` [rows] after the cached ones. Returns lazy logits [rows, vocab]."""
         return self.run(tokens, self.cache)
 
     def fill(self, tokens: mx.array) -> None:
-        """A pass of which nobody wants the logits; `kv_cache.states` are to be evaluated."""
+        """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
         if isinstance(self.cache, kv_cache.SharedCache):
             self.model.fill(tokens[None], self.cache)
         else:
             self.forward(tokens)
 
     def rest(self) -> None:
-        """No pass follows soon: where other processes follow this one, they sleep."""
+        """Let worker processes sleep, as no pass follows soon."""
         if isinstance(self.cache, kv_cache.SharedCache):
             self.model.rest()
 
     def run_model(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
-        """What `run` does where nobody wants more of it."""
+        """The default of `run`."""
         return self.model(tokens[None], cache=cache)[0]
 
     def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
-        """Starts one pass over `rows`, which nobody waits for.
+        """Launch a pass over `rows`; return the tokens [wanted] sampled after its last rows.
 
-        after: the token of the plain step that is under way, the first row of this pass then; not
-        with a constraint, which needs to know that token.
-        Returns the tokens [wanted] sampled after each of the last `wanted` rows.
+        after: the running plain step's token, as the first row; not under a constraint.
         """
         tokens = mx.array(rows, mx.int32)
         known, count = self.tokens, len(self.tokens)
@@ -173,33 +155,28 @@ class Target:
         return sampled
 
     def guess(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
-        """What would be sampled behind `known`, if another model's logits [1, vocab] were the
-        target's, and how likely they have it. Under a constraint `known` is where that walks
-        through a draft."""
+        """Sample after `known` from another model's logits [1, vocab]; return token and chance."""
         if self.constraint is not None:
             logits = self.constraint.masked_ahead(logits)
         before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
         return self.sampler.guess(logits, before, len(known))
 
     def read(self, sampled: mx.array) -> list[int]:
-        """What `launch` returned, once it is there."""
+        """Wait for the result of `launch`."""
         return [int(token) for token in sampled.tolist()]
 
     def pass_state(self) -> Any:
-        """What `roll_back` needs to undo the pass of several rows that is launched next."""
         return kv_cache.pass_state(self.cache)
 
     def roll_back(self, before: Any, written: int, kept: int) -> int:
-        """See `kv_cache.roll_back`."""
         return kv_cache.roll_back(self.cache, before, written, kept)
 
     @staticmethod
     def clock() -> float:
-        """Seconds, for how long passes take."""
         return time.perf_counter()
 
     def commit(self, sampled: Sequence[int], kept: int) -> None:
-        """Books that the cache now holds the first `kept` of the pending and the sampled tokens."""
+        """Record that the cache holds the first `kept` of the pending and sampled tokens."""
         known = [*self.pending, *sampled]
         self.history.tokens += known[:kept]
         self.history.pending = known[kept:]
@@ -207,12 +184,11 @@ class Target:
     def reuse_prefix(
         self, prompt: Sequence[int], needed: int = 0, stable: int | None = None
     ) -> Reuse:
-        """Continues the history that leaves least of `prompt` to read, which is pending then.
+        """Continue the history that leaves the least of `prompt` to prefill.
 
-        Its last token is always pending. A history of which much would be taken away is kept as it
-        is, where memory allows, and a copy of its beginning continued. needed: bytes that the
-        history may come to take with its answer; others are dropped for them. stable: how many
-        tokens of the prompt the next one will begin with, as far as that is known.
+        The rest becomes pending, at least the last token. A history that would lose much is copied
+        instead, if memory allows. needed: bytes to reserve for prompt and answer. stable: length of
+        the prefix that the next prompt will share, if known.
         """
         assert kv_cache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
         others = self.caches.beside(self.history)
@@ -232,18 +208,17 @@ class Target:
         return reuse
 
     def reach(self, prompt: Sequence[int]) -> int:
-        """How many tokens of `prompt` need not be read again."""
+        """Return how many tokens of `prompt` need no prefill."""
         best = self.best(prompt)
         return best.reach(best.shared(prompt))
 
     def best(self, prompt: Sequence[int]) -> TokenHistory:
-        """The history that leaves least of `prompt` to read."""
+        """Return the history that leaves the least of `prompt` to prefill."""
         histories = [self.history, *self.caches.histories()]
         return max(histories, key=lambda each: each.reach(each.shared(prompt)))
 
     def is_read_elsewhere(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
-        """Whether another target is just reading so much of what `prompt` begins with that it is
-        worth waiting for: asks for as long as it does. None where it is not."""
+        """Return a check whether another target still prefills a prefix worth waiting for."""
         histories = [self.history, *self.caches.histories(), *self.caches.in_use]
         known = max(each.reach(each.shared(prompt)) for each in histories)
         for other in self.caches.beside(self.history):
@@ -261,7 +236,7 @@ class Target:
         return in_use and bool(other.pending) and len(other.tokens) < end
 
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
-        """Makes the first `length` tokens of a history the one that is gone on with."""
+        """Continue from the first `length` tokens of `history`."""
         behind = len(history.tokens) - length
         others = any(each is history for each in self.caches.beside(self.history))
         self.caches.add(self.history)

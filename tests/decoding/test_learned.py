@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_the_journal_whole() -> None:
         learned.remember(ANSWER)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert learned.warnings == ["the answer is not remembered: No space left on device"]
+    assert learned.warnings == ["cannot store the answer: No space left on device"]
     assert journal.stat().st_size == size
 
 

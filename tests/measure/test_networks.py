@@ -20,7 +20,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.guess import Guess
-from akunu_py.ngram.networks import Division, PlannedNetwork, Terms
+from akunu_py.ngram.networks import DraftPlan, PlannedDrafter, Terms
 from tests.measure.device import parse_device, replay_on_device
 from tests.measure.networks import (
     NetworkFigures,
@@ -192,10 +192,10 @@ def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
     for chance, c in product((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.01, 0.05, 0.1, 0.2, 0.4)):
         best = best_length(chance, c, cost)
         rate = improvement(chance, best, c, cost)
-        planned = PlannedNetwork(Steady(chance, c))
+        planned = PlannedDrafter(Steady(chance, c))
         planned.learned.expected[:] = [chance] * len(planned.learned.expected)
         terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
-        division = planned.division([], [1.0 - rate], LONGEST, terms)
+        division = planned.plan([], [1.0 - rate], LONGEST, terms)
         drafted: list[int] = []
         if division.value > 1.0 - rate + 1e-9:
             drafted = planned.draft([0] * 10, [], division, terms, (), lambda token: [])
@@ -217,9 +217,9 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
         return [0.97] * (LONGEST - 1)
 
     for chance in (0.4, 0.6, 0.95):
-        planned, steady = Division(1.0, 0, LONGEST), Steady(chance, 0.06)
+        planned, steady = DraftPlan(1.0, 0, LONGEST), Steady(chance, 0.06)
         steady.longest = 1
-        network = PlannedNetwork(steady)
+        network = PlannedDrafter(steady)
         terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
         network.draft([0] * 10, [], planned, terms, (), copied)
         followed.append(network.followed)

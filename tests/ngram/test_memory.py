@@ -90,7 +90,7 @@ def test_bytes_and_back() -> None:
 
 @pytest.mark.parametrize("cut", [0, 5, 27, 28, 100])
 def test_cut_off_bytes_are_refused(cut: int) -> None:
-    with pytest.raises(ValueError, match="expected a"):
+    with pytest.raises(ValueError, match="answer cache"):
         Memory.load(Memory(4).dump()[:cut])
 
 
@@ -101,7 +101,7 @@ def test_altered_or_foreign_bytes_are_refused() -> None:
     for place in range(len(data)):
         altered = bytearray(data)
         altered[place] ^= 0x41
-        with pytest.raises(ValueError, match="expected a"):
+        with pytest.raises(ValueError, match="answer cache"):
             Memory.load(bytes(altered))
     with pytest.raises(ValueError, match="something else"):
         Memory.load(b"PK\x03\x04" + bytes(100))

@@ -1,4 +1,4 @@
-"""The drafter of a session, kept in step with its token history; which neural drafters it uses."""
+"""A session's drafter, kept in sync with the token history, and its neural drafters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.networks import LearnedNetwork, PlannedNetwork
+from akunu_py.ngram.networks import LearnedNetwork, PlannedDrafter
 from akunu_py.types import Drafter, DraftGuide, DraftMode, DraftNetwork, GenerateOptions
 
 
 class Drafting:
-    """A session's drafter, kept from turn to turn, so that it keeps learning.
+    """A session's drafter, kept from turn to turn so that it keeps learning.
 
-    Where the history was changed it is rewound to what is still true, if it can be (`auto`), or
-    made again, as it is for other options.
-
-    wrap: what a drafter is wrapped in when it is made, for those who count what it does.
+    `auto` rewinds when the history changes; other drafters are made again.
     """
 
     def __init__(
@@ -34,8 +31,7 @@ class Drafting:
         learned: LearnedState | None,
         beside: Drafting | None = None,
     ) -> None:
-        """target: what is drafted for. beside: another session's; what passes and networks cost
-        both learn."""
+        """beside: another session's drafting, to share learned costs with."""
         self._engine = engine
         self._target = target
         self._memory = learned.memory if learned else None
@@ -43,14 +39,17 @@ class Drafting:
         self.curve: CostCurve = known.curve if known else CostCurve()
         self.networks: dict[str, LearnedNetwork] = known.networks if known else {}
         self._made_for: tuple[DraftMode, int] | None = None
-        self._inner: Drafter = NoDrafter()  # what is wrapped and tracked
+        self._inner: Drafter = NoDrafter()
         self._drafter = TrackedDrafter(self._inner, None)
+        # Wraps each new drafter, for callers that count.
         self.wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter
 
     def prepare(self, options: GenerateOptions) -> DraftMode:
-        """Makes a drafter for these options, where there is another one: before the target reads
-        anything, because networks may want to see how it does. Returns how it drafts."""
-        # A model that cannot be rolled back answers all the same; front ends say why it is slow.
+        """Make a drafter for these options if they changed; return the effective mode.
+
+        Call before prefill, because neural drafters may observe it.
+        """
+        # Without rollback the model answers without drafts; front ends show the reason.
         mode: DraftMode = "off" if self._engine.no_draft else options.draft
         if (mode, options.draft_tokens) != self._made_for:
             self._make(mode, options.draft_tokens)
@@ -70,10 +69,9 @@ class Drafting:
         read: int | None = None,
         draft_context: Sequence[Sequence[int]] = (),
     ) -> Drafter:
-        """A drafter that knows exactly `history`; while it is read, at least `read` tokens of it.
+        """Return a drafter that knows `history`, or at least its first `read` tokens.
 
-        draft_context: what else it drafts from, and the target never reads. It comes before the
-        history, so what changes least should come first. Only what changed is learned again.
+        draft_context: token sequences to draft from, placed before the history.
         """
         mode = self.prepare(options)
         known = self._set_apart(draft_context) if mode != "off" else []
@@ -87,37 +85,35 @@ class Drafting:
         return self._drafter
 
     def set_guide(self, guide: DraftGuide | None) -> None:
-        """The grammar of the answer that is drafted for next, None where it has none."""
+        """Set the grammar of the next answer, or None."""
         if isinstance(self._inner, AutoDrafter | FixedDrafter):
             self._inner.guide = guide
 
     def set_alone(self, alone: bool) -> None:
-        """Whether passes run ahead; see `Target.alone`."""
+        """Set whether passes run ahead; see `Target.alone`."""
         if isinstance(self._inner, AutoDrafter):
             self._inner.alone = alone
 
     @property
-    def _planned(self) -> list[PlannedNetwork]:
+    def _planned(self) -> list[PlannedDrafter]:
         return self._inner.networks if isinstance(self._inner, AutoDrafter) else []
 
     @property
     def network_seconds(self) -> float:
-        """What networks took to draft, since the drafter was made."""
+        """Time that neural drafters took since the drafter was made."""
         return sum(each.total_seconds for each in self._planned)
 
     def release(self) -> None:
-        """Gives back what networks have read that does not stay with the history."""
+        """Release neural drafters' state that does not stay with the history."""
         for each in self._planned:
             each.network.forget()
 
     def costs(self, context: int) -> Sequence[float] | None:
-        """What passes over 1, 2, ... rows cost at `context` tokens, as the planner reckons; None
-        before a plain step was timed."""
+        """Return the planned costs of 1, 2, ... rows, None before a plain step was timed."""
         return self.curve.table(context) if self.curve.measured(1) else None
 
     def _set_apart(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
-        """The draft context, each sequence closed by a stop token, so that no draft runs on from
-        one into the next or into the history."""
+        """Join the draft context, each sequence closed by a stop token."""
         end = sorted(self._engine.tokens.stop_tokens)[:1]
         return [token for tokens in draft_context for token in (*tokens, *end)]
 
@@ -138,7 +134,7 @@ class Drafting:
 
 
 class TrackedDrafter:
-    """A drafter, and the tokens that it knows. auto: itself, or what it wraps, if it can rewind."""
+    """A drafter and its known tokens. auto: the drafter if it can rewind."""
 
     def __init__(self, drafter: Drafter, auto: AutoDrafter | None) -> None:
         self._drafter = drafter
@@ -152,7 +148,7 @@ class TrackedDrafter:
         return self._drafter.pipelines
 
     def rewind(self, length: int) -> bool:
-        """Knows only the first `length` tokens then; False where it cannot forget the others."""
+        """Keep only the first `length` tokens; return False if that is impossible."""
         if length < len(self.tokens):
             if self._auto is None:
                 return False
@@ -161,7 +157,7 @@ class TrackedDrafter:
         return True
 
     def set_unread(self, count: int) -> None:
-        """How many of all tokens, from the start, are draft context."""
+        """Set how many tokens at the start are draft context."""
         if self._auto is not None:
             self._auto.unread = count
 
@@ -171,7 +167,7 @@ class TrackedDrafter:
             self.tokens += tokens
 
 
-# By the draft mode that has one draft alone.
+# By the draft mode that uses only this one.
 NETWORKS: Mapping[DraftMode, type[Network]] = {
     "mtp": MtpNetwork,
     "model": ModelNetwork,
@@ -180,7 +176,7 @@ NETWORKS: Mapping[DraftMode, type[Network]] = {
 
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:
-    """Raise UsageError if `mode` asks for a neural drafter that the engine cannot have."""
+    """Raise UsageError if `mode` needs a neural drafter that the engine lacks."""
     kind = NETWORKS.get(mode)
     if kind is not None and (why := kind.missing(engine)):
         raise UsageError(f"--draft {mode}: {why}")

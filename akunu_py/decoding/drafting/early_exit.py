@@ -1,9 +1,7 @@
-"""Early exit: the target's first layers draft through its own norm and lm_head, and what they
-compute is not computed again where their guesses are verified.
+"""Early exit: draft with the target's first layers, and reuse their states for verification.
 
-LayerSkip (Elhoushi et al. 2024), sections 4.3.1 to 4.3.3: self-speculative decoding that reuses the
-keys and values, and the hidden states behind the last of those layers. Models that were trained for
-it agree with their first layers; others hardly do, so this drafts only where it is asked for.
+LayerSkip (Elhoushi et al. 2024), sections 4.3.1 to 4.3.3. Few models besides those trained for it
+agree with their first layers, so this drafts only on request.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.model_files import boundary
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 
-LONGEST = 8  # tokens in a row
-_MEASURED = 96  # tokens that agreement is measured on
-_CANDIDATES = 8  # numbers of layers that are tried
-_READ, _ROWS = 5, 3  # of the trial whether the layers can be run in two parts
-_EXACT = 1e-3  # of the largest logit
-# Of what most models are asked for: prose, an answer, code.
+LONGEST = 8  # tokens per draft
+_MEASURED = 96  # tokens for measuring agreement
+_CANDIDATES = 8  # numbers of layers to try
+_READ, _ROWS = 5, 3  # tokens and rows for testing the split model
+_EXACT = 1e-3  # tolerance relative to the largest logit
+# Prose, an answer, code.
 _TEXT = """The river rises in the hills to the north and reaches the sea after two hundred miles. \
 In spring, when the snow melts, it is too wide to cross on foot.
 
@@ -49,10 +47,10 @@ def mean(values):
 
 
 class FirstLayers:
-    """A model cut behind its first `count` layers.
+    """A model split after its first `count` layers.
 
-    Each part is the model itself with other layers that do nothing: embedding, masks, norm and
-    lm_head stay whatever the family makes of them.
+    Each part is the model itself with the other layers replaced, so that embedding, masks, norm and
+    lm_head stay as they are.
     """
 
     def __init__(self, model: Any, count: int) -> None:
@@ -70,24 +68,22 @@ class FirstLayers:
         return states
 
     def first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
-        """Writes `tokens` [rows] into the first entries of `cache`. Returns the logits that these
-        layers alone give, [rows, vocab], and the states behind them, [1, rows, width]."""
+        """Run `tokens` [rows] through the first layers. Returns logits [rows, vocab] and states."""
         own = cache[: self.count]
         logits = self._first(tokens[None], cache=[*own, *own[:1] * (len(cache) - len(own))])[0]
         return logits, self._states
 
     def rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
-        """Writes them into the other entries. Returns the model's logits, [rows, vocab]."""
+        """Run the other layers. Returns the model's logits, [rows, vocab]."""
         self._states, own = states, cache[self.count :]
         logits: mx.array = self._rest(tokens[None], cache=[*own[:1] * self.count, *own])[0]
         return logits
 
 
 class ExitNetwork(Network):
-    """A `DraftNetwork` of the target's first layers, which write into the target's own cache: their
-    entries are ahead of the others by what was drafted, until the pass that verifies it.
+    """A `DraftNetwork` of the target's first layers, which share the target's cache.
 
-    share, reused: see `DraftNetwork`.
+    Until the verifying pass their cache entries are ahead by the draft.
     """
 
     name = "exit"
@@ -96,7 +92,7 @@ class ExitNetwork(Network):
 
     @classmethod
     def missing(cls, engine: Engine) -> str:
-        """See `Network`. The first time it is measured, which takes a few passes."""
+        """Return why `engine` cannot have one. The first call measures, with a few passes."""
         if engine.ring is not None:
             return "the model is divided among hosts"
         found = _exit(engine)
@@ -113,8 +109,8 @@ class ExitNetwork(Network):
         super().__init__(target)
         self.share, self.reused, self.key = share, reused, f"exit {layers.count}"
         self._layers = layers
-        self._ahead: list[int] = []  # tokens that only the first layers have read
-        self._states: list[mx.array] = []  # behind those
+        self._ahead: list[int] = []  # tokens that only the first layers have processed
+        self._states: list[mx.array] = []  # their hidden states
         target.run = self._run
 
     @property
@@ -122,15 +118,13 @@ class ExitNetwork(Network):
         return len(self._target.tokens)
 
     def forget(self) -> None:
-        """See `DraftNetwork`: all that it has is the target's."""
+        """Do nothing: all state is the target's."""
 
     def begin(self, known: Sequence[int]) -> bool:
-        """See `DraftNetwork`."""
         self._known = list(known)
         return True
 
     def guess(self) -> tuple[int, float]:
-        """See `DraftNetwork`."""
         target = self._target
         rows = self._known[len(target.tokens) + len(self._ahead) :]
         logits, states = self._layers.first(mx.array(rows, mx.int32), target.cache)
@@ -139,7 +133,7 @@ class ExitNetwork(Network):
         return self._draw(logits[-1:])
 
     def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
-        """See `Target.run`: the first layers compute what they have not computed yet."""
+        """Run a target pass (`Target.run`), skipping what the first layers have computed."""
         ahead, states = self._ahead, self._states
         self._ahead, self._states = [], []
         if not ahead:
@@ -155,19 +149,16 @@ class ExitNetwork(Network):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """An exit behind the first `layers`. agreement: how often what is likeliest there is what the
-    whole model has likeliest. share: of what a plain step computes, with the lm_head; reused:
-    without it."""
+    """An exit after the first `layers`."""
 
     layers: int
-    agreement: float
-    share: float
-    reused: float
+    agreement: float  # how often its most likely token is the whole model's
+    share: float  # of a plain step's work, with the lm_head
+    reused: float  # the same without the lm_head
 
     @property
     def promise(self) -> float:
-        """Times as fast as plain decoding at the best length, where all guesses agree as often and
-        passes cost what is assumed before any was measured; below 1 where drafting loses."""
+        """Expected speedup at the best draft length, below 1 if drafting loses."""
         best = 0.0
         for drafted in range(1, LONGEST + 1):
             tokens = sum(self.agreement**place for place in range(drafted + 1))
@@ -177,20 +168,22 @@ class Exit:
         return best
 
     def as_dict(self) -> dict[str, float]:
-        """Ready for JSON, with what it promises."""
+        """Return everything, ready for JSON."""
         return asdict(self) | {"promise": self.promise}
 
 
 def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
-    """Exits behind so many layers, measured on a text of ours. Raises UnsupportedModel where these
-    layers cannot be run by themselves."""
+    """Measure exits after `counts` layers on a built-in text.
+
+    Raises UnsupportedModel if the model cannot be split.
+    """
     model = engine.model
     tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
     _, layers = _find_layers(model)
     each = sum(_nbytes(layer) for layer in layers) / len(layers)
     lm_head = _nbytes(model) - each * len(layers)
     if any(path.endswith("lm_head") for path, _ in model.named_modules()):
-        lm_head /= 2  # the rest of it is the embedding, of which few rows are read
+        lm_head /= 2  # the other half is the embedding, of which a pass reads few rows
     whole = each * len(layers) + lm_head
     with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
         truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
@@ -204,7 +197,7 @@ def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
 
 
 def choose(engine: Engine) -> Exit:
-    """The exit that promises most of some. Raises UnsupportedModel where there is none."""
+    """Return the most promising exit. Raises UnsupportedModel if there is none."""
     count = len(engine.model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
     others = [
@@ -220,7 +213,7 @@ def choose(engine: Engine) -> Exit:
 
 
 def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
-    """Whether the model in two parts gives its own logits."""
+    """Return whether the split model gives the same logits."""
     with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
         tokens = mx.array(engine.tokens.encode_text(_TEXT)[: _READ + _ROWS])
         caches = _new_cache(engine), _new_cache(engine)
@@ -246,7 +239,7 @@ def _nbytes(module: Any) -> int:
 
 
 class _Instead:
-    """Looks like a layer, and computes something else."""
+    """Stands in for a layer and computes something else."""
 
     def __init__(self, layer: Any, compute: Callable[[mx.array], mx.array]) -> None:
         self._layer, self._compute = layer, compute
@@ -259,7 +252,7 @@ class _Instead:
 
 
 def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
-    """The layers of a model, and the way to the module that holds them. Raises UnsupportedModel."""
+    """Return the path to the module with the layers, and the layers. Raises UnsupportedModel."""
     modules = model.named_modules() if isinstance(model, nn.Module) else []
     for path, module in modules:
         layers = module.get("layers")
@@ -269,7 +262,7 @@ def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
 
 
 def _with_layers(model: Any, path: Sequence[str], layers: list[Any]) -> Any:
-    """A handle on the same model with other layers."""
+    """Return a shallow copy of the model with other layers."""
     other = copy.copy(model)
     if path:
         other[path[0]] = _with_layers(model[path[0]], path[1:], layers)
@@ -278,7 +271,7 @@ def _with_layers(model: Any, path: Sequence[str], layers: list[Any]) -> Any:
     return other
 
 
-# Of the models that were asked for, by their identity: the exit, or why there is none.
+# By id of the model: the exit, or why there is none.
 _chosen: dict[int, tuple[weakref.ref[Any], Exit | str]] = {}
 
 

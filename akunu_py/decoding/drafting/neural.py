@@ -20,7 +20,7 @@ from akunu_py.types import DraftNetwork
 
 
 class Network:
-    """A `DraftNetwork` of a target's: tokens are drawn as the target draws its own."""
+    """Base of neural drafters: samples as the target does."""
 
     in_auto = True  # whether `--draft auto` uses it
 
@@ -36,15 +36,13 @@ class Network:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._known: list[int] = []  # the history, and guesses behind it
+        self._known: list[int] = []  # the history and the draft after it
 
     def clock(self) -> float:
-        """See `DraftNetwork`: that of the target's passes."""
         return self._target.clock()
 
     def _draw(self, logits: mx.array) -> tuple[int, float]:
-        """The token behind what is known, which is known then, and how likely it is. logits: [1,
-        vocab]."""
+        """Sample the token after `_known` from logits [1, vocab] and append it."""
         guess = self._target.guess(logits, self._known)
         self._known.append(guess[0])
         return guess
@@ -53,15 +51,10 @@ class Network:
 class ModelNetwork(Network):
     """A `DraftNetwork` of a smaller model.
 
-    Its token at a position is what it would sample there: by the target's own sampler, so with its
-    filters, penalties and bias, and with the noise that the target's token is drawn with. The
-    target keeps it where its own draw gives the same token. That is exact whatever the draft model
-    says, as what is kept is always the target's draw; the rule of Leviathan et al., which accepts x
-    with min(1, p(x) / q(x)) and else samples from the rest, would need the two distributions to be
-    compared, and gives other tokens with drafts than without for the same seed. Equal draws come
-    about at least with the probability sum(min(p, q)) / (2 - sum(min(p, q))), against sum(min(p,
-    q)) of that rule (Daliri et al. 2025, "Coupling without communication and drafter-invariant
-    speculative decoding", theorem 3), and nearly always where p and q are close or greedy.
+    It samples with the target's sampler and noise, so a draft token is kept if the target's own
+    draw is equal. The output never depends on drafts, unlike with the rule of Leviathan et al.
+    Equal draws have at least the probability s / (2 - s), with s = sum(min(p, q)) (Daliri et al.
+    2025, "Coupling without communication and drafter-invariant speculative decoding", theorem 3).
     """
 
     name = "model"
@@ -92,17 +85,17 @@ class ModelNetwork(Network):
 
     @property
     def _history(self) -> TokenHistory:
-        """What it has read of the target's history, which it stays with."""
+        """Its own history, attached to the target's history."""
         beside = self._target.history.beside
         if self.key not in beside:
             beside[self.key] = TokenHistory(kv_cache.new_cache(self._model))
         return beside[self.key]
 
     def forget(self) -> None:
-        """See `DraftNetwork`: all that it has read stays with the target's history."""
+        """Do nothing: its history stays with the target's."""
 
     def begin(self, known: Sequence[int]) -> bool:
-        """See `DraftNetwork`: a chunk at a time, so that an answer can be stopped meanwhile."""
+        """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
         self._known, self._guessed = list(known), False
         history = self._history
         reached = history.reach(history.shared(known))
@@ -118,42 +111,38 @@ class ModelNetwork(Network):
         return False
 
     def guess(self) -> tuple[int, float]:
-        """See `DraftNetwork`."""
         unread = len(self._known) - len(self._history.tokens)
         logits = self._forward(unread)
-        if not self._guessed:  # what comes from here on may be wrong
+        if not self._guessed:  # later tokens may be rejected
             self._checkpoint()
         self._guessed = True
         return self._draw(logits)
 
     def _forward(self, count: int) -> mx.array:
-        """A pass over the next `count` tokens that it knows. Returns the last row's logits, [1,
-        vocab]."""
+        """Run the next `count` known tokens. Returns the last row's logits, [1, vocab]."""
         start = len(self._history.tokens)
         rows = self._known[start : start + count]
-        # One that it has not got may be the target's: whatever stands there, its guess is verified.
+        # Replace tokens that only the target has; drafts are verified anyway.
         seen = [token if token < self._vocabulary else 0 for token in rows]
         logits = self._model(mx.array([seen]), cache=self._history.cache)[0, -1:]
         self._history.tokens += rows
         return logits
 
     def _draw(self, logits: mx.array) -> tuple[int, float]:
-        """See `Network`. The noise depends on the width of the logits, so that is made the
-        target's."""
+        """Pad the logits to the target's width, because the noise depends on it."""
         width = self._target.vocabulary or self._vocabulary
         if (more := width - logits.shape[-1]) > 0:
             logits = mx.pad(logits, [(0, 0), (0, more)], constant_values=-math.inf)
         return super()._draw(logits[:, :width])
 
     def _checkpoint(self) -> None:
-        """Makes this a place to return to, where trimming will not do. The one before stays: the
-        guesses of n-grams may be wrong that were read behind it."""
+        """Set a checkpoint if trimming is impossible. Keeps the last two."""
         self._history.checkpoint()
         del self._history.checkpoints[:-2]
 
 
-_KEPT = 512  # hidden states of a prompt: a head reads no more of it
-_PASS = 33  # rows of the widest pass of an answer, whose hidden states are computed anyway
+_KEPT = 512  # hidden states kept of a prompt
+_PASS = 33  # rows of the widest decode pass
 
 
 class HiddenStates:
@@ -164,16 +153,16 @@ class HiddenStates:
 
     @property
     def start(self) -> int:
-        """The first position that there is one of."""
+        """The first position with a state."""
         return self._parts[0][0] if self._parts else 0
 
     @property
     def end(self) -> int:
-        """The position behind the last."""
+        """The position after the last state."""
         return self._parts[-1][0] + self._parts[-1][1].shape[1] if self._parts else 0
 
     def write(self, position: int, states: mx.array) -> None:
-        """States [1, rows, width] from `position` on; what was there was of other tokens."""
+        """Write states [1, rows, width] from `position` on, replacing later ones."""
         while self._parts and self.end > position:
             first, part = self._parts.pop()
             if first < position:
@@ -185,7 +174,7 @@ class HiddenStates:
             del self._parts[0]
 
     def read(self, begin: int, end: int) -> mx.array:
-        """Those of the positions from `begin` to before `end`, [1, rows, width]."""
+        """Return the states of positions [begin, end), [1, rows, width]."""
         found = [
             part[:, max(0, begin - first) : end - first]
             for first, part in self._parts
@@ -197,17 +186,13 @@ class HiddenStates:
 class MtpNetwork(Network):
     """A `DraftNetwork` of an MTP head.
 
-    Row i of its cache is made of the target's hidden state at position i and the token behind it;
-    its guess is the token behind that. For further guesses its own hidden state stands for the
-    target's, and what was read so is dropped again: those rows are read once more when the target
-    has been there. Guesses are drawn by the target's sampler from the same noise, so a head that
-    has nearly the target's distribution nearly always draws the target's token.
-
-    share: see `DraftNetwork`.
+    Row i of its cache combines the target's hidden state at position i with the next token, and
+    predicts the token after that. Further draft tokens use its own hidden states; these rows are
+    computed again once the target's states exist.
     """
 
     name = key = "mtp"
-    longest = 8  # a head that was trained for one token is seldom right so far on
+    longest = 8  # heads trained for one token are rarely right beyond
     reused = 0.0
 
     @classmethod
@@ -231,19 +216,18 @@ class MtpNetwork(Network):
         return max(self._first + len(self._seen), self._states.start)
 
     def forget(self) -> None:
-        """Gives back its cache."""
         self._states, self._of = HiddenStates(), weakref.ref(self._target.history)
         self._restart()
 
     def _restart(self) -> None:
         self._cache = kv_cache.new_cache(self._head)
         self._rows = 0  # of the cache
-        self._first = 0  # position of the first of them
-        self._seen: list[int] = []  # tokens of those that are made of the target's states
+        self._first = 0  # position of the first row
+        self._seen: list[int] = []  # tokens of the rows from the target's states
         self._state: mx.array | None = None  # of its last row
 
     def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
-        """See `Target.run`: a pass that leaves its hidden states here."""
+        """Run a target pass (`Target.run`) and keep its hidden states."""
         history: TokenHistory = self._target.history
         if self._of() is not history:
             self.forget()
@@ -256,14 +240,12 @@ class MtpNetwork(Network):
         return self._trunk.logits(normed)[0]
 
     def begin(self, known: Sequence[int]) -> bool:
-        """See `DraftNetwork`."""
         self._known = list(known)
         self._trim(common_prefix(self._seen, known[self._first + 1 :]))
         self._state = None
         return True
 
     def guess(self) -> tuple[int, float]:
-        """See `DraftNetwork`."""
         if self._state is None:
             self._read_states()
         while self._state is not None and self._first + self._rows < len(self._known) - 1:
@@ -273,11 +255,11 @@ class MtpNetwork(Network):
         return self._draw(self._trunk.logits(self._state[0, -1:]))
 
     def _read_states(self) -> None:
-        """Makes rows of those states of the target's that are of this history and were not read."""
+        """Process the target's new hidden states of this history."""
         target, states = self._target, self._states
         if self._of() is not target.history:
             return
-        # Behind it there may be states of drafts that were rejected.
+        # Later states may belong to rejected drafts.
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
         begin = min(self._first + self._rows, end - 1)  # one at least, for what it yields
         if begin < max(self._first, states.start):
@@ -289,15 +271,14 @@ class MtpNetwork(Network):
             self._state = self._forward(states.read(begin, end), end - begin)[:, -1:]
 
     def _forward(self, states: mx.array, rows: int) -> mx.array:
-        """A pass over the next `rows` tokens. states: the hidden ones before them, [1, rows,
-        width]. Returns its own."""
+        """Run the next `rows` tokens with the preceding states [1, rows, width]. Returns states."""
         start = self._first + self._rows + 1
         tokens = mx.array([self._known[start : start + rows]], mx.int32)
         self._rows += rows
         return self._head(self._trunk.embed(tokens), states, self._cache)
 
     def _trim(self, rows: int) -> None:
-        """Drops all but the first rows."""
+        """Keep only the first `rows` rows."""
         kv_cache.trim(self._cache, self._rows - rows)
         self._rows = rows
         del self._seen[rows:]

@@ -1,5 +1,4 @@
-"""What a chat shows of answers while they are made, whoever makes them: a model in this program, or
-a server that has one."""
+"""The chat's view of answers in progress, from a model in this process or a server."""
 
 from __future__ import annotations
 
@@ -19,57 +18,49 @@ if TYPE_CHECKING:  # a second or two, which the thread of the model spends
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What was measured besides the counts of one answer.
+    """Measurements besides the counts of one answer."""
 
-    memory: bytes that the model, its cache and the work on them take. speedup: times faster than
-    plain decoding, by the planner's estimate of what passes cost; None before it knows.
-    """
-
-    memory: int = 0
-    speedup: float | None = None
+    memory: int = 0  # bytes of model, cache and activations
+    speedup: float | None = None  # over plain decoding, by the cost model; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What users are told of a model; see `Engine`. note: of how it fits into memory. server: the
-    address of the one that has it loaded, "" where it is loaded here."""
+    """Facts about a model for users; see `Engine`."""
 
     name: str
     weights: str
     context_length: int
     no_draft: str | None
-    note: str
-    server: str = ""
+    note: str  # how it fits into memory
+    server: str = ""  # address of the server that runs it; "": loaded here
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPiece:
-    """What a pass yielded. rejected: the text of drafted tokens that were not accepted.
-    from_prefill: whether it was that of the prompt's end."""
+    """Result of one pass."""
 
     piece: TextPiece
-    rejected: str = ""
+    rejected: str = ""  # text of rejected draft tokens
     from_prefill: bool = False
 
 
 class ShownAnswer(Protocol):
-    """One answer while it is made. finish_reason: None until the end."""
+    """One answer in progress."""
 
     @property
-    def stats(self) -> Stats:
-        """Of the answer so far."""
+    def stats(self) -> Stats: ...
 
     @property
     def finish_reason(self) -> FinishReason | None: ...
 
     def steps(self) -> Iterator[Reading | ShownPiece]:
-        """See `Generation.steps`. Raises ServerGone where there will be no more."""
+        """Yield steps; see `Generation.steps`. Raises ServerGone if the server is lost."""
 
     def cancel(self) -> None:
-        """Ends it soon. May be called from any thread."""
+        """End the answer soon. Callable from any thread."""
 
-    def gauges(self) -> Gauges:
-        """Of the answer so far."""
+    def gauges(self) -> Gauges: ...
 
 
 class ChatModel(Protocol):
@@ -79,17 +70,17 @@ class ChatModel(Protocol):
     def facts(self) -> ModelFacts: ...
 
     def gauges(self) -> Gauges:
-        """While nothing is answered."""
+        """Return the measurements while idle."""
 
     def answer(self, messages: Sequence[Message], options: GenerateOptions) -> ShownAnswer:
-        """Begins to answer the last message, or to continue it where it is an answer."""
+        """Start to answer the last message, or to continue it if it is an answer."""
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """See `Session.save_idle`."""
 
 
 def facts_of(engine: Engine) -> ModelFacts:
-    """Of a model that is loaded here."""
+    """Return the facts of a model loaded here."""
     return ModelFacts(
         engine.name,
         engine.plan.weights,
@@ -100,7 +91,7 @@ def facts_of(engine: Engine) -> ModelFacts:
 
 
 class LoadedChat:
-    """A model that was loaded in this thread. on_answered: called after every answer that ended."""
+    """A model loaded in this thread. on_answered: called after every finished answer."""
 
     def __init__(
         self,
@@ -114,18 +105,15 @@ class LoadedChat:
         self._session: Session | None = None
 
     def gauges(self) -> Gauges:
-        """See `ChatModel`."""
         return Gauges(_memory())
 
     def answer(self, messages: Sequence[Message], options: GenerateOptions) -> LoadedAnswer:
-        """See `ChatModel`."""
         from akunu_py.decoding.generate.session import Session
 
         self._session = self._session or Session(self._engine, self._learned)
         return LoadedAnswer(self._session, messages, options, self._on_answered)
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        """See `ChatModel`."""
         return self._session is not None and self._session.save_idle(stopped, seconds)
 
 
@@ -142,7 +130,7 @@ class LoadedAnswer:
         self._session, self._on_answered = session, on_answered
         self._generation = session.chat(messages, options)
         self._before = session.drafting.network_seconds
-        self._rows: Counter[int] = Counter()  # passes by the rows that they ran over
+        self._rows: Counter[int] = Counter()  # passes by rows
         self.cancel = self._generation.cancel
 
     @property
@@ -154,7 +142,6 @@ class LoadedAnswer:
         return self._generation.finish_reason
 
     def steps(self) -> Iterator[Reading | ShownPiece]:
-        """See `ShownAnswer`."""
         for step in self._generation.steps():
             if isinstance(step, Reading):
                 yield step
@@ -166,7 +153,7 @@ class LoadedAnswer:
         self._on_answered(self._session.engine, self._generation)
 
     def _rejected_text(self, piece: TextPiece) -> str:
-        """The rejected draft of a pass, as text that follows what was accepted."""
+        """Return the rejected draft as text after the accepted tokens."""
         drafted = piece.piece.rejected
         if not drafted:
             return ""
@@ -176,8 +163,7 @@ class LoadedAnswer:
         return str(decode([*anchor, *drafted]))[len(decode(anchor)) :]
 
     def gauges(self) -> Gauges:
-        """The speed-up is what as many tokens cost without drafting, over what these passes
-        cost."""
+        """Return memory and speedup: plain cost of the tokens over the cost of the passes."""
         stats = self.stats
         costs = self._session.drafting.costs(stats.prompt_tokens + stats.generated_tokens)
         speedup = None
@@ -191,7 +177,7 @@ class LoadedAnswer:
 
 
 def _memory() -> int:
-    """Bytes that MLX holds."""
+    """Return the bytes that MLX holds."""
     import mlx.core as mx
 
     return int(mx.get_active_memory())

@@ -1,5 +1,4 @@
-"""Is there memory for an answer: before its prompt is read, the bytes are known. What is kept for
-speed alone goes where the system is short of it."""
+"""Check and make room in memory before a prompt is prefilled."""
 
 from __future__ import annotations
 
@@ -17,13 +16,12 @@ from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.load.fit import Growth
 from akunu_py.text import human_size
 
-_LEAST_ANSWER = 256  # tokens that there must be memory for; the rest may never be written
-_STEP = 256  # tokens: what caches grow by
+_LEAST_ANSWER = 256  # answer tokens that must fit; the rest may never be generated
+_STEP = 256  # growth of caches in tokens
 
 
 def relieve(caches: PromptCaches) -> None:
-    """Gives back, where the system is short of memory, what is kept for speed alone: MLX's buffers,
-    and the texts that are not in use where it is critical."""
+    """Release MLX's buffers, and unused prompt caches at critical pressure."""
     pressure = device.memory_pressure()
     if pressure == "critical":
         caches.make_room(caches.limit)
@@ -32,11 +30,9 @@ def relieve(caches: PromptCaches) -> None:
 
 
 def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens: int) -> None:
-    """Sees that there is memory for the KV cache of `prompt` and an answer: what is kept only for
-    speed goes where it must.
+    """Make room for the KV cache of `prompt` and an answer by evicting other histories.
 
-    Raises DoesNotFit, with what would fit, where that is not enough, and the engine is not forced.
-    Nothing was read or lost then but other texts.
+    Raises DoesNotFit, with what would fit, if that is not enough and the engine is not forced.
     """
     caches = target.caches
     relieve(caches)
@@ -57,13 +53,13 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     if left + held < _growth(engine, fewest, 0):
         raise DoesNotFit(_refusal(engine, len(prompt), cached, least, left))
     caches.note_lost(target.history)
-    target.reset()  # what it shares with the prompt is less than what it has besides
+    target.reset()  # it holds more besides the prompt than it shares with it
     caches.make_room(caches.limit)
     mx.clear_cache()
 
 
 def _growth(engine: Engine, tokens: int, cached: int, cache: Growth | None = None) -> int:
-    """Bytes that a text of so many tokens takes beyond what is cached, with the work on it."""
+    """Return the additional bytes for `tokens` tokens beyond the cached ones, with activations."""
     needs, rows = engine.plan.fit.needs, engine.plan.fit.prefill_rows
     cache = cache or needs.cache
     whole = cached - cached % _STEP

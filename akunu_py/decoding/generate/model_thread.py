@@ -1,4 +1,4 @@
-"""The thread that owns a model: MLX's streams are thread-local, so it loads and runs the model."""
+"""The thread that loads and runs a model, because MLX's streams are thread-local."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
-_SAVE_AFTER_S = 2.0  # without a request it looks as if nobody was about to ask more
-_WATCH_S = 5.0 if sys.platform == "darwin" else None  # where the system tells how short memory is
+_SAVE_AFTER_S = 2.0  # idle time before saving
+_WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memory pressure
 
 
 class ModelThread(Generic[Request]):
-    """A thread that calls `load`, then `serve` with one request after the other, then `unload`.
+    """A thread that calls `load`, `serve` for each request, then `unload`.
 
-    idle: called while no request waits, with the seconds since the last one was served; returns
-    after how many it is to be called again, None for not before the next request was served.
-    All four turn their exceptions into messages themselves: one that escapes ends the thread.
-    closing: set when the thread shall end without more work; `serve` has to look at it.
+    idle: called while no request waits, with the seconds since the last one; returns the delay
+    until its next call, or None. The callbacks handle their own exceptions; an escaping one ends
+    the thread.
     """
 
     def __init__(
@@ -38,29 +37,26 @@ class ModelThread(Generic[Request]):
         self._unload = unload
         self._idle = idle
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self.closing = threading.Event()
-        # A daemon, because a model that is being loaded cannot be interrupted.
+        self.closing = threading.Event()  # stop without more work; `serve` has to check it
+        # A daemon, because loading a model cannot be interrupted.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins to load, unless it has. Requests may be put before."""
+        """Start loading, once. Requests may be queued before."""
         if self._thread.ident is None:
             self._thread.start()
 
     def put(self, request: Request) -> None:
-        """Queues a request. May be called from any thread."""
+        """Queue a request. Callable from any thread."""
         self._requests.put(request)
 
     @property
     def wanted(self) -> bool:
-        """Whether there is something to do: a request waits, or the thread shall end."""
+        """Whether a request waits or the thread is closing."""
         return not self._requests.empty() or self.closing.is_set()
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
-        """Ends the thread: at once, or with `drain` when all requests are served.
-
-        False where it is still busy after `timeout` seconds (None: waits for ever).
-        """
+        """Stop the thread, with `drain` after all requests. Returns False on timeout."""
         if not drain:
             self.closing.set()
         self._requests.put(None)
@@ -80,7 +76,6 @@ class ModelThread(Generic[Request]):
                 release_streams()
 
     def _next(self) -> Request | None:
-        """The next request, None at the end."""
         since = time.monotonic()
         pause = self._idle(0.0)
         while pause is not None:
@@ -92,13 +87,7 @@ class ModelThread(Generic[Request]):
 
 
 class Idle:
-    """What a thread does while nobody asks: it saves what was read, then unloads the model.
-
-    save: saves something, and returns whether there may be more; called again every `watch_s`
-    seconds, because it also gives memory back where the system is short of it; None for once.
-    unload: called when nobody asked for `unload_s` seconds, None for never; the next request has to
-    load the model again.
-    """
+    """Idle work of a model thread: save prompt caches, then unload the model."""
 
     def __init__(
         self,
@@ -107,6 +96,7 @@ class Idle:
         unload_s: float | None = None,
         watch_s: float | None = _WATCH_S,
     ) -> None:
+        """save: returns whether there is more to save. unload_s, watch_s: None for never."""
         self._save = save
         self._unload = unload
         self._unload_s = unload_s
@@ -125,7 +115,7 @@ class Idle:
 
 
 def release_memory() -> None:
-    """Gives back the memory of a model that nothing refers to any more."""
+    """Free the memory of a model without references."""
     gc.collect()
     if "mlx.core" in sys.modules:
         import mlx.core as mx
@@ -134,8 +124,7 @@ def release_memory() -> None:
 
 
 def release_streams() -> None:
-    """Gives back what MLX keeps for this thread, before it ends; without it the program may abort
-    at its end (github.com/ml-explore/mlx/pull/4373)."""
+    """Free MLX's state for this thread, or the process may abort at exit (mlx PR 4373)."""
     if "mlx.core" in sys.modules:
         import mlx.core as mx
 

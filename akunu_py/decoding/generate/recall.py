@@ -1,9 +1,4 @@
-"""What a session takes from disk and leaves there, and when that pays.
-
-A prompt is read from disk where that is faster than reading it with the model, as far as both
-were measured. A history is written where reading it again would take a second and more, and only
-while nobody waits.
-"""
+"""Prompt caches on disk for a session: load when faster than prefill, save when idle."""
 
 from __future__ import annotations
 
@@ -19,15 +14,14 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import NotCached
 
-_WORTH = 1.0  # seconds of reading that a file shall save
-_SHARE = 8  # the text has to grow by this part of what is kept before it is written again
-# Before anything was measured: tokens of a prompt and bytes of a file that are read in a second.
-_PREFILL_RATE, _LOAD_RATE = 500.0, 400e6
-_TRUST = 1.1  # by how much faster a disk that was slow is taken for with each prompt
+_WORTH = 1.0  # minimum prefill seconds that a file saves
+_SHARE = 8  # a history is saved again after growing by 1/8
+_PREFILL_RATE, _LOAD_RATE = 500.0, 400e6  # tokens and bytes per second, before any measurement
+_TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
 
 
 class Recall:
-    """The prompt caches of an engine's model on disk, for a session whose costs are `costs`."""
+    """The prompt caches on disk of an engine's model."""
 
     def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
         self._engine = engine
@@ -35,12 +29,10 @@ class Recall:
         self._costs = costs
 
     def read(self, target: Target, prompt: Sequence[int]) -> tuple[int, NotCached]:
-        """Makes a history on disk the one that `target` goes on with, where most of `prompt` is
-        there sooner by that.
+        """Load the best prompt cache for `prompt` into `target` if that saves time.
 
-        Returns how many tokens of `prompt` are on disk, and why it did not, where that is more than
-        `target` has: "slow disk" (the model reads it as fast), "no checkpoint", "damaged file", or
-        it was written for "other KV width", "other weights" or "other context".
+        Returns the prompt tokens on disk, and why they were not used: "slow disk", "no checkpoint",
+        "damaged file", or saved for "other KV width", "other weights" or "other context".
         """
         if len(prompt) < LEAST:
             return 0, ""
@@ -73,9 +65,9 @@ class Recall:
     def write(
         self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
     ) -> bool:
-        """Writes that of the histories from which most is not on disk yet, if that is worth it.
+        """Save the history with the most unsaved tokens, if worthwhile. seconds: time limit.
 
-        seconds: how long it may take. Returns whether there was one, so that there may be more.
+        Returns True if one was saved (there may be more to save).
         """
         worth = [each for each in histories if self._is_worth_writing(each, seconds)]
         new = [(self._new_tokens(each), each) for each in worth]
@@ -91,13 +83,13 @@ class Recall:
 
     def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
         load_s = self._load_s(history.nbytes)
-        quick = seconds is None or load_s <= seconds  # writing takes about as long
+        quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
         worth = load_s < self._prefill_s(len(history.tokens))
         wanted = history.remember and not is_forgotten(history.conversation, history.asked)
         return wanted and quick and worth and self._store.may_write(history.nbytes)
 
     def _new_tokens(self, history: TokenHistory) -> int:
-        """How many tokens of a history are not on disk; none where they are too few to write."""
+        """Return the number of unsaved tokens, 0 if too few to save."""
         length = len(history.tokens)
         saved = self._store.saved(self._engine)
         kept = max((common_prefix(each.about.tokens, history.tokens) for each in saved), default=0)
@@ -106,8 +98,7 @@ class Recall:
         return 0 if few else new
 
     def _forget_slowness(self) -> None:
-        """A disk that was slow once, as while others used it, is tried again some time: where it is
-        not used for that, it is not measured either."""
+        """Raise the load rate a little, so that a disk that was slow once is tried again."""
         rate = self._costs.load_rate
         if rate and rate < _LOAD_RATE:
             self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)

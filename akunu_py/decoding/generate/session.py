@@ -1,7 +1,7 @@
-"""Session: a model with its token histories. Generation: one answer while it is made.
+"""Session: a model with its token histories. Generation: one answer in progress.
 
-A session belongs to the thread that uses it, because MLX's streams are thread-local; only
-`Generation.cancel` may come from elsewhere.
+Both belong to one thread, because MLX's streams are thread-local; only `Generation.cancel` may be
+called from others.
 """
 
 from __future__ import annotations
@@ -43,44 +43,38 @@ from akunu_py.types import (
     TokenLogprobs,
 )
 
-_LEG = 1024  # tokens of an answer that memory is taken for at once
+_LEG = 1024  # answer tokens for which memory is reserved at once
 
 
 @dataclass(slots=True)
 class Turn:
-    """State of a request that the scheduler and its session share between two steps."""
+    """Per-request state shared by the scheduler and the session."""
 
     # Set by the scheduler:
-    cancelled: bool = False  # nobody wants the rest of the answer
-    alone: bool = True  # no other session of the model is stepped before this one again
-    chunk_seconds: float | None = None  # of prefill in a step; None: as suits one that is alone
+    cancelled: bool = False  # the client cancelled or disconnected
+    alone: bool = True  # no other session runs before this one's next step
+    chunk_seconds: float | None = None  # time limit of a prefill chunk; None: no other session
     crowded: bool = False  # an earlier request waits for memory
     # Set by the session:
-    blocked: Callable[[], bool] | None = None  # whether it still waits for another session
+    blocked: Callable[[], bool] | None = None  # returns whether it still waits for another session
     left: int = 0  # prompt tokens not prefilled yet
-    steps: Generator[object] | None = None  # of the generation that runs
+    steps: Generator[object] | None = None  # of the current generation
 
     def begin(self, steps: Generator[object] | None) -> None:
-        """Ends the generation before, if that was left; `steps` are those of the next one."""
+        """Close the previous generation and register the steps of the next one."""
         if self.steps is not None:
             self.steps.close()
         self.steps, self.blocked, self.left = steps, None, 0
 
 
 class Session:
-    """A token history for each text that it was asked to continue lately, with the KV caches that
-    hold them, and the drafter that learns from them."""
+    """Token histories with their KV caches, and the drafter that learns from them."""
 
     def __init__(
-        self,
-        engine: Engine,
-        learned: LearnedState | None = None,
-        beside: Session | None = None,
+        self, engine: Engine, learned: LearnedState | None = None, beside: Session | None = None
     ) -> None:
-        """learned: the learned state of the model, which also keeps what is learned now; without
-        one the session starts from nothing and keeps nothing. beside: another session of the engine
-        in this thread; what it has read this one need not read again, and what passes cost both
-        learn."""
+        """learned: persistent learned state; None keeps nothing. beside: a session to share
+        with."""
         self.engine = engine
         self.learned = learned
         caches = beside.target.caches if beside else PromptCaches(engine.plan.cache_memory)
@@ -93,7 +87,7 @@ class Session:
             self.recall = Recall(engine, learned.caches, self.drafting.curve)
 
     def release(self) -> None:
-        """Ends the generation that was left, and leaves what it read to the sessions beside."""
+        """Close an unfinished generation and return the history to the shared caches."""
         self.turn.begin(None)
         self.drafting.release()
         self.target.release()
@@ -103,8 +97,8 @@ class Session:
     ) -> bool:
         """Save one prompt cache to disk and release memory under pressure. Call only when idle.
 
-        stopped: polled during the save; returning True aborts it. seconds: how long it may take.
-        Returns whether a cache was saved (there may be more to save).
+        stopped: polled during the save; returning True aborts it. seconds: time limit. Returns True
+        if a cache was saved (there may be more to save).
         """
         caches = self.target.caches  # which other sessions may share
         memory_guard.relieve(caches)
@@ -112,30 +106,29 @@ class Session:
         return self.recall is not None and self.recall.write(histories, stopped, seconds)
 
     def sharing(self, engine: Engine) -> Session:
-        """This session as one of `engine`, the same model with other options; what it reads and
-        learns this one has read and learned."""
+        """Return this session for `engine`, the same model with other options."""
         other = copy.copy(self)
         other.engine = engine
         return other
 
     def save_prompt_cache(self, path: Path) -> None:
-        """Write the KV cache and its tokens to a file in the format of mlx-lm's prompt caches.
+        """Write the KV cache and its tokens to a file in mlx-lm's prompt cache format.
 
-        Raises UsageError if there is nothing that can be saved, StoreError if the disk refuses; an
-        older file stays intact.
+        Raises UsageError if nothing can be saved, StoreError on disk errors; an older file stays
+        intact.
         """
         disk.save(self.target.history, self.engine, path)
 
     def load_prompt_cache(self, path: Path) -> None:
         """Continue from the session that `save_prompt_cache` wrote to `path`.
 
-        Raises StoreError, DamagedCache, or UsageError for the file of another model; the session
-        is as before then.
+        Raises StoreError, DamagedCache, or UsageError for another model's file; the session is
+        unchanged then.
         """
         self.target.adopt(disk.load(self.engine, path))
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
-        """The answer to a conversation, as a stream; see `generate`."""
+        """Return the answer to a conversation as a stream; see `generate`."""
         prompt = self.engine.tokens.encode_chat(messages)
         stable = None
         if self.target.history.needs_checkpoints:
@@ -149,27 +142,17 @@ class Session:
         draft_context: Sequence[Sequence[int]] = (),
         stable: int | None = None,
     ) -> Generation:
-        """The answer to `prompt` (token ids), as a stream to iterate over.
+        """Return the answer to `prompt` (token ids) as a stream.
 
-        draft_context: token sequences to draft from, which the model does not read. stable: how
-        many tokens of the prompt that of the next turn will begin with, None where that is unknown.
-        What a cache already holds of the prompt is not read again. Raises EmptyPrompt,
-        PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
+        draft_context: token sequences to draft from, without prefill. stable: length of the prefix
+        that the next prompt will share, if known. Raises EmptyPrompt, PromptTooLong, or UsageError
+        at once.
         """
         return Generation(self, prompt, options, draft_context, stable)
 
 
 class Generation:
-    """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
-
-    `steps` gives the reading of the prompt too. Between two of them nothing runs that cannot wait:
-    who leaves there ends the answer, and what was read of the prompt is kept for the next one.
-
-    thinking: what a reasoning model wrote before its answer, without the markers. logprobs: of the
-    tokens, where they were asked for.
-    finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
-    came), "length" (max_tokens), "context" (the context is full) or "cancelled".
-    """
+    """One answer in progress: iterate for its pieces; `stats` and `text` grow meanwhile."""
 
     def __init__(
         self,
@@ -213,20 +196,20 @@ class Generation:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.text = ""
-        self.thinking = ""
-        self.finish_reason: FinishReason | None = None
+        self.thinking = ""  # a reasoning model's text before the answer, without markers
+        self.finish_reason: FinishReason | None = None  # set at the end
 
     @property
     def stop_sequence(self) -> str:
-        """The stop sequence that ended the answer, "" for none."""
+        """The stop sequence that ended the answer, or ""."""
         return self._decoder.stop_sequence
 
     def cancel(self) -> None:
-        """Ends the answer after the pass that is running. May be called from any thread."""
+        """End the answer after the current pass. Callable from any thread."""
         self._cancelled.set()
 
     def answer(self) -> Answer:
-        """Runs to the end and returns the whole."""
+        """Run to the end and return the whole answer."""
         for _ in self:
             pass
         reason = self.finish_reason or "cancelled"
@@ -236,8 +219,10 @@ class Generation:
         return (step for step in self.steps() if not isinstance(step, Reading))
 
     def steps(self) -> Generator[Reading | TextPiece]:
-        """The answer in steps of a chunk of the prompt or of a pass each: how far the prompt is
-        read, then the pieces, some of them empty."""
+        """Yield prefill progress, then pieces (some empty), one per chunk or pass.
+
+        Closing the generator between two steps ends the answer and keeps the prefilled tokens.
+        """
         steps = self._all_steps()
         self._session.turn.begin(steps)
         return steps
@@ -262,8 +247,7 @@ class Generation:
             yield self._counted(rest)
 
     def _steps(self) -> Generator[Reading | Piece | TextPiece]:
-        """How far the prompt is read; the first token, which its prefill yields; then a piece per
-        decode pass."""
+        """Yield prefill progress, the first token, then a piece per decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.tokens.stop_tokens
         target.sampler, target.constraint = self._sampler, self._constraint
@@ -284,13 +268,13 @@ class Generation:
         with contextlib.closing(self._decode(drafter)) as pieces:
             for piece in pieces:
                 yield piece
-                # The reader's time counts too: this is the speed that the user sees.
+                # Includes the consumer's time: this is the speed that the user sees.
                 self.stats.decode_s = time.perf_counter() - prefilled
                 if self._ends():
                     return
 
     def _decode(self, drafter: Drafter) -> Generator[Piece | TextPiece]:
-        """A piece per decode pass, in legs: each takes memory for its own tokens only."""
+        """Yield a piece per pass, in legs; each leg reserves memory for its own tokens only."""
         target, stop = self._target, self._engine.tokens.stop_tokens
         left = min(self._options.max_tokens, self._room) - 1
         while left > 0:
@@ -306,8 +290,7 @@ class Generation:
                 yield from self._take_room(left)
 
     def _take_room(self, left: int) -> Generator[TextPiece]:
-        """Memory for the next leg. Where others have it, what was read until now is given up, and
-        taken up again, or read again, when there is some."""
+        """Reserve memory for the next leg, releasing the history and waiting if needed."""
         target, turn, nothing = self._target, self._session.turn, TextPiece("", Piece(()))
         memory_guard.relieve(target.caches)
         known = [*target.tokens, *target.pending]
@@ -325,7 +308,7 @@ class Generation:
             yield nothing
 
     def _blocked(self, blocked: Callable[[], bool]) -> Generator[None]:
-        """Yields while that is so, and the answer is wanted."""
+        """Yield while `blocked()` is true and the answer is not cancelled."""
         turn = self._session.turn
         turn.blocked = blocked
         while blocked() and not self._ends():
@@ -333,12 +316,12 @@ class Generation:
         turn.blocked = None
 
     def _needed(self, tokens: int) -> int:
-        """Bytes of the KV cache of so many tokens."""
+        """Return the bytes of a KV cache of `tokens` tokens."""
         most = min(tokens, self._engine.plan.context_length)
         return self._engine.plan.fit.needs.cache.at(most)
 
     def _follow_turn(self) -> None:
-        """Makes the next pass one of a session that is alone, or not."""
+        """Pass on whether the session runs alone."""
         alone = self._session.turn.alone
         self._target.alone = alone
         self._session.drafting.set_alone(alone)
@@ -349,8 +332,7 @@ class Generation:
     def _next(
         self, steps: Iterator[Reading | Piece | TextPiece]
     ) -> Reading | Piece | TextPiece | None:
-        """The next one, None at the end. What a pass that failed left in the cache is not known,
-        so the session forgets all that it has read."""
+        """Return the next step, None at the end. After a failed pass the cache is reset."""
         try:
             return next(steps, None)
         except DoesNotFit:  # nothing ran
@@ -364,7 +346,7 @@ class Generation:
             raise
 
     def _prefill(self) -> Generator[Reading]:
-        """Reads the prompt into the cache but for its tail, when there is room for it."""
+        """Prefill the prompt except its tail, once there is memory for it."""
         target, prompt, turn = self._target, self._prompt, self._session.turn
         needed = self._needed(len(prompt) + min(self._options.max_tokens, _LEG))
         elsewhere = target.is_read_elsewhere(prompt)
@@ -375,7 +357,7 @@ class Generation:
             yield Reading(0, len(prompt))
         if self._ends():
             return
-        leg = min(self._options.max_tokens, _LEG)  # others need not go for what may never come
+        leg = min(self._options.max_tokens, _LEG)
         memory_guard.make_room(self._engine, target, prompt, leg)
         remember, recall = self._options.remember, self._session.recall
         on_disk: tuple[int, NotCached] = (0, "")
@@ -402,7 +384,7 @@ class Generation:
                 return
 
     def _read(self, meanwhile: Callable[[int], None] = lambda launched: None) -> Generator[int]:
-        """Reads what is pending but for its tail, in chunks as the turns want them."""
+        """Prefill the pending tokens except the tail, in chunks sized by the scheduler."""
         turn, curve = self._session.turn, self._session.drafting.curve
         sizes = ChunkSizes(curve, self._engine.plan.fit.prefill_rows, turn.chunk_seconds)
         for read in prefill(self._target, sizes, meanwhile):
@@ -410,7 +392,7 @@ class Generation:
             sizes.seconds = turn.chunk_seconds
 
     def _decoded(self, piece: Piece) -> TextPiece:
-        """Turns a piece into text, and counts what of it belongs to the answer."""
+        """Decode a piece and count the part that belongs to the answer."""
         decoded, used = self._decoder.add(piece)
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
         if self._logprobs is not None:
@@ -419,7 +401,7 @@ class Generation:
         return self._counted(decoded)
 
     def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
-        """Of all tokens but one that ends the answer, which is no part of its text."""
+        """Collect logprobs for all tokens but a stop token."""
         told = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
         last = [*self._prompt[-1:], *self.tokens][-1]
         position = len(self._prompt) + len(self.tokens)
@@ -448,7 +430,7 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             f"draft_tokens must be at least 1, got {options.draft_tokens}; for none use --draft off"
         )
     if not prompt:
-        raise EmptyPrompt("the prompt is empty: give a text to answer")
+        raise EmptyPrompt("the prompt is empty; give a text to answer")
     if (at := first_outside(prompt, engine.tokens.vocabulary)) is not None:
         raise DamagedModel(
             f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "

@@ -1,2 +1,1 @@
-"""One model on several machines or processes: mx.distributed moves what they compute, and this
-moves what they are to compute. Rank 0 owns the session, the others follow it."""
+"""Tensor and pipeline parallelism over mx.distributed. Rank 0 coordinates, other ranks work."""

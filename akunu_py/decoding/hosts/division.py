@@ -1,8 +1,4 @@
-"""How a model is divided among ranks, and one rank's share of it.
-
-Each layer is divided among all (mlx-lm's `shard`), or whole layers follow each other (its
-`pipeline`). Which of them a model allows is known before weights are read.
-"""
+"""Split a model over ranks by layers' width (mlx-lm's `shard`) or by layers (its `pipeline`)."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ Division = Literal["shard", "pipeline"]
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a group that is not there yet."""
+    """A rank of a group that does not exist yet."""
 
     at: int
     of: int
@@ -43,9 +39,9 @@ class Place:
 
 
 def choose(path: Path, name: str, size: int) -> Division:
-    """How the model in `path` is divided among `size` ranks. Nothing of its weights is read.
+    """Return how to split the model in `path` over `size` ranks, without reading weights.
 
-    Raises UnsupportedModel with the reasons where it cannot be.
+    Raises UnsupportedModel with the reasons if it cannot be split.
     """
     reasons = []
     ways: tuple[Division, Division] = ("shard", "pipeline")
@@ -61,7 +57,7 @@ def choose(path: Path, name: str, size: int) -> Division:
 
 
 def divide(model: Any, way: Division, group: Any) -> None:
-    """Leaves in `model`, lazily loaded, this rank's share of its weights."""
+    """Keep only this rank's partition in `model`, which is lazily loaded."""
     if way == "shard":
         model.shard(group)
     else:
@@ -69,15 +65,17 @@ def divide(model: Any, way: Division, group: Any) -> None:
 
 
 def missing_kinds(model: Any, whole: list[Any]) -> list[Any]:
-    """A new cache entry for each kind that `whole`, the cache of the undivided model, has and that
-    of this rank's share has not: what can be rolled back, and where to, is one for all ranks."""
+    """Return a new cache entry for each kind that only other ranks have.
+
+    All ranks must agree on what can be rolled back.
+    """
     own = {_kind(entry) for entry in kv_cache.leaves(kv_cache.new_cache(model))}
     others = {_kind(entry): entry for entry in kv_cache.leaves(whole)}
     return [copy.deepcopy(entry) for kind, entry in others.items() if kind not in own]
 
 
 def describe(model: Any, way: Division, size: int) -> str:
-    """What this rank holds."""
+    """Describe this rank's partition."""
     nbytes = human_size(sum(part.nbytes for _, part in tree_flatten(model.parameters())))
     if way == "shard":
         return f"1/{size} of each layer, {nbytes}"
@@ -90,7 +88,7 @@ def _kind(entry: Any) -> tuple[object, ...]:
 
 
 def _why_not(model: Any, way: Division, size: int) -> str:
-    """Why `model` cannot be divided that way, "" where it can. It is divided then."""
+    """Return why `model` cannot be split that way, "" if it can. Splits it in that case."""
     if way == "shard" and not hasattr(model, "shard"):
         return "mlx-lm does not shard this architecture"
     if way == "pipeline" and not hasattr(getattr(model, "model", None), "pipeline"):
@@ -113,7 +111,7 @@ def _why_not(model: Any, way: Division, size: int) -> str:
 
 
 def _heads(model: Any) -> dict[tuple[str, str], int]:
-    """Counts of heads, by module and name."""
+    """Return counts of heads by (module, name)."""
     return {
         (path, name): value
         for path, module in model.named_modules()
@@ -122,24 +120,21 @@ def _heads(model: Any) -> dict[tuple[str, str], int]:
     }
 
 
-CONNECT_S = 30  # seconds that ranks which are all told to connect may take
+CONNECT_S = 30  # time limit for connecting all ranks, in seconds
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank but the first has of a model, before its weights are read.
-
-    holds: in words. context: tokens that there is memory for here.
-    """
+    """A worker's partition before its weights are read."""
 
     model: Any
     group: Any
     stand_ins: list[Any]
-    holds: str
-    context: int
+    holds: str  # description
+    context: int  # tokens that fit in this rank's memory
 
     def read(self) -> Mirror:
-        """Reads the weights."""
+        """Read the weights."""
         mx.eval(self.model.parameters())
         return Mirror(self.model, self.stand_ins, self._receive)
 
@@ -149,11 +144,10 @@ class Share:
 
 
 def connect(backend: str, others: Sequence[int]) -> Any:
-    """The group of all ranks, once they are all there. others: processes without which that cannot
-    be.
+    """Return the group of all ranks once all are connected. others: required processes.
 
-    MLX waits for them, in part for ever, and lets no other thread of Python run meanwhile. So it is
-    a shell that ends this process where one of them ends, or connecting takes too long.
+    MLX may wait forever while it holds the GIL, so a shell kills this process if one of `others`
+    ends or after `CONNECT_S` seconds.
     """
     watched = " ".join(str(pid) for pid in others)
     script = (
@@ -171,10 +165,9 @@ def connect(backend: str, others: Sequence[int]) -> Any:
 
 
 def take(model: Any, way: Division, group: Any, weights: WeightMode) -> tuple[list[Any], str, int]:
-    """Leave in `model`, lazily loaded, this rank's share of its weights in that format.
+    """Keep this rank's partition in lazily loaded `model`, in the format `weights`.
 
-    Returns stand-ins for its cache, what it holds in words, and bytes; see
-    `device.convert_weights`.
+    Returns stand-ins for its cache, a description, and the item size; see `device.convert_weights`.
     """
     whole = kv_cache.new_cache(model)
     itemsize = device.convert_weights(model, weights)
@@ -184,9 +177,9 @@ def take(model: Any, way: Division, group: Any, weights: WeightMode) -> tuple[li
 
 
 def load_share(found: StoredModel, group: Any, given: Mapping[str, Any]) -> Share:
-    """Open the share of a rank. given: division, weights, context, force and memory of rank 0.
+    """Open a worker's partition. given: rank 0's division, weights, context, force, memory.
 
-    Raises DoesNotFit, and what `open_model` raises.
+    Raises DoesNotFit, and the errors of `open_model`.
     """
     opened = open_model(found.path)
     model, weights = opened.model, given["weights"]

@@ -1,7 +1,7 @@
-"""A rank but the first, as a program: `python -m akunu_py.decoding.hosts.follower JSON`.
+"""The program of a worker rank: `python -m akunu_py.decoding.hosts.follower JSON`.
 
-It lives as long as its stdin, on which rank 0 tells it when to go on, and says every second that it
-is alive. An interrupt is for rank 0 to obey.
+It runs until its stdin ends, reads rank 0's messages there, and sends a heartbeat every second.
+Only rank 0 handles interrupts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEAT = 1.0  # seconds
 
 
 class _Line:
-    """The way to rank 0 and back."""
+    """The connection to rank 0."""
 
     def __init__(self) -> None:
         self._told: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -44,7 +44,7 @@ class _Line:
                 for line in stream:
                     self._told.put(json.loads(line))
         finally:
-            exit_without_teardown(0)  # there is nobody to follow
+            exit_without_teardown(0)
 
     def _beat(self) -> None:
         while True:
@@ -54,26 +54,26 @@ class _Line:
 
 def _write(line: str) -> None:
     try:
-        os.write(1, f"{line}\n".encode())  # at once, so that lines of two threads stay whole
+        os.write(1, f"{line}\n".encode())  # one call, so that lines of two threads stay whole
     except OSError:
         exit_without_teardown(0)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not os.isatty(0):  # not by ssh: a signal to all of a group is for rank 0 to obey, too
+    if not os.isatty(0):  # not over ssh: rank 0 handles signals to the process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     line = _Line()
     try:
         _follow(line, json.loads(sys.argv[1]))
-    except BaseException as error:  # noqa: BLE001 - the last words
+    except BaseException as error:  # noqa: BLE001 - reported before exiting
         print(describe(error), file=sys.stderr, flush=True)
         exit_without_teardown(1)
 
 
 def _follow(line: _Line, given: dict[str, Any]) -> None:
-    # Before it says anything, so that all ranks connect at the same time.
+    # Import before the first message, so that all ranks connect at the same time.
     from akunu_py.decoding.hosts.division import connect, load_share
     from akunu_py.decoding.hosts.process import likeness
     from akunu_py.models.store import store

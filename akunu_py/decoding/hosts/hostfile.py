@@ -1,4 +1,4 @@
-"""Which processes a model is divided among: `--hosts`, a number or a hostfile of mlx.launch's."""
+"""The processes of a distributed model: `--hosts`, a number or an mlx.launch hostfile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from akunu_py.errors import UsageError, one_line
 
 HERE = "127.0.0.1"  # mlx.launch starts processes of this host without ssh
-NOT_REACHED = 255  # ssh's exit code, also where a signal ended what it ran
+NOT_REACHED = 255  # ssh's exit code, also if a signal killed the remote command
 MOST = 64
 _FIRST_PORT = 32323  # of mlx.launch
 _BACKENDS = ("ring", "jaccl", "jaccl-ring")
@@ -22,13 +22,12 @@ _BACKENDS = ("ring", "jaccl", "jaccl-ring")
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """names: of the hosts by rank, as ssh knows them; the first is this machine. backend: of
-    mx.distributed. files: contents by the variable that names the file. env: of all processes."""
+    """All hosts by rank."""
 
-    names: tuple[str, ...]
-    backend: str
-    files: dict[str, str]
-    env: dict[str, str]
+    names: tuple[str, ...]  # by rank, as ssh knows them; the first is this machine
+    backend: str  # of mx.distributed
+    files: dict[str, str]  # contents by the variable that names the file
+    env: dict[str, str]  # of all processes
 
     @property
     def size(self) -> int:
@@ -39,10 +38,7 @@ class Hosts:
 
 
 def read_hosts(option: str) -> Hosts:
-    """option: how many processes on this machine, over loopback, or the path of a hostfile.
-
-    Raises UsageError.
-    """
+    """Parse --hosts: a number of local processes, or a hostfile's path. Raises UsageError."""
     if option.isdecimal():
         count = int(option)
         if not 2 <= count <= MOST:
@@ -61,7 +57,7 @@ def _from_file(path: Path) -> Hosts:
         env = dict(each.split("=", maxsplit=1) for each in found.envs)
         backend = found.backend or "ring"
     except (ValueError, TypeError, AttributeError, OSError) as error:
-        raise UsageError(f"--hosts: {path} is no hostfile: {one_line(error)}") from error
+        raise UsageError(f"--hosts: {path} is not a hostfile: {one_line(error)}") from error
     if not 2 <= len(names) <= MOST or not all(isinstance(name, str) and name for name in names):
         raise UsageError(f"--hosts: {path} names {len(names)} hosts, expected 2 to {MOST}")
     if any(name.startswith("-") for name in names):
@@ -79,8 +75,7 @@ def _from_file(path: Path) -> Hosts:
 
 
 def _over_ring(names: Sequence[str], ips: Sequence[Sequence[str]], env: dict[str, str]) -> Hosts:
-    """As mlx.launch numbers ports: one for each address. Over loopback they are free ones, so that
-    several may run."""
+    """Assign a port to each address as mlx.launch does; free ports on loopback."""
     count = sum(len(each) for each in ips)
     if all(name == HERE for name in names):
         ports = _free_ports(count)

@@ -1,9 +1,8 @@
-"""Passes of a divided model: rank 0 sends what it runs, the other ranks follow.
+"""Passes of a distributed model: rank 0 broadcasts them, the workers repeat them.
 
-Before each pass rank 0 sends an array of integers, what was done to caches since the last one
-first: [commands, rows, 4 integers a command, the tokens of the pass]. What is longer than LENGTH
-follows in a second array, whose length the first one tells. All else of a session is as for a model
-of one machine: what `kv_cache` does to the caches of rank 0 the others do before their next pass.
+Before each pass rank 0 sends integers: [commands, rows, 4 integers per command, the pass's tokens].
+A message longer than LENGTH continues in a second array. Commands repeat the cache operations of
+rank 0.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _EACH = 4
 
 
 class Do(IntEnum):
-    """What is done, with numbers: caches and checkpoints have ids."""
+    """Commands. Caches and checkpoints have ids."""
 
     NEW = 1  # cache
     DROP = 2  # cache
@@ -41,15 +40,15 @@ class Do(IntEnum):
     COMPACT = 8  # new cache, cache
     DETACH = 9  # cache
     SHRINK = 10  # cache
-    PASS = 11  # cache, rows that it holds or -1, whether logits are wanted: over the tokens
-    REST = 12  # no pass for now: wait to be woken, without asking for messages
+    PASS = 11  # cache, its rows or -1, whether logits are needed
+    REST = 12  # stop receiving until woken
 
 
 Command = tuple[int, ...]
 
 
 def encode(commands: Sequence[Command], tokens: mx.array | None) -> list[mx.array]:
-    """The one or two arrays of a message. tokens [rows]: of its pass, perhaps not computed yet."""
+    """Return the one or two arrays of a message. tokens [rows] may not be computed yet."""
     rows = 0 if tokens is None else tokens.shape[0]
     head = [len(commands), rows]
     for command in commands:
@@ -65,12 +64,12 @@ def encode(commands: Sequence[Command], tokens: mx.array | None) -> list[mx.arra
 
 
 def rest_of(first: Sequence[int]) -> int:
-    """How many integers follow the first array."""
+    """Return how many integers follow the first array."""
     return max(0, _HEAD + _EACH * first[0] + first[1] - LENGTH)
 
 
 def decode(message: Sequence[int]) -> tuple[list[Command], list[int]]:
-    """The commands, and the tokens of the pass."""
+    """Return the commands and the pass's tokens."""
     count, rows = message[:_HEAD]
     behind = _HEAD + _EACH * count
     commands = [tuple(message[at : at + _EACH]) for at in range(_HEAD, behind, _EACH)]
@@ -82,7 +81,7 @@ _PLACES = {"checkpoint": Do.CHECKPOINT, "restore": Do.RESTORE}
 
 
 class LedCache(kv_cache.SharedCache):
-    """A cache that the other ranks know by its `key`."""
+    """A cache that workers mirror under its `key`."""
 
     def __init__(self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, leader: Leader) -> None:
         super().__init__(own, stand_ins)
@@ -104,10 +103,7 @@ class LedCache(kv_cache.SharedCache):
 
 
 class Leader:
-    """A model whose other shares follow.
-
-    caches: by the keys that the others know them by. messages: how many were sent.
-    """
+    """A model whose other partitions run on workers."""
 
     def __init__(
         self,
@@ -117,19 +113,19 @@ class Leader:
         wake: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """stand_ins: of an empty cache; see `division.missing_kinds`. send: an array [n] to all
-        others, launched at once. wake: called before a message to those who rest. check: raises
-        where one is gone."""
+        """stand_ins: see `missing_kinds`. send: broadcasts. wake: wakes workers. check: raises
+        HostLost."""
         self._model, self._stand_ins, self._launch = model, stand_ins, send
         self._wake, self._check = wake, check
         self._resting = True
         self._keys = count(1)
+        # By key:
         self.caches: weakref.WeakValueDictionary[int, LedCache] = weakref.WeakValueDictionary()
         self._checkpoints: weakref.WeakKeyDictionary[kv_cache.Checkpoint, int] = (
             weakref.WeakKeyDictionary()
         )
-        self._commands: deque[Command] = deque()  # which finalizers in any thread add to
-        self.messages = 0
+        self._commands: deque[Command] = deque()  # finalizers in any thread append
+        self.messages = 0  # sent
 
     def make_cache(self) -> LedCache:
         cache = LedCache(kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self)
@@ -137,34 +133,34 @@ class Leader:
         return cache
 
     def __call__(self, tokens: mx.array, cache: LedCache) -> mx.array:
-        """tokens [1, rows]. Returns logits [1, rows, vocab], which are under way."""
+        """tokens [1, rows]. Returns logits [1, rows, vocab], launched."""
         logits = self._run(tokens, cache, wanted=True)
-        mx.async_eval(logits)  # as the others do, whatever is done with ours
+        mx.async_eval(logits)  # the workers evaluate theirs in every case
         return logits
 
     def fill(self, tokens: mx.array, cache: LedCache) -> None:
-        """A pass of which nobody wants the logits; `kv_cache.states` are to be evaluated."""
+        """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
         self._run(tokens, cache, wanted=False)
 
     def rest(self) -> None:
-        """Lets the others sleep until the next message."""
+        """Let the workers sleep until the next message."""
         if not self._resting:
             self.tell(Do.REST)
-            with contextlib.suppress(HostLost, RuntimeError):  # who asks next is told
+            with contextlib.suppress(HostLost, RuntimeError):  # raised again by the next pass
                 self._send(None)
             self._resting = True
 
     @property
     def busy(self) -> bool:
-        """Whether the others wait for messages, and this rank perhaps for them."""
+        """Whether the workers wait for messages."""
         return not self._resting
 
     def tell(self, do: Do, *numbers: int) -> None:
-        """Something for the next message."""
+        """Add a command to the next message."""
         self._commands.append((do, *numbers))
 
     def key_for(self, owner: object, end: Do) -> int:
-        """A key for something; `end` is told when nobody has it any more."""
+        """Return a new key for `owner`; the command `end` is sent when `owner` is collected."""
         key = next(self._keys)
         weakref.finalize(owner, self._commands.append, (end, key)).atexit = False
         return key
@@ -193,16 +189,16 @@ class Leader:
 
 
 class OutOfStep(Exception):
-    """This rank's cache is not what rank 0 has."""
+    """This rank's cache differs from rank 0's."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a rank has done. cut: rows that were taken away again."""
+    """Counters of a worker."""
 
     passes: int = 0
     rows: int = 0
-    cut: int = 0
+    cut: int = 0  # rows rolled back
     caches: int = 0
     checkpoints: int = 0
 
@@ -211,15 +207,12 @@ class Counts:
 
 
 class Mirror:
-    """A share of a model, and the caches that it has by rank 0's keys.
-
-    held: rows in each of them by its key, -1 where nothing counts them.
-    """
+    """A worker's partition and its caches by rank 0's keys."""
 
     def __init__(
         self, model: Any, stand_ins: list[Any], receive: Callable[[int], list[int]]
     ) -> None:
-        """stand_ins: see `division.missing_kinds`. receive: so many integers of rank 0's."""
+        """stand_ins: see `division.missing_kinds`. receive: returns integers from rank 0."""
         self._model, self._stand_ins, self._receive = model, stand_ins, receive
         self._caches: dict[int, kv_cache.Cache] = {}
         self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
@@ -227,8 +220,7 @@ class Mirror:
         self._counts = Counts()
 
     def follow(self) -> None:
-        """Does what rank 0 says until that lets it rest. Raises RuntimeError where the ring is
-        broken, OutOfStep."""
+        """Run commands until REST. Raises RuntimeError if the connection breaks, OutOfStep."""
         while True:
             message = self._receive(LENGTH)
             if rest := rest_of(message):
@@ -285,7 +277,7 @@ class Mirror:
     ) -> None:
         if kv_cache.held(cache) != held:
             raise OutOfStep(f"a cache holds {kv_cache.held(cache)} tokens, that of rank 0 {held}")
-        # A state that is held must not be in the way of steps that write in place.
+        # Holding the state would prevent in-place writes of plain steps.
         self._before = kv_cache.pass_state(cache) if wanted and len(tokens) > 1 else None
         logits = self._model(mx.array([tokens]), cache=cache.own)
         cache.write_stand_ins(len(tokens))

@@ -1,7 +1,7 @@
-"""The process of one rank, as rank 0 sees it: messages, signs of life, same files and programs.
+"""A worker's process as rank 0 sees it: messages, heartbeat, equal files and versions.
 
-mlx.launch's own class starts it, here or through ssh. It is told things in lines on its stdin,
-whose end ends it, and answers in lines on its stdout; see `follower`.
+mlx.launch's own class starts it, locally or over ssh. Messages are lines on stdin and stdout; see
+`follower`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from akunu_py.files import open_regular
 from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.version import __version__
 
-SIGN = "@akunu "  # begins lines that are meant
+SIGN = "@akunu "  # prefix of messages
 _ALIVE = "."
 _LAST_LINES = 20
 
 
 class RankProcess:
-    """One rank's process. rank, host: which one, where."""
+    """The process of one rank."""
 
     def __init__(self, hosts: Hosts, rank: int, arguments: dict[str, Any]) -> None:
         self.rank, self.host = rank, hosts.names[rank]
@@ -60,29 +60,29 @@ class RankProcess:
             reader.start()
 
     def tell(self, **what: Any) -> None:
-        """Sends a line. It is no error that nobody reads it any more: `ended` says so."""
+        """Send a line. Ignores a closed pipe; see `ended`."""
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
 
     def take(self, seconds: float) -> dict[str, Any] | None:
-        """The next answer, None where none comes in time."""
+        """Return the next message, None on timeout."""
         with contextlib.suppress(Empty):
             return self._lines.get(timeout=seconds)
         return None
 
     @property
     def pid(self) -> int:
-        """Of the process here: the rank's own, or ssh's."""
+        """The local process: the rank's own, or ssh's."""
         return int(self._process.pid)
 
     def ended(self) -> str:
-        """How it ended, "" while it runs."""
+        """Return how it ended, "" while it runs."""
         code = self._process.poll()
         if code is None:
             return ""
         for reader in self._readers:
-            reader.join(0.5)  # its last words
+            reader.join(0.5)
         said = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
@@ -92,20 +92,20 @@ class RankProcess:
         return f"{how}{f': {said}' if said else ''}"
 
     def close(self) -> None:
-        """Lets it end, as one whose stdin ends does."""
+        """Ask it to exit by closing its stdin."""
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Ends it, stopped or not, as far as it can be reached."""
+        """Kill it, also if it is stopped."""
         if self._process.poll() is None and self.host != HERE:
-            # ssh's end ends what it runs; where that hangs, mlx.launch's way is tried, too.
+            # Killing ssh ends the remote process; if that hangs, mlx.launch's own way helps.
             threading.Thread(target=self._kill_there, daemon=True).start()
         with contextlib.suppress(OSError):
             self._process.kill()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends in that time. What it left behind is removed then."""
+        """Wait for its end and clean up. Returns False on timeout."""
         with contextlib.suppress(Exception):
             self._process.wait(seconds)
         if self._process.poll() is None:
@@ -136,7 +136,7 @@ class RankProcess:
             self._errors.append(" ".join(line.decode(errors="replace").split())[:300])
 
 
-_WHOLE = 4 << 20  # bytes; of a larger file its ends and places between are read
+_WHOLE = 4 << 20  # bytes; larger files are sampled
 _PLACES = 64
 _PIECE = 64 << 10  # bytes
 
@@ -144,7 +144,7 @@ _NAMES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
 
 
 def likeness(model: Path) -> dict[str, str]:
-    """By name, what must be the same; the text shows the difference where it is not."""
+    """Return versions and the files' digest, which must be equal on all hosts, by name."""
     found = {"akunu": __version__, "Python": platform.python_version()}
     for package, name in _NAMES.items():
         try:
@@ -155,7 +155,7 @@ def likeness(model: Path) -> dict[str, str]:
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str:
-    """What is not the same, "" where everything is."""
+    """Describe the first difference, "" if there is none."""
     for name, value in here.items():
         if there.get(name) != value:
             return f"{name}: {value} here, {there.get(name, 'none')} there"
@@ -163,9 +163,10 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
 
 
 def files_digest(directory: Path) -> str:
-    """Of the names and sizes of a model's files, of what was in them when they came into the store,
-    and of what is in them now: of large ones that is their beginning and end and 63 pieces between,
-    as reading all would take minutes."""
+    """Return a digest of a model's files: names, sizes, recorded hashes and contents.
+
+    Large files are sampled: both ends and 63 pieces between.
+    """
     whole, recorded = hashlib.sha256(), _recorded(directory)
     for path in sorted(directory.iterdir()):
         if path.suffix not in (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken"):
@@ -185,7 +186,7 @@ def files_digest(directory: Path) -> str:
 
 
 def _recorded(directory: Path) -> dict[str, str]:
-    """The hashes of all bytes, by file; none outside the store."""
+    """Return the hashes in the manifest by file, empty outside the store."""
     try:
         return {name: record.sha256 for name, record in read_manifest(directory).files.items()}
     except DamagedModel:

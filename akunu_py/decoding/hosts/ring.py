@@ -1,4 +1,4 @@
-"""The other ranks of a model: started, loaded, watched, ended."""
+"""Start, load, watch and stop the other ranks of a model."""
 
 from __future__ import annotations
 
@@ -27,31 +27,29 @@ from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
 from akunu_py.workarounds.ring_output import drop_ring_lines
 
-SILENCE = 7.0  # seconds without a sign of life, after which a rank is taken for hung
-_START = 60.0  # seconds until a process must have said something
-_LOOK = 0.1  # seconds between two looks at the processes
-_PAUSE = 2.0  # seconds between two looks that say that we were asleep
-_NOTICE = 2.0  # seconds that what waits for a rank that is gone may take to notice
-_END = 1.0  # seconds that ranks may take to end by themselves
-_ASK_AGAIN = "what was said until then is right; ask again"
+# All in seconds:
+SILENCE = 7.0  # without a heartbeat a rank counts as hung
+_START = 60.0  # time limit for the first message
+_LOOK = 0.1  # polling interval
+_PAUSE = 2.0  # a longer interval means that this process was suspended
+_NOTICE = 2.0  # time for a waiting pass to notice a lost rank
+_END = 1.0  # grace period for ranks to exit
+_ASK_AGAIN = "the answer is correct so far; ask again"
 
 
 class Ring:
-    """The ranks beside this process, which is rank 0. `close` ends them, and so does the end of
-    this process, whatever that is.
-
-    hosts: all ranks. division: how the model is divided. weights: their format, one for all. holds:
-    what each rank holds, in words. on_lost: called in a thread of its own when a rank is gone, with
-    what is to be said of it, and whether the pass that waited for it ended; it may wait for ever.
-    None ends the process then.
-    """
+    """The other ranks; this process is rank 0. They end with `close` or with this process."""
 
     def __init__(self, hosts: Hosts, found: StoredModel, options: LoadOptions) -> None:
-        """Starts the processes and connects them. Raises UnsupportedModel where the model cannot be
-        divided, before that, HostLost, and UsageError where hosts differ."""
+        """Start and connect the processes.
+
+        Raises UnsupportedModel if the model cannot be split, HostLost, and UsageError if hosts
+        differ.
+        """
+        # Called in a thread when a rank is lost, with whether the waiting pass ended; None: exit.
         self.on_lost: Callable[[HostLost, bool], None] | None = None
         self.hosts = hosts
-        self.holds: list[str] = []
+        self.holds: list[str] = []  # descriptions of the partitions
         self._path = found.path
         self.weights = _decided(found.path, options.weights)
         self._stand_ins: list[Any] = []
@@ -77,16 +75,15 @@ class Ring:
             raise
 
     def take_share(self, model: Any) -> int:
-        """Leave in `model`, lazily loaded, what this rank holds; see `device.convert_weights`."""
+        """Keep rank 0's partition in lazily loaded `model`; see `device.convert_weights`."""
         self._stand_ins, holds, itemsize = take(model, self.division, self._group, self.weights)
         self.holds.append(holds)
         return itemsize
 
     def lead(self, model: Any, context: int) -> tuple[Leader, int]:
-        """Have all ranks read their weights.
+        """Have all ranks read their weights; return the distributed model and its context length.
 
-        context: tokens that there is memory for here. Returns what runs the model on all ranks, and
-        the tokens that there is memory for everywhere.
+        context: tokens that fit in this rank's memory.
         """
         for each in self._processes:
             share = self._answer(each, "holds")
@@ -102,15 +99,15 @@ class Ring:
 
     @property
     def messages(self) -> int:
-        """How many rank 0 has sent."""
+        """Number of messages sent by rank 0."""
         return self._leader.messages if self._leader else 0
 
     def counts(self) -> list[dict[str, Any]]:
-        """What each rank but the first has done and holds, once they rest."""
+        """Return the counters of each worker, once they rest."""
         return [self._answer(each, "counts") for each in self._processes]
 
     def as_dict(self) -> dict[str, Any]:
-        """What was sent, and what each rank has done, after an answer."""
+        """Return messages and counters after an answer, ready for JSON."""
         names = self.hosts.names
         ranks = [
             {"host": name, "holds": holds} for name, holds in zip(names, self.holds, strict=True)
@@ -124,13 +121,13 @@ class Ring:
         return [each.pid for each in self._processes]
 
     def check(self) -> None:
-        """Raises HostLost where a rank is gone."""
+        """Raise HostLost if a rank is lost."""
         if self._failure:
             self._noticed.set()
             raise HostLost(f"{self._failure}; {_ASK_AGAIN}")
 
     def explain(self, error: RuntimeError) -> AkunuError | None:
-        """Why a pass failed, where that was another rank's end."""
+        """Return the HostLost behind a failed pass, None if there is another reason."""
         ends = time.monotonic() + _NOTICE
         while not self._failure and "[ring]" in str(error) and time.monotonic() < ends:
             time.sleep(_LOOK)
@@ -141,7 +138,7 @@ class Ring:
         return None
 
     def close(self) -> None:
-        """Ends all other ranks."""
+        """Stop all other ranks."""
         atexit.unregister(self.close)
         if self._closed.is_set():
             return
@@ -171,11 +168,11 @@ class Ring:
         if differs := difference(here, there):
             raise UsageError(
                 f"{each.label} differs from this host: {differs}; "
-                "have the same akunu and the same model on all of them"
+                "install the same akunu and the same model on all hosts"
             )
 
     def _answer(self, each: RankProcess, key: str) -> dict[str, Any]:
-        """What a rank says next; raises HostLost where it says nothing more."""
+        """Return a rank's next message with `key`. Raises HostLost."""
         ends = time.monotonic() + _START
         while True:
             answer = each.take(_LOOK)
@@ -207,7 +204,7 @@ class Ring:
                 raise HostLost(f"the hosts cannot be connected: {one_line(error)}") from error
 
     def _send(self, part: mx.array) -> None:
-        # At once, so that it goes before all that the pass itself sends.
+        # Launched now, so that it precedes the pass's own messages.
         mx.async_eval(mx.distributed.all_sum(part, group=self._group))
 
     def _wake(self) -> None:
@@ -215,12 +212,12 @@ class Ring:
             each.tell(wake=True)
 
     def _watch(self) -> None:
-        """Ends all ranks where one of them ended, or says nothing any more: whoever waits for it is
-        told by mx.distributed then. Where that does not tell, the process ends."""
+        """Kill all ranks if one ended or is silent, so that mx.distributed raises in waiting
+        passes."""
         looked = time.monotonic()
         while not self._closed.wait(_LOOK):
             now = time.monotonic()
-            if now - looked > _PAUSE:  # this process was stopped, and the others perhaps with it
+            if now - looked > _PAUSE:  # suspended, perhaps with the other ranks
                 for each in self._processes:
                     each.heard = now
             looked = now
@@ -249,12 +246,12 @@ class Ring:
             if how := each.ended():
                 return f"{each.label} {how}"
             if now - each.heard > SILENCE:
-                return f"{each.label} was not heard of for {SILENCE:.0f} seconds"
+                return f"{each.label} sent nothing for {SILENCE:.0f} seconds"
         return ""
 
 
 def _decided(path: Path, weights: WeightMode) -> WeightMode:
-    """The format of the weights, which must be one everywhere."""
+    """Return the format of the weights, equal on all ranks."""
     plain = device.plain_format(open_model(path).model, weights)
     if plain is None:
         return "keep"

@@ -1,7 +1,7 @@
-"""The file of a prompt cache: safetensors as mlx-lm's `load_prompt_cache` reads it, with what akunu
-says about it in the header, and a digest of every byte. Neither a model nor MLX is needed here.
+"""The prompt cache file format: mlx-lm's safetensors with akunu's header and a digest.
 
-The checkpoints follow the layers as if they were more of them; mlx-lm leaves those out.
+Checkpoints follow the layers as further layers, which mlx-lm ignores. Needs neither a model nor
+MLX.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Stopped = Callable[[], bool]
 
 
 class SaveStopped(Exception):
-    """Somebody waits, so the file was not finished. written: how many bytes there were of it."""
+    """The save was aborted after `written` bytes."""
 
     def __init__(self, written: int) -> None:
         super().__init__(written)
@@ -43,7 +43,7 @@ class SaveStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array of a file. data: makes its bytes, when they are written."""
+    """An array of a file."""
 
     name: str
     dtype: str
@@ -54,31 +54,25 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a file says of itself.
-
-    identity: tells the weights, tokenizer and configuration apart. tokenizer, weights, kv_bits:
-    what can be told sooner. trims: whether its cache can be cut anywhere, or only go back to
-    `checkpoints`: after how many tokens there are some. tokens, pending, conversation: see
-    `TokenHistory`.
-    """
+    """Contents of akunu's header."""
 
     model: str
-    identity: str
+    identity: str  # digest of weights, tokenizer and configuration
     tokenizer: str
     weights: str
     kv_bits: int | None
-    trims: bool
+    trims: bool  # can be cut anywhere, not only at `checkpoints` (lengths)
     tokens: list[int]
     pending: list[int]
     checkpoints: list[int]
     conversation: str = ""
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """How many tokens it shares with `prompt`, but for its last."""
+        """Return how many tokens it shares with `prompt`, except its last."""
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
     def reach(self, prompt: Sequence[int]) -> int:
-        """How many tokens of `prompt` need not be read with it, at least."""
+        """Return how many tokens of `prompt` need no prefill with it."""
         shared = self.shared(prompt)
         if self.trims or shared == len(self.tokens):
             return shared
@@ -87,7 +81,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of a file. classes: the name of each layer's class. digest: what it says it is."""
+    """A file's header."""
 
     about: About
     classes: list[str]
@@ -98,10 +92,7 @@ def write(
     file: BinaryIO, about: About, metadata: Mapping[str, str], tensors: Sequence[Tensor],
     stopped: Stopped,
 ) -> None:  # fmt: skip
-    """Writes a whole file. metadata: what else mlx-lm keeps, by its names.
-
-    Raises SaveStopped as soon as `stopped` says so, OSError.
-    """
+    """Write a whole file. metadata: mlx-lm's. Raises SaveStopped if `stopped`, OSError."""
     words = json.dumps({"format": FORMAT, **asdict(about)})
     header: dict[str, Any] = {
         "__metadata__": {f"0.{_KEY}": words, f"0.{_DIGEST}": _NO_DIGEST, **metadata}
@@ -127,10 +118,9 @@ def write(
 
 
 def read(path: Path) -> Header:
-    """What the file says of itself, from its header alone.
+    """Read a file's header.
 
-    Raises StoreError where it cannot be read, DamagedCache where it is no such file or not whole,
-    UsageError where it is of another version.
+    Raises StoreError if unreadable, DamagedCache if invalid, UsageError if of another version.
     """
     try:
         header = read_header(path)
@@ -160,13 +150,12 @@ def read(path: Path) -> Header:
 
 
 def digest_in(metadata: Mapping[str, str]) -> str:
-    """The digest that a file's metadata has. Raises KeyError."""
+    """Return the digest in a file's metadata. Raises KeyError."""
     return metadata[f"0.{_DIGEST}"]
 
 
 def verify(path: Path) -> str:
-    """Reads every byte, and returns the digest. Raises DamagedCache where it is another one than
-    the file says, StoreError."""
+    """Check every byte and return the digest. Raises DamagedCache or StoreError."""
     damaged = DamagedCache(f"{path} is damaged; delete it, and it is made again")
     try:
         with open_regular(path) as file:
@@ -190,7 +179,7 @@ def verify(path: Path) -> str:
 
 @contextlib.contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turns OSError into a StoreError that begins with `what`."""
+    """Turn OSError into a StoreError that starts with `what`."""
     try:
         yield
     except OSError as error:
@@ -198,7 +187,7 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def _place_of_digest(head: bytes) -> int:
-    """Where it stands. Raises ValueError where there is none, or more than one."""
+    """Return the digest's offset. Raises ValueError unless there is exactly one."""
     at = head.index(_MARK) + len(_MARK)
     if head.find(_MARK, at) >= 0:
         raise ValueError("two digests")
@@ -206,7 +195,7 @@ def _place_of_digest(head: bytes) -> int:
 
 
 def _about(found: Any) -> About:
-    """Raises TypeError where a value is not of its kind, or one is missing or foreign."""
+    """Validate the header. Raises TypeError, KeyError or ValueError."""
     kinds = {"model": str, "identity": str, "tokenizer": str, "weights": str, "trims": bool}
     for name, kind in kinds.items():
         if type(found[name]) is not kind:

@@ -1,8 +1,7 @@
-"""Prompt caches: a token history, its KV cache and its checkpoints in a file.
+"""Save and load a token history with its KV cache and checkpoints.
 
-Nothing in a file is used before all of it was checked: a cache of other weights, or with a flipped
-bit, would give wrong answers unnoticed. A digest tells damage, not forgery, so the cache and each
-checkpoint must also be ones that this model can have after as many tokens.
+A file is checked completely before use. The digest detects damage, not forgery, so the cache and
+each checkpoint must also fit this model.
 """
 
 from __future__ import annotations
@@ -42,10 +41,8 @@ _DTYPES = {
 def save(
     history: TokenHistory, engine: Engine, path: Path, stopped: Stopped = lambda: False
 ) -> None:
-    """Writes a history, its cache and its checkpoints to `path`; see `Session.save_prompt_cache`.
-
-    Raises SaveStopped where `stopped` says so; an older file is intact then.
-    """
+    """Write a history to `path`; see `Session.save_prompt_cache`. Raises SaveStopped if
+    `stopped`."""
     _check_name(path)
     if not history.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
@@ -74,8 +71,7 @@ def write(
     path: Path, about: About, entries: kv_cache.Cache, checkpoints: Sequence[Sequence[Any]],
     stopped: Stopped = lambda: False,
 ) -> None:  # fmt: skip
-    """Writes the file `path` of a cache, and of the layers of each checkpoint that it does not
-    have itself. Raises SaveStopped, OSError."""
+    """Write a cache and its checkpoints' own layers to `path`. Raises SaveStopped, OSError."""
     state = [entry.state for entry in entries]
     state += [[layer.state for layer in layers] for layers in checkpoints]
     scalars: list[Any] = [""]  # mlx-lm's sign for an empty list
@@ -88,7 +84,7 @@ def write(
 
 
 def load(engine: Engine, path: Path) -> TokenHistory:
-    """The history in `path`, with its cache; see `Session.load_prompt_cache`."""
+    """Load the history in `path`; see `Session.load_prompt_cache`."""
     _check_name(path)
     header = cache_file.read(path)
     about = header.about
@@ -114,10 +110,7 @@ def load(engine: Engine, path: Path) -> TokenHistory:
 
 
 def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHistory:
-    """The history in the file: one that this model can have.
-
-    Raises ValueError, or whatever comes of a cache that the model cannot continue from.
-    """
+    """Load and validate the history. Raises ValueError, or errors of MLX and the model."""
     about, length = header.about, len(header.about.tokens)
     if (
         not length
@@ -150,8 +143,10 @@ def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHist
 
 
 def _read_states(path: Path) -> tuple[list[Any], str]:
-    """The state of each layer, then those of each checkpoint, not yet evaluated; and the digest
-    that the file has of them. As mlx-lm's `load_prompt_cache`, which leaves out the checkpoints."""
+    """Return the lazy state of each layer and checkpoint, and the digest.
+
+    Like mlx-lm's `load_prompt_cache`, which omits checkpoints.
+    """
     arrays, metadata = mx.load(str(path), return_metadata=True)
     _, _, scalars = tree_unflatten(list(metadata.items()))
     for name, kind in scalars[1:]:
@@ -170,12 +165,12 @@ def _layer(name: str, state: Any) -> Any:
 
 
 def _try(engine: Engine, entries: kv_cache.Cache) -> None:
-    """A pass over a cache, which alters it. Never evaluated."""
+    """Build a pass over a cache, which alters it; never evaluated."""
     engine.model(mx.zeros((1, 1), mx.int32), cache=entries)
 
 
 def _layers_of(back_to: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
-    """The layers that a checkpoint has itself, as they were there."""
+    """Return a checkpoint's own layers as they were."""
     found = []
     for layer, state in zip(layers, back_to.entries, strict=True):
         if not isinstance(state, int):
@@ -187,7 +182,7 @@ def _layers_of(back_to: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]
 def _checkpoint(
     length: int, states: Sequence[Any], entries: kv_cache.Cache, like: kv_cache.Cache
 ) -> kv_cache.Checkpoint:
-    """The checkpoint of which `states` are the layers that it has itself. Raises ValueError."""
+    """Return the checkpoint with its own layers' `states`. Raises ValueError."""
     left = list(states)
     made: list[dict[str, Any] | int] = []
     for entry, other in zip(kv_cache.leaves(entries), kv_cache.leaves(like), strict=True):
@@ -204,8 +199,7 @@ def _checkpoint(
 
 
 def _check_like(entries: Sequence[Any], like: Sequence[Any], length: int) -> None:
-    """Raises ValueError where `entries` are no layers like those of `like` after `length`
-    tokens."""
+    """Raise ValueError unless `entries` match the layers of `like` after `length` tokens."""
     for entry, other in zip(entries, like, strict=True):
         if type(entry) is not type(other) or vars(entry).keys() != vars(other).keys():
             raise ValueError("layers of another kind")
@@ -226,7 +220,7 @@ def _check_like(entries: Sequence[Any], like: Sequence[Any], length: int) -> Non
 
 
 def _fits(entry: Any, theirs: Any, ours: Any, length: int) -> bool:
-    """Whether a part of a cache is an array like the one that `entry` has there."""
+    """Return whether a part of a cache matches this model's part."""
     if not (isinstance(theirs, mx.array) and isinstance(ours, mx.array)):
         return type(theirs) is type(ours)
     if theirs.dtype != ours.dtype or theirs.ndim != ours.ndim:
@@ -242,10 +236,7 @@ def _fits(entry: Any, theirs: Any, ours: Any, length: int) -> bool:
 
 @cache
 def model_digest(model: Path, weights: str) -> str:
-    """Tells models apart: their configuration, tokenizer, and samples of their weights.
-
-    weights: how they are laid out in memory, which shows in how values round.
-    """
+    """Return a digest of configuration, tokenizer, weight samples and weights format."""
     digest = hashlib.sha256(weights.encode())
     for name in ("config.json", "tokenizer.json"):
         with contextlib.suppress(FileNotFoundError):
@@ -261,7 +252,7 @@ def model_digest(model: Path, weights: str) -> str:
 
 
 def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
-    """What mlx-lm writes for a part of a layer's state; what was no array joins `scalars`."""
+    """Convert a part of a layer's state as mlx-lm does; non-arrays join `scalars`."""
     if isinstance(value, mx.array):
         return value
     if value is None:

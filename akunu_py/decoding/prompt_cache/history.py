@@ -1,8 +1,4 @@
-"""A token history: a KV cache, the tokens in it, and the places that it can return to.
-
-A cache that only grows is cut anywhere. The others return to checkpoints: the ends of prompts and
-answers, places in long prompts, and where requests parted before.
-"""
+"""A token history: a KV cache, its tokens, and checkpoints to return to."""
 
 from __future__ import annotations
 
@@ -12,52 +8,46 @@ from typing import Any
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.token_ids import common_prefix
 
-_CHECKPOINTS = 8  # how many a history has at most,
-_RECENT = 4  # how many of them are always the last ones,
-_LEAST_LEFT = 256  # tokens of a history that is shortened
-_CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
+_CHECKPOINTS = 8  # maximum per history
+_RECENT = 4  # of these, always the last ones
+_LEAST_LEFT = 256  # minimum tokens of a shortened history
+_CHECKPOINT_BYTES = 512 << 20  # limit for all; the last one always stays
 
 
 class TokenHistory:
-    """tokens: what the cache holds. pending: tokens that are known to follow but are not in the
-    cache yet; they are the first rows of the next pass. There is one, the last token sampled,
-    unless a prompt was just read or the cache is recurrent and was rolled back behind what was
-    accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
-    how many tokens checkpoints are set while a prompt is read. uses: how often it was kept for
-    later. beside: what networks that draft have read of it, by their keys. remember: whether it may
-    be kept on disk. conversation, asked: which one asked for it last, "" for none, and when, in
-    seconds of `time.time`. reserved: bytes that it may come to take while it is in use.
-    """
+    """A KV cache with its tokens, and what is needed to cut it back."""
 
     def __init__(
         self, cache: kv_cache.Cache, tokens: Sequence[int] = (), pending: Sequence[int] = ()
     ) -> None:
         self.cache = cache
-        self.tokens = list(tokens)
-        self.pending = list(pending)
+        self.tokens = list(tokens)  # in the cache
+        self.pending = list(
+            pending
+        )  # known tokens not yet in the cache: the next pass's first rows
         self.checkpoints: list[kv_cache.Checkpoint] = []
-        self.marks: frozenset[int] = frozenset()
-        self.uses = 0
-        self.beside: dict[str, TokenHistory] = {}
-        self.remember = True
-        self.conversation = ""
-        self.asked = 0.0
-        self.reserved = 0
+        self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
+        self.uses = 0  # how often it was returned to the caches
+        self.beside: dict[str, TokenHistory] = {}  # neural drafters' own histories, by key
+        self.remember = True  # may be saved to disk
+        self.conversation = ""  # id of the last conversation that used it
+        self.asked = 0.0  # time of that request (`time.time`)
+        self.reserved = 0  # bytes that it may grow to while in use
         self.needs_checkpoints = kv_cache.needs_checkpoints(cache)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory in all."""
         beside = sum(each.nbytes for each in self.beside.values())
         return kv_cache.nbytes(self.cache) + beside + sum(each.nbytes for each in self.checkpoints)
 
     @property
     def last_checkpoint(self) -> int:
-        """How many tokens the last checkpoint holds, 0 where there is none."""
+        """Length of the last checkpoint, or 0."""
         return self.checkpoints[-1].length if self.checkpoints else 0
 
     def checkpoint(self) -> None:
-        """Makes the end of `tokens` a place to return to, if the cache needs any."""
+        """Set a checkpoint after `tokens`, if the cache needs any."""
         if not self.needs_checkpoints or len(self.tokens) in (0, self.last_checkpoint):
             return
         self.checkpoints.append(kv_cache.checkpoint(self.cache, len(self.tokens)))
@@ -74,32 +64,31 @@ class TokenHistory:
 
     @property
     def to_next_mark(self) -> int | None:
-        """How many tokens it is to the next one, None where there is none."""
+        """Tokens up to the next mark, or None."""
         return min(
             (mark - len(self.tokens) for mark in self.marks if mark > len(self.tokens)),
             default=None,
         )
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """How many tokens the cache shares with `prompt`, but for its last, which a pass reads."""
+        """Return how many tokens the cache shares with `prompt`, except its last."""
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
     def reach(self, shared: int) -> int:
-        """How many tokens are left where all behind the first `shared` are taken away."""
+        """Return how many tokens remain after cutting back to at most `shared`."""
         if kv_cache.can_trim(self.cache, len(self.tokens) - shared):
             return shared
         return max((each.length for each in self.checkpoints if each.length <= shared), default=0)
 
     def return_to(self, length: int) -> None:
-        """Takes away what is behind the first `length` tokens: a number that `reach` gave."""
+        """Cut back to the first `length` tokens, a result of `reach`."""
         _return(self.cache, len(self.tokens), length, self.checkpoints)
         self.checkpoints = [each for each in self.checkpoints if each.length <= length]
         del self.tokens[length:]
         self.pending = []
 
     def shorten(self, nbytes: int) -> bool:
-        """Takes away so much of the end that about as many bytes are free, what is beside it first.
-        False where there is no place to return to that would be worth it."""
+        """Free about `nbytes` bytes from the end; False if too little would remain."""
         beside, self.beside = sum(each.nbytes for each in self.beside.values()), {}
         if beside >= nbytes:
             return True
@@ -113,8 +102,7 @@ class TokenHistory:
         return True
 
     def branch(self, length: int) -> TokenHistory:
-        """A history of its own of the first `length` tokens, a number that `reach` gave; this one
-        stays as it is."""
+        """Return a copy of the first `length` tokens, a result of `reach`."""
         cache = kv_cache.compact(self.cache)
         _return(cache, len(self.tokens), length, self.checkpoints)
         other = TokenHistory(kv_cache.detached(cache), self.tokens[:length])

@@ -1,14 +1,9 @@
-"""Token histories that are kept for later within a limit of bytes, and which of them go first.
+"""Token histories kept in memory within a limit, and their eviction order.
 
-A history that was asked for is the longest one that a prompt can continue. What is lost first is
-what is cheapest to read again for the memory that it takes: the tokens that no other history has,
-for each byte, times how likely it is that they are asked for. That falls with the requests since,
-as 1 / n, and where it was asked for only once it is the share that was continued of the texts that
-begin like it: so one-off requests go before conversations where there are any, twins before the
-only one of their kind. And of what goes only the end is taken, as much as is needed, where its
-cache allows that.
-(GreedyDual-Size-Frequency, which came before, keeps finished conversations for their frequency;
-docs/caches.md has the figures.)
+Evicts the fewest tokens to prefill again per byte, times the chance of reuse. That chance falls as
+1 / n with the requests since; for histories used once it is the share of texts with a similar
+beginning that were continued. Where possible only the end is evicted. docs/caches.md compares
+GreedyDual-Size-Frequency.
 """
 
 from __future__ import annotations
@@ -19,9 +14,9 @@ from dataclasses import dataclass
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import common_prefix
 
-LEAST = 64  # tokens: what is shorter is read again in no time
-_MOST = 16  # histories, however small they are
-_REMEMBERED = 32  # of those that were lost, to say why a prompt is read again
+LEAST = 64  # tokens; shorter histories are not worth keeping
+_MOST = 16  # maximum number of histories
+_REMEMBERED = 32  # evicted histories, to explain cache misses
 
 
 @dataclass(slots=True)
@@ -33,13 +28,10 @@ class _Kept:
 
 
 class PromptCaches:
-    """Token histories that are not in use, to be taken, and those that are.
-
-    in_use: of each target that shares these caches the one that it goes on with.
-    """
+    """Token histories that are kept for later or in use."""
 
     def __init__(self, limit: int = 0) -> None:
-        """limit: bytes for all of them and those that are in use; with 0 none is kept."""
+        """limit: bytes for all histories including those in use; 0 keeps none."""
         self.limit = limit
         self.in_use: list[TokenHistory] = []
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
@@ -55,11 +47,11 @@ class PromptCaches:
         return [each.history for each in self._kept]
 
     def allows(self, nbytes: int) -> bool:
-        """Whether histories of so many bytes may be kept."""
+        """Return whether histories of `nbytes` bytes may be kept."""
         return 0 < nbytes <= self.limit
 
     def add(self, history: TokenHistory) -> None:
-        """Keeps a history that is not in use any more, if that is worth it."""
+        """Keep a history that is no longer in use, if worthwhile."""
         if not self.limit:
             self.note_lost(history)
         elif len(history.tokens) >= LEAST:
@@ -70,40 +62,39 @@ class PromptCaches:
             self._kept.append(_Kept(history, self._requests))
 
     def note_lost(self, history: TokenHistory) -> None:
-        """Its tokens were read once, and at least the last of them are given up now."""
+        """Remember the tokens of a history that loses at least its end."""
         if len(history.tokens) >= LEAST:
             self.lost = [*self.lost[1 - _REMEMBERED :], list(history.tokens)]
 
     def take(self, history: TokenHistory) -> None:
-        """Gives one of them out, if it is there; whoever has it adds it again."""
+        """Remove a history from the kept ones."""
         self._kept = [kept for kept in self._kept if kept.history is not history]
 
     def exchange(self, old: TokenHistory | None, new: TokenHistory) -> None:
-        """A target goes on with `new` now, not with `old`."""
+        """Replace the history of a target that is in use."""
         self.in_use = [each for each in self.in_use if each is not old] + [new]
 
     def beside(self, history: TokenHistory | None) -> list[TokenHistory]:
-        """Those in use but `history`."""
+        """Return the histories in use except `history`."""
         return [each for each in self.in_use if each is not history]
 
     def has_room(self, needed: int, history: TokenHistory) -> bool:
-        """Whether `history`, which is in use, can come to take `needed` bytes: what is not in use
-        goes for it, and the only one that is in use always can."""
+        """Return whether `history`, in use, may grow to `needed` bytes.
+
+        Kept histories are evicted for it. The only history in use always may.
+        """
         others = self._taken_beside(history)
         return not others or others + needed <= self.limit
 
     def reserve(
         self, needed: int, history: TokenHistory, asked_for: TokenHistory | None = None
     ) -> None:
-        """Gives `history`, which is in use, room for `needed` bytes in all; see `make_room`."""
+        """Reserve `needed` bytes in all for `history`, in use; see `make_room`."""
         self.make_room(self._taken_beside(history) + needed, asked_for)
         history.reserved = needed
 
     def make_room(self, needed: int, asked_for: TokenHistory | None = None) -> None:
-        """Drops histories, or their ends, until `needed` bytes beside them are within the limit.
-
-        asked_for: one that is not dropped; what others share with it costs nothing to read again.
-        """
+        """Evict histories or their ends until `needed` more bytes fit, but not `asked_for`."""
         while victims := [each for each in self._kept if each.history is not asked_for]:
             over = self.nbytes + needed - self.limit
             if over <= 0 and len(self._kept) <= _MOST:
@@ -111,19 +102,19 @@ class PromptCaches:
             self._lose(min(victims, key=self._value), over)
 
     def _lose(self, kept: _Kept, nbytes: int) -> None:
-        """Gives up a history, or as much of its end as takes so many bytes."""
+        """Evict a history, or `nbytes` bytes of its end."""
         self.note_lost(kept.history)
         if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
             self._kept.remove(kept)
 
     def _taken_beside(self, history: TokenHistory | None) -> int:
-        """Bytes that those in use but `history` take or may come to take."""
+        """Return the bytes reserved by histories in use except `history`."""
         return sum(
             max(each.reserved, each.nbytes) for each in self.beside(history) if each.reserved
         )
 
     def _value(self, kept: _Kept) -> float:
-        """What a byte of it is worth: tokens to read again, by how likely they are asked for."""
+        """Return the value of one byte: tokens to prefill again times chance of reuse."""
         tokens = kept.history.tokens
         others = (each.history.tokens for each in self._kept if each is not kept)
         alone = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
@@ -139,13 +130,13 @@ _CONTINUED = 2  # texts that are taken for continued before there were any
 
 
 class Beginnings:
-    """How texts began, and how many of those that began so there were and were asked for again."""
+    """How often texts with each beginning were started and continued."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # the latest last
 
     def add(self, tokens: Sequence[int], *, again: bool) -> None:
-        """A text was asked for: for the first time, or `again`, which is told once."""
+        """Count a text: started, or continued for the first time (`again`)."""
         key = tuple(tokens[:_BEGINNING])
         begun, continued = self._counts.pop(key, (0, 0))
         self._counts[key] = (begun + (not again), continued + again)
@@ -153,7 +144,7 @@ class Beginnings:
             del self._counts[next(iter(self._counts))]
 
     def chance(self, tokens: Sequence[int]) -> float:
-        """How likely a text is continued that was added, and not again yet."""
+        """Return the chance that a text is continued, which was added once."""
         key = tuple(tokens[:_BEGINNING])
         others = [
             (common_prefix(each, key), begun - (each == key), continued)

@@ -1,9 +1,7 @@
-"""Prompt caches that outlive the program: a directory of files for each model, within limits.
+"""Prompt caches on disk: `prompt-caches/MODEL/*.safetensors` in the cache directory.
 
-`prompt-caches/MODEL/*.safetensors` in the cache directory. A file is written under another name and
-never changed, so whoever sees it sees all of it. One process at a time writes and clears up, the
-one that holds `lock`; so what has a writer's name then was left by one that was killed.
-`written.json` is what was written lately, `forgotten` which conversations were deleted.
+Files are renamed into place and never changed. Only the process that holds `lock` writes and cleans
+up. `written.json` lists recent writes, `forgotten` deleted conversations.
 """
 
 from __future__ import annotations
@@ -32,29 +30,28 @@ if TYPE_CHECKING:
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.decoding.prompt_cache.history import TokenHistory
 
-LEAST = 256  # tokens: what is shorter is read again in no time
+LEAST = 256  # tokens; shorter prefixes are not worth loading
 _LOCK, _WRITTEN = "lock", "written.json"
 _HOUR = 3600.0
 _MOST_OF_LEDGER = 1 << 20  # bytes
-_PAUSE = 600.0  # seconds after which a disk that refused is asked again
+_PAUSE = 600.0  # seconds without writes after a disk error
 _MOST_FILES = 64  # of a model
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """In bytes, but for the age in seconds. size: of all files, 0 for none. hourly: that are
-    written in an hour. reserve: that stay free on the disk. age: since a file was used last."""
+    """Limits in bytes, and seconds for `age`."""
 
-    size: int = 10_000_000_000
-    hourly: int = 4_000_000_000
-    reserve: int = 5_000_000_000
-    age: float = 7 * 24 * _HOUR
+    size: int = 10_000_000_000  # all files; 0 for none
+    hourly: int = 4_000_000_000  # writes per hour
+    reserve: int = 5_000_000_000  # free disk space to keep
+    age: float = 7 * 24 * _HOUR  # since the last use
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCache:
-    """A file. used: when, in seconds of `time.time`."""
+    """A prompt cache file."""
 
     path: Path
     about: About
@@ -63,8 +60,7 @@ class SavedCache:
 
 
 class PromptCacheStore:
-    """The prompt caches of one model on disk. A disk that refuses is no reason to fail: nothing is
-    found then, and nothing kept."""
+    """The prompt caches of one model on disk. Disk errors count as cache misses."""
 
     def __init__(
         self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
@@ -77,11 +73,11 @@ class PromptCacheStore:
         self._refused = -_PAUSE
 
     def saved(self, engine: Engine) -> list[SavedCache]:
-        """Those that `engine` can go on with, as far as their headers tell."""
+        """Return the files that `engine` can continue, by their headers."""
         return [each for each in self._all() if not why_not(each.about, engine)]
 
     def of_no_use(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
-        """How many tokens of `prompt` one holds that `engine` cannot go on with, and why not."""
+        """Return the tokens of `prompt` in an incompatible file, and why it is."""
         there = [each.about for each in self._all() if each.about.tokenizer == engine.tokens.digest]
         found = [(each.shared(prompt), why_not(each, engine)) for each in there]
         return max((each for each in found if each[1]), default=(0, ""))
@@ -103,12 +99,12 @@ class PromptCacheStore:
         return found
 
     def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
-        """The one with which most of `prompt` need not be read, and how many tokens that is."""
+        """Return the file that saves the most prefill of `prompt`, and those tokens."""
         found = [(each.about.reach(prompt), each) for each in self.saved(engine)]
         return max(found, key=lambda each: each[0], default=None)
 
     def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
-        """The history in a file; why not where it cannot be used, and then it is gone too."""
+        """Load a file's history, or return why it cannot be used; bad files are deleted."""
         from akunu_py.decoding.prompt_cache import disk
 
         try:
@@ -124,7 +120,7 @@ class PromptCacheStore:
         return history
 
     def may_write(self, nbytes: int) -> bool:
-        """Whether the limits allow a file of so many bytes now."""
+        """Return whether the limits allow writing `nbytes` bytes now."""
         now, limits = self._clock(), self.limits
         if now < self._refused + _PAUSE or nbytes > limits.size:
             return False
@@ -136,8 +132,7 @@ class PromptCacheStore:
         return False
 
     def save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
-        """Keeps a history, in the place of those that it goes on with; False where that was not
-        allowed, or `stopped`."""
+        """Save a history in place of its prefixes; False if not allowed or `stopped`."""
         from akunu_py.decoding.prompt_cache import disk
 
         with self._alone() as alone:
@@ -172,7 +167,7 @@ class PromptCacheStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether this is the only process that writes, for as long as the block lasts."""
+        """Yield whether this is the only process that writes."""
         lock = None
         try:
             _root().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -189,7 +184,7 @@ class PromptCacheStore:
 
 
 def why_not(about: About, engine: Engine) -> NotCached:
-    """Why `engine` cannot go on with a file, as far as its header tells; "" where it can."""
+    """Return why `engine` cannot continue a file, by its header; "" if it can."""
     if (about.tokenizer, about.weights) != (engine.tokens.digest, engine.plan.weights):
         return "other weights"
     if about.kv_bits != engine.plan.kv_bits:
@@ -198,13 +193,13 @@ def why_not(about: About, engine: Engine) -> NotCached:
 
 
 def all_files() -> list[Path]:
-    """The files of all models, the last used first."""
+    """Return the files of all models, last used first."""
     found = [each for directory in _directories() for each in _files(directory)]
     return [path for path, _ in sorted(found, key=lambda each: -each[1].st_mtime)]
 
 
 def remove(path: Path) -> int:
-    """Deletes a file. Returns the bytes that this freed. Raises StoreError."""
+    """Delete a file; return the bytes freed. Raises StoreError."""
     with cache_file.disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
         size = path.stat().st_size
         path.unlink()
@@ -213,16 +208,14 @@ def remove(path: Path) -> int:
 
 
 def forget(model: Path | None = None) -> int:
-    """Deletes all that is kept of `model`, or of every model, unfinished files too. Returns the
-    bytes that this freed. Raises StoreError."""
+    """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
     wanted = [_root() / paths.name_of_model(model)] if model else _directories()
     with cache_file.disk_errors("cannot read the prompt caches"):
         return sum(remove(path) for each in wanted if each.is_dir() for path in each.iterdir())
 
 
 def forget_conversation(conversation: str) -> None:
-    """Deletes all that models have read of it, which nobody writes again then. Raises
-    StoreError."""
+    """Delete a conversation's prompt caches and prevent new ones. Raises StoreError."""
     with cache_file.disk_errors("cannot delete what was read of the conversation"):
         note_forgotten(conversation)
     for path in all_files():
@@ -232,8 +225,7 @@ def forget_conversation(conversation: str) -> None:
 
 
 def sweep(limits: DiskLimits, now: float) -> None:
-    """Deletes what writers left that were killed, and what is too old or too much. The caller is
-    the only one that writes."""
+    """Delete unfinished, old and excess files. The caller must be the only writer."""
     kept: list[tuple[float, int, Path]] = []
     for directory in _directories():
         with contextlib.suppress(OSError):
@@ -263,7 +255,7 @@ def _directories() -> list[Path]:
 
 
 def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
-    """The finished files there, and what the disk knows of them."""
+    """Return the finished files with their stat results."""
     found = []
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
@@ -274,7 +266,7 @@ def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _about(path: Path) -> About | None:
-    """What a file says of itself; None where it cannot be used. A damaged one is of no use ever."""
+    """Return a file's header, None if it is unusable; deletes damaged files."""
     try:
         return cache_file.read(path).about
     except DamagedCache:
@@ -286,7 +278,7 @@ def _about(path: Path) -> About | None:
 
 
 def _written(now: float) -> list[tuple[float, int]]:
-    """When how many bytes were written in the last hour."""
+    """Return (time, bytes) of the writes in the last hour."""
     try:
         found = [
             (float(at), int(size)) for at, size in read_json(_root() / _WRITTEN, _MOST_OF_LEDGER)
@@ -301,7 +293,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def note_forgotten(conversation: str) -> None:
-    """Raises OSError."""
+    """Record a deleted conversation. Raises OSError."""
     path = paths.prompt_caches_dir() / "forgotten"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = _forgotten_lines()
@@ -315,7 +307,7 @@ def note_forgotten(conversation: str) -> None:
 
 
 def is_forgotten(conversation: str, asked: float) -> bool:
-    """Whether it was deleted since a turn of it was asked for at that time (`time.time`)."""
+    """Return whether the conversation was deleted after the time `asked`."""
     if not conversation:
         return False
     for line in _forgotten_lines():

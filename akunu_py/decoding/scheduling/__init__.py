@@ -1,1 +1,1 @@
-"""Several requests on one model: jobs, their slots, whose turn it is."""
+"""Scheduling of concurrent requests on one model."""

@@ -1,8 +1,7 @@
-"""A job: what makes one answer, and who wants it.
+"""Jobs: one answer each, to a conversation with tools or to a plain prompt.
 
-It is called with a session and gives the events of its request, at most one pass or one chunk of a
-prompt from one to the next, so that another job can be given a turn there. Jobs answer a
-conversation, with calls of tools, or continue a text.
+A job is called with a session and yields the events of its request. Between two events at most one
+pass or one prompt chunk runs, so that jobs can take turns.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Session
 
-# The events of an answer, Ended the last of them; None where a step has nothing to tell.
+# Yields the events of an answer, last Ended; None for a step without an event.
 Job = Callable[["Session"], Iterator[Event | None]]
 
 
 class JobHandle:
-    """One job on its way."""
+    """A submitted job."""
 
     def __init__(
         self,
@@ -61,19 +60,19 @@ class JobHandle:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Ends it after the step that is running, or before it begins: with Ended, the reason
-        "cancelled". May be called from any thread, at any time."""
+        """Cancel the job after its current step. Callable from any thread at any time."""
         self._cancelled.set()
         self._wake()
 
     def tell(self, event: Event) -> None:
-        """Hands on an event, but none after the last. A reader that fails wants no more."""
+        """Deliver an event unless the last one was delivered. A failing callback cancels the
+        job."""
         if self.ended:
             return
         self.ended = isinstance(event, Ended | Failed)
         try:
             self._on_event(event)
-        except Exception:  # noqa: BLE001 - whoever it was: the other jobs go on
+        except Exception:  # noqa: BLE001 - a failing callback must not stop other jobs
             self._cancelled.set()
 
 
@@ -88,12 +87,11 @@ def chat_job(
     predicted: str = "",
     variables: Mapping[str, Any] = {},
 ) -> Job:
-    """The answer to a conversation.
+    """Return a job that answers a conversation.
 
-    choice: whether tools are called, "auto" by default. parallel: whether there may be more than
-    one call; otherwise the answer ends with the first. predicted: a text that the answer may
-    repeat, to draft from. variables: of the chat template. Raises UsageError, UnsupportedModel for
-    what cannot be honoured, at once.
+    choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
+    predicted: text the answer may repeat, to draft from. variables: of the chat template. Raises
+    UsageError or UnsupportedModel at once if the request cannot be honored.
     """
     chosen = choice or ToolChoice()
     prompt = engine.tokens.encode_chat(messages, tools, variables)
@@ -122,7 +120,7 @@ def text_job(
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
 ) -> Job:
-    """The answer to a prompt in token ids. draft_context: see `Session.generate`."""
+    """Return a job that continues a prompt in token ids. draft_context: see `Session.generate`."""
 
     def events(session: Session) -> Iterator[Event | None]:
         generation = session.generate(prompt, options, draft_context)
@@ -165,6 +163,6 @@ def _events(
 
 
 def _first_end(events: Sequence[Event]) -> int:
-    """The index behind the first end of a call, 0 where there is none."""
+    """Return the index after the first end of a call, 0 if there is none."""
     ends = (index for index, event in enumerate(events) if isinstance(event, CallEnded))
     return next(ends, -1) + 1

@@ -1,9 +1,8 @@
-"""Several requests on one model: one thread makes all answers, a step of one after the other.
+"""Time-sharing scheduler: one thread runs all requests of a model, one step at a time.
 
-Time is shared: prefill takes no more of it than decoding, so that no running answer takes more than
-twice as long for that; answers get the same time each (stride scheduling: Waldspurger and Weihl,
-1995); and the prompt with the least left is prefilled first, so that most answers begin early, but
-none waits for ever. All passes are of one answer each.
+Prefill gets at most as much time as decoding. Running answers share time equally (stride
+scheduling: Waldspurger and Weihl, 1995). The shortest remaining prompt is prefilled first, with a
+bound on waiting.
 """
 
 from __future__ import annotations
@@ -36,47 +35,39 @@ Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed", "unloaded"]
 
 DEFAULT_SLOTS = 4
-_RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled each time, at most
-_LAST_SAVE_S = 0.5  # and at the end, where it takes no longer
-_CANCEL_S = 10.0  # for the passes that are running when the time to finish is over
+_RETRY_S = 1.0, 60.0  # first and longest delay before a failed load is retried; doubles
+_LAST_SAVE_S = 0.5  # time limit for saving a prompt cache on shutdown
+_CANCEL_S = 10.0  # time limit for cancelled passes to end
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the scheduler did, and has to do. stats: of all answers that ended, added up."""
+    """Counters of the scheduler."""
 
     running: int = 0
     waiting: int = 0
     ended: int = 0
     cancelled: int = 0
     failed: int = 0
-    stats: Stats = field(default_factory=Stats)
+    stats: Stats = field(default_factory=Stats)  # sum over all finished answers
 
 
 def closed() -> AkunuError:
-    """Why there is no answer any more."""
+    """Return the error for requests after closing."""
     return AkunuError("no more requests are answered: the model's thread is closing")
 
 
 class Scheduler:
-    """The thread of a model, and the jobs that wait for it. All methods may be called from any
-    thread.
-
-    load: called in the thread, gives the session of the model. Where it fails, the jobs that wait
-    do with its exception; later ones have it tried again, some seconds apart.
-    slots: how many jobs are answered at the same time. idle_s: after how long without any the model
-    is unloaded, until the next one comes; None for never. awake: told while there is work.
-    on_state: called in the thread when the state is another one.
-    """
+    """The model's thread and its queued jobs. All methods may be called from any thread."""
 
     def __init__(
         self,
-        load: Callable[[], Session],
+        load: Callable[[], Session],  # called in the thread; after a failure retried later
         *,
-        slots: int = DEFAULT_SLOTS,
-        idle_s: float | None = None,
-        awake: Awake | None = None,
-        on_state: Callable[[State], None] = lambda state: None,
+        slots: int = DEFAULT_SLOTS,  # concurrent jobs
+        idle_s: float | None = None,  # idle time after which the model is unloaded; None: never
+        awake: Awake | None = None,  # notified while there is work
+        on_state: Callable[[State], None] = lambda state: None,  # called in the thread
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
@@ -106,21 +97,20 @@ class Scheduler:
 
     @property
     def engine(self) -> Engine | None:
-        """The loaded engine, None where there is none. Its arrays belong to the thread."""
+        """The loaded engine, or None. Its arrays belong to the thread."""
         return self._engine
 
     def start(self) -> None:
-        """Begins to load, unless it has. Jobs may be submitted before."""
+        """Start loading the model, once. Jobs may be submitted before."""
         self._thread.start()
 
     def submit(
         self, job: Job, on_event: Callable[[Event], None], *, client: str = "", short: bool = False
     ) -> JobHandle:
-        """Queues a job. `on_event` gets its events, and returns soon: the last is Ended or Failed,
-        once, whatever becomes of the job. It is called in the thread of the model.
+        """Queue a job; `on_event` gets its events in the model's thread and must return soon.
 
-        client: whose job it is; those of one client wait for each other, not for those of others.
-        short: little to read and few tokens to write: it comes before those that are not.
+        The last event is Ended or Failed, exactly once. client: jobs of one client wait for each
+        other. short: small prompt and few tokens; runs before other jobs.
         """
         handle = JobHandle(job, on_event, client, self._wake, short=short)
         with self._lock:
@@ -133,8 +123,7 @@ class Scheduler:
         return handle
 
     def ask(self, function: Callable[[Engine], Result]) -> Future[Result]:
-        """Has `function` called in the thread between two steps, with the engine, which is loaded
-        for it. The future has what it returned or raised, or why there is no engine."""
+        """Call `function` with the loaded engine in the thread, between two steps."""
         future: Future[Result] = Future()
 
         def answer(engine: Engine | None) -> None:
@@ -144,7 +133,7 @@ class Scheduler:
                 if engine is None:
                     raise self._error
                 future.set_result(function(engine))
-            except Exception as error:  # noqa: BLE001 - whatever it is, who asked gets it
+            except Exception as error:  # noqa: BLE001 - passed to the caller
                 future.set_exception(error)
 
         with self._lock:
@@ -157,15 +146,17 @@ class Scheduler:
         return future
 
     def counts(self) -> Counts:
-        """What it did until now."""
+        """Return the current counters."""
         with self._lock:
             counts = replace(self._counts, stats=replace(self._counts.stats))
             counts.waiting, counts.running = len(self._waiting), len(self._running)
         return counts
 
     def close(self, finish_s: float = 0.0) -> bool:
-        """Ends the thread: running answers are finished, but cancelled after `finish_s` seconds;
-        jobs that wait fail at once. False where it is still busy, as a load may be."""
+        """Stop the thread; return False if it is still busy.
+
+        Running answers get `finish_s` seconds and are then cancelled; waiting jobs fail at once.
+        """
         with self._lock:
             self._closing = True
             waiting, self._waiting = self._waiting, []
@@ -182,7 +173,7 @@ class Scheduler:
         return self._thread.close(_CANCEL_S)
 
     def abandon(self, why: AkunuError) -> None:
-        """Where a step may never end: all jobs fail now, and `close` waits for nothing."""
+        """Fail all jobs now, because a step may never end; `close` does not wait then."""
         with self._lock:
             self._closing = self._abandoned = True
             handles, self._waiting = [*self._running, *self._waiting], []
@@ -200,10 +191,9 @@ class Scheduler:
         self._tell_state("loading")
         try:
             session = self._load()
-
             self._slots = Slots(session, self._count)
             self._engine = session.engine
-        except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
+        except Exception as error:  # noqa: BLE001 - shown to the user
             first, most = _RETRY_S
             self._retry_at = self._clock() + min(most, first * 2**self._failures)
             self._failures += 1
@@ -218,7 +208,7 @@ class Scheduler:
         self.on_state(state)
 
     def _rest(self) -> None:
-        """Unloads a model that nobody asks for, until somebody does."""
+        """Unload the idle model until the next request."""
         if self._slots is not None:
             self._unload()
             self._tell_state("unloaded")
@@ -226,7 +216,7 @@ class Scheduler:
     def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
         try:
             return self._slots is not None and self._slots.save_idle(stopped, seconds)
-        except Exception:  # noqa: BLE001 - what is kept for speed must not end the thread
+        except Exception:  # noqa: BLE001 - saving only helps speed and must not end the thread
             return False
 
     def _end_thread(self) -> None:
@@ -235,7 +225,6 @@ class Scheduler:
         self._unload()
 
     def _unload(self) -> None:
-        """Gives the memory of the model back."""
         self._slots = self._engine = None
         release_memory()
 
@@ -245,7 +234,7 @@ class Scheduler:
         self._awake.rest()
 
     def _turn(self) -> bool:
-        """What is to do between two steps, then a step; False where nothing is to do."""
+        """Handle questions and cancellations, then run one step. False if idle."""
         with self._lock:
             gone = [handle for handle in self._waiting if handle.cancelled]
             self._waiting = [handle for handle in self._waiting if not handle.cancelled]
@@ -270,7 +259,7 @@ class Scheduler:
         return True
 
     def _begin(self) -> None:
-        """Begins jobs that wait, as far as there are slots for them."""
+        """Start waiting jobs while slots are free."""
         slots = self._slots
         while slots is not None and (handle := self._next_waiting(slots)) is not None:
             slots.begin(handle)
@@ -281,8 +270,7 @@ class Scheduler:
                 self._end(handle, Failed(self._error))
 
     def _next_waiting(self, slots: Slots) -> JobHandle | None:
-        """The job that runs from now on, None where none can. Short ones come first, then those of
-        clients that fewest run of, then those that wait longest."""
+        """Take the next job: short ones first, then clients with few running jobs, then FIFO."""
         with self._lock:
             clients = Counter(handle.client for handle in self._running if handle.client)
             waiting = [each for each in self._waiting if slots.has_room(short=each.short)]
@@ -305,12 +293,11 @@ class Scheduler:
         handle.tell(event)
 
 
-_MOMENT_S = 5.0  # of work that need not be known to the system: it waits a minute at least
+_MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute
 
 
 class Awake:
-    """macOS's own `caffeinate`, run while there is work: its assertion against idle sleep ends with
-    it, and with this process at the latest. Elsewhere it does nothing."""
+    """Prevents idle sleep with macOS's `caffeinate` while there is work; no-op elsewhere."""
 
     def __init__(
         self,
@@ -327,11 +314,11 @@ class Awake:
 
     @property
     def held(self) -> bool:
-        """Whether the system was told."""
+        """Whether `caffeinate` is running."""
         return self._process is not None
 
     def work(self) -> None:
-        """There is work; to be called again and again while there is."""
+        """Note that there is work. Call repeatedly."""
         now = self._clock()
         self._since = self._since if self._since is not None else now
         if self._command and not self.held and now - self._since >= _MOMENT_S:
@@ -341,7 +328,7 @@ class Awake:
                 self._command = ()
 
     def rest(self) -> None:
-        """There is no more work."""
+        """Note that the work is done."""
         self._since = None
         if self._process is not None:
             self._process.terminate()
@@ -349,20 +336,16 @@ class Awake:
             self._process = None
 
 
-_CHUNK_S = 0.2  # about how long reading may keep an answer waiting that is being written,
+_CHUNK_S = 0.2  # prefill time per step while another answer decodes,
 _CHUNK_PASSES = 2.0  # in passes of that answer,
-_PATIENCE_S = 1.0  # and another prompt
-_SHORT_WEIGHT = 4.0  # of a short job's claim to time
-# How long a prompt waits for shorter ones: seconds, and times what reading it takes.
-_LATE_S, _LATE = 2.0, 2.0
-_PREFILL_RATE = 500.0  # tokens of a prompt in a second, before any was measured
+_PATIENCE_S = 1.0  # and while another prompt waits
+_SHORT_WEIGHT = 4.0  # a short job's share of time
+_LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus times its prefill time
+_PREFILL_RATE = 500.0  # prompt tokens per second, before any measurement
 
 
 class Slots:
-    """`count` jobs run at most, and one more that is short.
-
-    session: of the model; those of the other slots are made beside it when they are needed.
-    """
+    """Runs up to `count` jobs at a time, and one more if it is short."""
 
     def __init__(
         self, session: Session, count: int, clock: Callable[[], float] = time.perf_counter
@@ -371,24 +354,22 @@ class Slots:
         self._count = count
         self._sessions = [session]
         self._running: list[_Running] = []
-        self._ahead: _Running | None = None  # of which a pass may be under way
-        self._read_ahead_s = 0.0  # that reading took beyond what writing did
+        self._ahead: _Running | None = None  # may have launched a pass
+        self._read_ahead_s = 0.0  # prefill time minus decode time
 
     @property
     def caches(self) -> PromptCaches:
-        """Those that all slots share."""
         return self._sessions[0].target.caches
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        """See `Session.save_idle`."""
         return self._sessions[0].save_idle(stopped, seconds)
 
     def has_room(self, *, short: bool) -> bool:
-        """Whether a job can begin."""
+        """Return whether a job can start."""
         return len(self._running) < self._count + short
 
     def begin(self, handle: JobHandle) -> None:
-        """Makes it one of those that are stepped."""
+        """Start a job in a free session."""
         used = [each.session for each in self._running]
         free = [session for session in self._sessions if session not in used]
         if not free:
@@ -399,8 +380,7 @@ class Slots:
         self._running.append(_Running(handle, free[0], spent, self._clock()))
 
     def step(self) -> tuple[JobHandle, Event | None]:
-        """A step of one of those that run: whose it was, and the event. After the last event of a
-        job its slot is free."""
+        """Run one step; return its job and event. The last event frees the slot."""
         ready = self._ready()
         each = self._ahead if self._ahead in ready else self._next(ready)
         assert each is not None
@@ -417,8 +397,8 @@ class Slots:
         return each.handle, event
 
     def _ready(self) -> list[_Running]:
-        """Those that there is something to do for. Where one waits for others to end, no later one
-        gets what it waits for."""
+        """Return the jobs that can run. A blocked job holds back later ones that would block
+        too."""
         ready, crowded = [], False
         for each in self._running:
             each.turn.crowded = crowded
@@ -432,7 +412,7 @@ class Slots:
 
     def _next(self, ready: list[_Running]) -> _Running:
         for each in ready:
-            if each.turn.cancelled or not each.begun:  # which costs next to nothing
+            if each.turn.cancelled or not each.begun:  # nearly free
                 return each
         writers = [each for each in ready if each.writes]
         readers = [each for each in ready if not each.writes]
@@ -441,7 +421,7 @@ class Slots:
         return min(writers, key=lambda each: each.spent)
 
     def _reader(self, readers: list[_Running]) -> _Running:
-        """The one with least to read, or one that waited too long for that."""
+        """Return the job with the least prompt left, or one that waited too long."""
         now, rate = self._clock(), self._sessions[0].drafting.curve.prefill_rate or _PREFILL_RATE
         waited = {each: now - each.since - each.stepped_s for each in readers}
         late = [each for each in readers if waited[each] > _LATE_S + _LATE * each.turn.left / rate]
@@ -450,8 +430,7 @@ class Slots:
         return min(readers, key=lambda each: each.turn.left)
 
     def _chunk_seconds(self, ready: list[_Running], reader: _Running) -> float | None:
-        """How long reading may take: a wait that hardly shows, or that of some passes where those
-        take longer, as a chunk of few tokens takes hardly less than one of many."""
+        """Return the time limit of a prefill chunk: short, or a few passes of other answers."""
         if reader.turn.alone:
             return None
         passes = [each.pass_s for each in ready if each.writes and each is not reader]
@@ -460,7 +439,7 @@ class Slots:
         )
 
     def _charge(self, each: _Running, seconds: float, *, reads: bool, shared: bool) -> None:
-        """shared: whether some read while others write."""
+        """Account for a step. shared: some jobs prefill while others decode."""
         weighed = seconds / (_SHORT_WEIGHT if each.handle.short else 1.0)
         each.stepped_s += seconds
         if not reads:
@@ -473,16 +452,15 @@ class Slots:
 
 
 class _Running:
-    """A job that was begun. spent: its time of writing, weighed, from where the others were when it
-    came; stepped_s: all time that it was given since `since`; pass_s: what its last pass took."""
+    """A running job."""
 
     def __init__(self, handle: JobHandle, session: Session, spent: float, since: float) -> None:
         self.handle = handle
         self.session = session
-        self.spent = spent
+        self.spent = spent  # weighted decode time, starting at the others' minimum
         self.since = since
-        self.stepped_s = 0.0
-        self.pass_s = 0.0
+        self.stepped_s = 0.0  # all time given since `since`
+        self.pass_s = 0.0  # time of its last pass
         self.begun = False
         self._events: Iterator[Event | None] | None = None
 
@@ -492,11 +470,11 @@ class _Running:
 
     @property
     def writes(self) -> bool:
-        """Whether its prompt is read."""
+        """Whether its prompt is prefilled."""
         return self.begun and self.turn.left == 0
 
     def step(self) -> Event | None:
-        """Its next event. An exception is one, too: the last."""
+        """Return the next event. An exception becomes the final `Failed` event."""
         self.begun = True
         try:
             if self._events is None:
@@ -511,12 +489,12 @@ class _Running:
         return event
 
     def _close(self) -> None:
-        """Leaves the session as one that another job may begin with."""
+        """Make the session ready for another job."""
         events: Any = self._events
-        with contextlib.suppress(Exception):  # what it was making is given up in any case
+        with contextlib.suppress(Exception):  # the answer is dropped in any case
             if hasattr(events, "close"):
                 events.close()
         try:
             self.session.release()
-        except Exception:  # noqa: BLE001 - a device that fails
+        except Exception:  # noqa: BLE001 - a failing device
             self.session.target.reset()
