@@ -57,7 +57,6 @@ class LearnedState:
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
-        self.warmed = self.directory / f"{_MEMORY}{_digest(tokenizer)}.warm"  # see `warm`
         self.warnings: list[str] = []  # files set aside, one line each
         self.curve, self.networks = self._load_costs()
         self.memory = self._load_memory() if memory else None
