@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import IO
+
+from tqdm import tqdm
 
 from akunu_py import paths
 from akunu_py.arguments import add_actions, add_format, add_values
-from akunu_py.errors import DamagedModel, UnknownModel, UsageError
+from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
+from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError, one_line
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
+from akunu_py.models.pull.there import SIGN
 from akunu_py.models.store import cleanup, hub_cache, store
-from akunu_py.models.store.store import Usage, read_usage
+from akunu_py.models.store.progress import Meter, Progress, ProgressCallback
+from akunu_py.models.store.store import StoredModel, Usage, read_usage
 from akunu_py.text import human_size, on_one_line, say
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
@@ -115,11 +126,9 @@ def list_models(args: argparse.Namespace) -> None:
 
 def pull_model(args: argparse.Namespace) -> None:
     """Download a model unless it is installed, then on other hosts; Ctrl-C keeps partial files."""
-    from akunu_py.commands.progress import progress_bar, watched
     from akunu_py.models.pull.pull import find_installed, pull
 
     if args.hosts:
-        from akunu_py.commands.pull_hosts import pull_on_hosts
         from akunu_py.decoding.hosts.hostfile import read_hosts
 
         hosts = read_hosts(args.hosts)
@@ -170,7 +179,6 @@ def recommend_models(args: argparse.Namespace) -> None:
 
 
 def import_model(args: argparse.Namespace) -> None:
-    from akunu_py.commands.progress import progress_bar
     from akunu_py.models.store import local_import
 
     with progress_bar() as progress:
@@ -217,7 +225,6 @@ def verify(args: argparse.Namespace) -> None:
 
 
 def verify_model(model: store.StoredModel) -> None:
-    from akunu_py.commands.progress import progress_bar
 
     with progress_bar() as progress:
         store.verify(model, lambda done, total: progress(f"verifying {model.name}", done, total))
@@ -382,3 +389,172 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
+_INTERVAL_S = 10.0
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows (phase, bytes done, total bytes)."""
+    with watched() as on_progress:
+        yield Meter(on_progress)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows a Progress."""
+    shown = _Bars() if sys.stderr.isatty() else _Lines()
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+class _Bars:
+    """One bar for each phase; a phase of unknown size is a line."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase != self._phase:
+            self.close()
+            self._phase = progress.phase
+            if not progress.total:
+                say(f"{progress.phase} ...", error=True)
+        if self._bar is None and progress.total:
+            self._bar = tqdm(
+                total=progress.total,
+                initial=progress.done,
+                desc=on_one_line(progress.phase),
+                unit="B",
+                unit_scale=True,
+                dynamic_ncols=True,
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
+            )
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(progress.speed()), refresh=False)
+            self._bar.update(min(progress.done, progress.total) - self._bar.n)
+            if progress.stalled:
+                self._bar.refresh()  # update() redraws only after progress
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class _Lines:
+    """A line when a phase begins, and then every ten seconds."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._printed_at = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            say(f"{progress.phase} ...", error=True)
+        elif not progress.total or now - self._printed_at < _INTERVAL_S:
+            return
+        else:
+            say(progress.describe(separator=", "), error=True)
+        self._printed_at = now
+
+    def close(self) -> None:
+        pass
+
+
+# Never asks for a password, and detects a lost network within a minute.
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
+_NO_PROGRAM = (126, 127)  # exit codes of a shell
+
+
+def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) -> None:
+    """Download `model` on the other hosts in turn, as they share a network, and compare hashes.
+
+    Raises FetchError, which names the hosts that failed, with the reasons.
+    """
+    others = [name for name in dict.fromkeys(hosts.names[1:]) if name != HERE]
+    if not others:
+        say("all hosts are this machine; nothing to download", error=True)
+    failures = []
+    for host in others:
+        try:
+            _pull_on(host, hosts.env, model, progress)
+        except FetchError as error:
+            failures.append(f"{host}: {error}")
+        else:
+            say(f"{host} has the same files of {model.name}", error=True)
+    if failures:
+        raise FetchError("; ".join(failures))
+
+
+def _pull_on(
+    host: str, env: dict[str, str], model: StoredModel, progress: ProgressCallback
+) -> None:
+    assert model.manifest is not None
+    reference = f"{model.repository}@{model.commit}" if model.repository else model.name
+    wanted = {"reference": reference, "name": model.name if model.repository else None}
+    python = env.get("AKUNU_PYTHON", sys.executable)
+    given = [f"{name}={value}" for name, value in env.items()]
+    command = [python, "-P", "-m", "akunu_py.models.pull.there", json.dumps(wanted)]
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            [*_SSH, host, shlex.join(["env", *given, *command])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as process,
+    ):
+        try:
+            there = _follow(process, lambda phase, *n: progress(f"{host}: {phase}", *n))
+            code = process.wait()
+        finally:
+            process.kill()  # the remote process ends when its stdin closes
+        if there is None:
+            errors.seek(0)
+            raise FetchError(_why(code, python, errors))
+    here = {name: record.sha256 for name, record in model.manifest.files.items()}
+    if differing := sorted(name for name in here | there if here.get(name) != there.get(name)):
+        raise FetchError(
+            f"{differing[0]} differs from the file on this host; run on both: akunu models verify "
+            f"{model.name}"
+        )
+
+
+def _follow(
+    process: subprocess.Popen[bytes], progress: Callable[[str, int, int], None]
+) -> dict[str, str] | None:
+    """Return the hashes by file name, or None if the process reported none. Raises FetchError."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        text = line.decode(errors="replace").strip()
+        if not text.startswith(SIGN):
+            continue
+        message = json.loads(text.removeprefix(SIGN))
+        if "progress" in message:
+            progress(*message["progress"])
+        if "error" in message:
+            raise FetchError(message["error"])
+        if "files" in message:
+            return dict(message["files"])
+    return None
+
+
+def _why(code: int, python: str, errors: IO[bytes]) -> str:
+    """Return why the remote process failed."""
+    lines = errors.read().decode(errors="replace").split("\n")
+    said = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
+    if code == NOT_REACHED:
+        return f"cannot be reached: {said}"
+    if code in _NO_PROGRAM or "No module named" in said:
+        return (
+            f"{python} has no akunu of this version ({said}); install it, or set AKUNU_PYTHON in "
+            "the hostfile's envs"
+        )
+    return said

@@ -16,7 +16,6 @@ import pytest
 
 from akunu_py.bench import check
 from akunu_py.bench.check import Check, CheckPlan, Line
-from akunu_py.bench.numerics import kernels
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
@@ -125,12 +124,12 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
         return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
 
     for wrong, verdict in ((1.0, "pass"), (1 + 2**-7, "pass"), (1.5, "FAIL"), (math.nan, "FAIL")):
-        found, checked = kernels.compare_rows(kernel), Check()
+        found, checked = check.compare_rows(kernel), Check()
         check._add_rows(checked, "a kernel", mx.bfloat16, [found])
         (line,) = checked.lines
         assert line.verdict == verdict
         assert line.value == (math.inf if math.isnan(wrong) else pytest.approx(wrong - 1))
-        same = [1.0] * kernels.MOST_ROWS if wrong == 1 else [1.0] * 12 + [63 / 64] * 21
+        same = [1.0] * check.MOST_ROWS if wrong == 1 else [1.0] * 12 + [63 / 64] * 21
         assert found["identical"] == pytest.approx(same)
         assert f"up to {33 if wrong == 1 else 12} rows" in line.note
 
@@ -138,11 +137,11 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
 def test_the_rows_of_a_causal_pass_are_those_of_one_at_a_time() -> None:
     """In float32, where nothing but an error in what is compared could set them apart."""
     for found in (
-        kernels.attention_rows(mx.float32, 16, 4),
-        kernels.quantized_rows(4, mx.float32, 64, 64),
+        check.attention_rows(mx.float32, 16, 4),
+        check.quantized_rows(4, mx.float32, 64, 64),
     ):
         assert max(found["difference"]) < 1e-5
-        assert len(found["identical"]) == kernels.MOST_ROWS
+        assert len(found["identical"]) == check.MOST_ROWS
 
 
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])

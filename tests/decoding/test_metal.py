@@ -8,9 +8,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench.check import ROUNDING, wired_limit
+from akunu_py.bench.check import ROUNDING, attention_rows, quantized_rows, wired_limit
 from akunu_py.bench.fidelity import first_divergence
-from akunu_py.bench.numerics.kernels import attention_rows, quantized_rows
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine

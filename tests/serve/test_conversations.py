@@ -17,7 +17,7 @@ from akunu_py.serve.messages.dialect import messages_of as from_messages
 from akunu_py.serve.messages.dialect import tools_of
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import messages_of as from_responses
-from akunu_py.serve.responses.reply import sealed
+from akunu_py.serve.responses.dialect import sealed
 from akunu_py.serve.responses.tools import as_arguments, offered_tools
 from akunu_py.types import Message, Tool, ToolCall
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.responses.bodies import ResponsesTool
-from akunu_py.serve.responses.reply import (
+from akunu_py.serve.responses.dialect import (
     ResponseContext,
     ResponseEncoder,
     sealed,

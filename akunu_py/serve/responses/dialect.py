@@ -1,15 +1,36 @@
-"""Responses: the endpoint, and jobs from bodies. The server stores no responses."""
+"""Responses: the endpoint, jobs from bodies, and replies. The server stores no responses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import binascii
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
+from akunu_py.decoding.events import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Text,
+    Thinking,
+)
 from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.serve.dialect.bodies import BETWEEN, joined
 from akunu_py.serve.dialect.errors import RequestError, invalid
-from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.interface import (
+    Dialect,
+    Endpoint,
+    Prepared,
+    WholeAnswer,
+    frame,
+    statistics,
+)
 from akunu_py.serve.dialect.sampling import (
     JSON_OBJECT,
     SamplingBody,
@@ -31,13 +52,16 @@ from akunu_py.serve.responses.bodies import (
     ReasoningItem,
     ResponsesBody,
 )
-from akunu_py.serve.responses.reply import (
-    ResponseContext,
-    ResponseEncoder,
-    unsealed,
-    whole_response,
+from akunu_py.serve.responses.tools import (
+    Matches,
+    OfferedTool,
+    OfferedTools,
+    as_arguments,
+    dictated_job,
+    input_of,
+    known_name,
+    offered_tools,
 )
-from akunu_py.serve.responses.tools import as_arguments, dictated_job, known_name, offered_tools
 from akunu_py.types import Constraint, Message, ToolCall
 
 _SEALED = "reasoning.encrypted_content"
@@ -181,6 +205,283 @@ def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], place: st
             raise invalid(f"{place}.{number}", f"{part.type[:100]} is not supported; send text")
         texts.append(part.text if isinstance(part, ItemText) else part.refusal)
     return BETWEEN.join(text for text in texts if text)
+
+
+Values = dict[str, Any]
+_SEAL = "akunu."  # marks thinking that clients return unread
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseContext:
+    """Inputs of a response besides the events."""
+
+    request: Values  # repeated parameters of the request
+    tools: OfferedTools
+    seals: bool  # send reasoning as encrypted_content, too
+    count: Callable[[str], int]  # tokens of a text
+    matches: Matches
+
+
+class ResponseBuilder:
+    """A growing response. `add` returns the stream's events, without their numbers."""
+
+    def __init__(self, reply: ResponseContext) -> None:
+        self._reply = reply
+        self.response: Values = {
+            "id": f"resp_{secrets.token_hex(16)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            **reply.request,
+        }
+        self._thinking = ""  # all of it
+        self._arguments = ""  # of the open call
+        self._tool: OfferedTool | None = None
+        self._call: CallBegun | None = None  # held back until it is complete
+
+    @property
+    def _output(self) -> list[Values]:
+        output: list[Values] = self.response["output"]
+        return output
+
+    @property
+    def _open(self) -> Values | None:
+        """The open item."""
+        last = self._output[-1] if self._output else None
+        return last if last and last["status"] == "in_progress" else None
+
+    def add(self, event: Event) -> list[Values]:
+        match event:
+            case Thinking(text):
+                self._thinking += text
+                return self._text("reasoning", text)
+            case Text(text):
+                return self._text("message", text)
+            case CallBegun():
+                return self._begin_call(event)
+            case CallArguments(text):
+                return self._extend_call(text)
+            case CallEnded():
+                return self._end_call()
+            case Ended():
+                return self._end(event)
+            case _:
+                return []
+
+    def fail(self, error: RequestError) -> Values:
+        """Return the last event after an error."""
+        code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
+        self.response["error"] = {"code": code, "message": error.message}
+        self.response["status"] = "failed"
+        return {"type": "response.failed", "response": self.response}
+
+    def _text(self, kind: str, text: str) -> list[Values]:
+        if not text:
+            return []
+        values: list[Values] = []
+        item = self._open
+        if item is None or item["type"] != kind:
+            values = [*self._close(), *self._begin_text(kind)]
+            item = self._output[-1]
+        part = item["content"][0]
+        part["text"] += text
+        more: Values = {"logprobs": []} if kind == "message" else {}
+        said = self._part_event(f"{part['type']}.delta", content_index=0, delta=text, **more)
+        return [*values, said]
+
+    def _begin_text(self, kind: str) -> list[Values]:
+        if kind == "message":
+            item = self._item("msg", "message", role="assistant", content=[])
+            part: Values = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
+        else:
+            item = self._item("rs", "reasoning", summary=[], content=[])
+            part = {"type": "reasoning_text", "text": ""}
+        values = self._begin(item)
+        item["content"].append(part)
+        said = self._part_event("content_part.added", content_index=0, part=dict(part))
+        return [*values, said]
+
+    def _begin_call(self, event: CallBegun) -> list[Values]:
+        values = self._close()
+        self._tool, self._arguments = self._reply.tools.find(event.name), ""
+        if self._tool.grammar is not None:
+            self._call = event
+            return values
+        return [*values, *self._begin(self._call_item(event, self._tool))]
+
+    def _call_item(self, event: CallBegun, tool: OfferedTool) -> Values:
+        more: Values = {"namespace": tool.namespace} if tool.namespace else {}
+        more |= {"call_id": event.id, "name": tool.name}
+        if tool.custom:
+            return self._item("ctc", "custom_tool_call", input="", **more)
+        return self._item("fc", "function_call", arguments="", **more)
+
+    def _extend_call(self, text: str) -> list[Values]:
+        self._arguments += text
+        item = self._open
+        if self._call is not None or item is None or not text:
+            return []
+        if item["type"] == "function_call":
+            item["arguments"] += text
+            return [self._part_event("function_call_arguments.delta", delta=text)]
+        return self._extend_input(item)
+
+    def _extend_input(self, item: Values) -> list[Values]:
+        whole = input_of(self._arguments)
+        more = whole[len(item["input"]) :]
+        if not more or not whole.startswith(item["input"]):
+            return []
+        item["input"] = whole
+        return [self._part_event("custom_tool_call_input.delta", delta=more)]
+
+    def _end_call(self) -> list[Values]:
+        """End the call; an input that violates its grammar becomes text."""
+        event, tool = self._call, self._tool
+        if event is None or tool is None:
+            return self._close()
+        self._call = None
+        text = input_of(self._arguments)
+        assert tool.grammar is not None
+        if not self._reply.matches(tool.grammar, text):
+            said = self._text(
+                "message", f"[a call of {tool.name} that violates its grammar]\n{text}"
+            )
+            return [*said, *self._close()]
+        item = self._call_item(event, tool)
+        return [*self._begin(item), *self._extend_input(item), *self._close()]
+
+    def _end(self, ended: Ended) -> list[Values]:
+        cut = ended.reason in ("length", "context")
+        values = self._text("message", input_of(self._arguments)) if self._call else []
+        values += self._close("incomplete" if cut else "completed")
+        stats, response = ended.stats, self.response
+        response["status"] = "incomplete" if cut else "completed"
+        if cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            response["completed_at"] = int(time.time())
+        thought = self._reply.count(self._thinking) if self._thinking else 0
+        response["usage"] = {
+            "input_tokens": stats.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.generated_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(thought, stats.generated_tokens)},
+            "total_tokens": stats.prompt_tokens + stats.generated_tokens,
+        }
+        response["akunu"] = statistics(ended)
+        return [*values, {"type": f"response.{response['status']}", "response": response}]
+
+    def _close(self, status: str = "completed") -> list[Values]:
+        """End the open item."""
+        item = self._open
+        if item is None:
+            return []
+        item["status"] = status
+        values: list[Values] = []
+        match item["type"]:
+            case "function_call":
+                done = {"name": item["name"], "arguments": item["arguments"]}
+                values = [self._part_event("function_call_arguments.done", **done)]
+            case "custom_tool_call":
+                values = [self._part_event("custom_tool_call_input.done", input=item["input"])]
+            case kind:
+                part = item["content"][0]
+                more: Values = {"logprobs": []} if kind == "message" else {}
+                more |= {"content_index": 0, "text": part["text"]}
+                values = [self._part_event(f"{part['type']}.done", **more)]
+                values.append(
+                    self._part_event("content_part.done", content_index=0, part=dict(part))
+                )
+                if kind == "reasoning" and self._reply.seals:
+                    item["encrypted_content"] = sealed(part["text"])
+        return [*values, self._item_event("output_item.done")]
+
+    def _item(self, prefix: str, kind: str, **values: Any) -> Values:
+        id = f"{prefix}_{secrets.token_hex(12)}"
+        return {"type": kind, "id": id, "status": "in_progress", **values}
+
+    def _begin(self, item: Values) -> list[Values]:
+        self._output.append(item)
+        return [self._item_event("output_item.added")]
+
+    def _item_event(self, what: str) -> Values:
+        """Return an event with a copy of the last item."""
+        item = dict(self._output[-1])
+        if "content" in item:
+            item["content"] = [dict(part) for part in item["content"]]
+        return {"type": f"response.{what}", "output_index": len(self._output) - 1, "item": item}
+
+    def _part_event(self, what: str, **values: Any) -> Values:
+        place = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
+        return {"type": f"response.{what}", **place, **values}
+
+
+def whole_response(reply: ResponseContext, answers: Sequence[WholeAnswer]) -> Values:
+    """Return the answer as a response."""
+    builder = ResponseBuilder(reply)
+    answer = answers[0]
+    assert answer.ended is not None
+    for number, part in enumerate(answer.parts):
+        if not isinstance(part, ToolCall):
+            builder.add(part)
+            continue
+        builder.add(CallBegun(part.id, part.name))
+        builder.add(CallArguments(part.arguments))
+        if number < len(answer.parts) - 1 or answer.ended.reason == "stop":
+            builder.add(CallEnded())
+    builder.add(answer.ended)
+    return builder.response
+
+
+class ResponseEncoder:
+    """Encodes a streamed response; its heartbeat repeats response.in_progress."""
+
+    def __init__(self, reply: ResponseContext) -> None:
+        self._builder = ResponseBuilder(reply)
+        self._number = 0
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        return [*self._begin(), *map(self._frame, self._builder.add(event))]
+
+    def heartbeat(self) -> bytes:
+        begun = self._begin()
+        return b"".join(begun) if begun else self._frame(self._snapshot("in_progress"))
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [*self._begin(), self._frame(self._builder.fail(error))]
+
+    def _begin(self) -> list[bytes]:
+        if self._number:
+            return []
+        return [self._frame(self._snapshot(what)) for what in ("created", "in_progress")]
+
+    def _snapshot(self, what: str) -> Values:
+        return {"type": f"response.{what}", "response": self._builder.response}
+
+    def _frame(self, value: Values) -> bytes:
+        numbered = {"type": value["type"], "sequence_number": self._number} | value
+        self._number += 1
+        return frame(numbered, value["type"])
+
+
+def sealed(thinking: str) -> str:
+    """Return thinking in the form that clients send back."""
+    return _SEAL + base64.b64encode(thinking.encode()).decode()
+
+
+def unsealed(text: str) -> str:
+    """Return the thinking, or "" if another server sealed it."""
+    if not text.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(text[len(_SEAL) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
 
 
 RESPONSES = Dialect(

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from akunu_py import paths
-from akunu_py.commands.progress import _Bars
+from akunu_py.commands.models import _Bars
 from akunu_py.errors import FetchError, StoreError, UnknownModel
 from akunu_py.models.gguf import convert
 from akunu_py.models.manifest import ModelFacts

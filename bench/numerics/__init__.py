@@ -1,1 +1,0 @@
-"""How passes over several rows round, compared with passes over one row."""
