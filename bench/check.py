@@ -397,10 +397,9 @@ def print_check(check: Check) -> None:
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 
 
-# The kernel for a quantized matrix depends on the rows, the matrix and the chip
-# (mlx/backend/metal/quantized.cpp): few rows run one by one, or up to five together since M3; from 6
-# rows (M1) to 32 (Ultra) on, they run in tiles of 32. The attention kernel changes above 8 rows, and
-# if rows times query heads per KV head exceed 32.
+# mlx/backend/metal/quantized.cpp chooses the kernel of a quantized matrix by rows, matrix and chip.
+# Few rows run one by one, or up to five together since M3; from 6 rows (M1) to 32 (Ultra) on, in
+# tiles of 32. The attention kernel changes above 8 rows, or 32 rows x query heads per KV head.
 MOST_ROWS = 33  # more than a tile, and than the longest draft with its token
 FORMATS = (mx.bfloat16, mx.float16)
 _GROUP, _KV_HEADS, _HEAD = 64, 2, 64

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from akunu_py.bench.result import Result, half_range, median
 
-Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 """Headings, and the cells of each row."""
 

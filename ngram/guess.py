@@ -46,8 +46,6 @@ _MEMORY_BELOW = 0.85  # logit (70 %) above which the answer cache is not consult
 # Origins of a guess. Plain constants: enum lookups are seven times slower on Python 3.11.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
 FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_MEMORY, FROM_GRAMMAR = 3, 4, 5, 6, 7
-# By origin; benchmark result files use these names.
-_SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory", "grammar")
 
 
 @dataclass(slots=True)
@@ -65,16 +63,9 @@ class Guess:
     probability: float = 0.0
     bucket: int = 0  # of the calibration
     source: int = FROM_MATCH
-    order: int = 0  # tokens of context that the longest match shares
     skip: tuple[int, int] | None = None  # of the copy
     matched: Candidate | None = None  # of the matches
     candidates: list[Candidate] = field(default_factory=list)
-
-    @property
-    def named_source(self) -> tuple[str, int]:
-        """Return the guess's origin, and the order of the match if it is one."""
-        name = _SOURCE_NAMES[self.source]
-        return name, self.order if name == "match" else 0
 
     def consider(self, candidate: Candidate, source: int) -> None:
         """Adopt `candidate` if it is more likely than the current one."""
@@ -135,7 +126,6 @@ class Guesser:
     def _from_match(self, guess: Guess) -> None:
         model = self.model
         token, length, share, agreeing, opposing = self._vote(guess.matches)
-        guess.order = length
         after = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)
         same = model.token_outcomes.get(token, NO_OUTCOMES)
         agrees = 0

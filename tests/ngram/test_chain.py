@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.chain import Continuation
+from akunu_py.ngram.auto import AutoDrafter, Continuation
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftNetwork
 from tests.measure.networks import (
@@ -161,8 +161,12 @@ class Told(AutoDrafter):
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         draft = super().propose(limit, ahead=ahead)
-        assert len(self.sources) == len(draft)
-        self.seen.add(tuple(dict.fromkeys(name for name, _ in self.sources)))
+        sources = ["n-grams"] * len(self._guesses[slice(*self._planned)])
+        if self._network is not None:
+            sources += [self._network.network.name] * self._network.verified
+            sources += ["n-grams"] * len(self._behind)
+        assert len(sources) == len(draft)
+        self.seen.add(tuple(name for name, _ in groupby(sources)))
         return draft
 
 

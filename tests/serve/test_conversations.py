@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.errors import RequestError
-from akunu_py.serve.messages.bodies import MessagesBody
-from akunu_py.serve.messages.dialect import messages_of as from_messages
-from akunu_py.serve.messages.dialect import tools_of
+from akunu_py.serve.messages import MessagesBody, tools_of
+from akunu_py.serve.messages import messages_of as from_messages
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import messages_of as from_responses
 from akunu_py.serve.responses.dialect import sealed

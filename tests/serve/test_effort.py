@@ -15,8 +15,7 @@ from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.messages.bodies import CountBody, MessagesBody
-from akunu_py.serve.messages.dialect import count_tokens, prepare_message
+from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
 from akunu_py.serve.openai.bodies import ChatBody
 from akunu_py.serve.openai.chat import prepare_chat
 from akunu_py.serve.responses.bodies import ResponsesBody

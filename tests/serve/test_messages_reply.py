@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Begun, CallArguments, CallBegun, Ended, Event, Text, Thinking
 from akunu_py.serve.dialect.errors import RequestError
-from akunu_py.serve.messages.dialect import MessageEncoder, error_body, whole_message
+from akunu_py.serve.messages import MessageEncoder, error_body, whole_message
 from akunu_py.types import Stats
 from tests.support.serve_events import answers, put_together
 from tests.support.sse_reader import named_events

@@ -19,8 +19,7 @@ import pytest
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Ended, Event, Reading
-from akunu_py.decoding.generate.recall import Recall
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.session import Recall, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore

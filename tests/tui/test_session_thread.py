@@ -14,8 +14,7 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.generate import model_thread as thread_module
 from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
-from akunu_py.decoding.generate.recall import Recall
-from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.generate.session import Generation, Recall, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.generate.recall import Recall
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.session import Recall, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk, store

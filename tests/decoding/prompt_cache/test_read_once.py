@@ -15,8 +15,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.decoding.generate.recall import Recall
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.session import Recall, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
