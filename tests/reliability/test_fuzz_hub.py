@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models.pull import download
+from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import cleanup, hub_cache, store
 from tests.reliability.fuzz import counted, refused
@@ -122,12 +122,12 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
     return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
 
 
-def asking() -> download.Hub:
+def asking() -> pull_module.Hub:
     """The client of the hub: its process reads the environment when the first request starts it."""
-    return download.Hub(lambda: False, lambda *_: None)
+    return pull_module.Hub(lambda: False, lambda *_: None)
 
 
-def ask(hub: Hub, client: download.Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
+def ask(hub: Hub, client: pull_module.Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
     """What comes of a listing that is answered so, however often it is asked for."""
     hub.faults["api"] = deque([fault] * 6 if fault else [])
     client._failures = 0

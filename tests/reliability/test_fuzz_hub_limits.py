@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models.pull import download
+from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from tests.reliability.fuzz import peak_mb, refused
 from tests.support.hub_home import files as files  # fixtures
@@ -75,8 +75,8 @@ POURED = {
 def test_an_answer_without_an_end_takes_little_memory(
     server: Hub, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
-    monkeypatch.setattr(download, "_STALLED_S", 0.5)
-    monkeypatch.setattr(download, "_ATTEMPTS", 2)
+    monkeypatch.setattr(pull_module, "_STALLED_S", 0.5)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     server.faults[where] = deque([POURED[what]] * 6)
     before, before_there = peak_mb(), peak_mb(resource.RUSAGE_CHILDREN)
@@ -115,8 +115,8 @@ DRIPPED = {
 def test_a_trickle_is_given_up(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
-    monkeypatch.setattr(download, "_STALLED_S", 0.4)
-    monkeypatch.setattr(download, "_ATTEMPTS", 3)
+    monkeypatch.setattr(pull_module, "_STALLED_S", 0.4)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 3)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
     server.faults[where] = deque([DRIPPED[what]] * 6)
     started = time.monotonic()
@@ -125,7 +125,7 @@ def test_a_trickle_is_given_up(
     assert time.monotonic() - started < 15
     assert len(server.asked(where)) <= 3
     server.faults.clear()
-    monkeypatch.setattr(download, "_STALLED_S", 20.0)
+    monkeypatch.setattr(pull_module, "_STALLED_S", 20.0)
     with contextlib.suppress(FetchError):  # where it took blanks for bytes of the file
         pull(REPOSITORY)
     assert pull(REPOSITORY)
@@ -134,8 +134,8 @@ def test_a_trickle_is_given_up(
 def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(
     server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_STALLED_S", 2.5)
-    monkeypatch.setattr(download, "_ATTEMPTS", 2)
+    monkeypatch.setattr(pull_module, "_STALLED_S", 2.5)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     server.faults[NAME] = deque([Fault(cut=30_000, no_range=True)] * 100)
     with pytest.raises(FetchError, match=r"stalled.*2 tries brought less than 1 MiB"):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from akunu_py.models.pull import download, worker
+from akunu_py.models.pull import pull as pull_module
+from akunu_py.models.pull import worker
 from tests.support.hub_server import Hub, running
 from tests.support.tiny_model import tiny_files
 
@@ -47,8 +48,8 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(download, "_LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(pull_module, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(pull_module, "_LONGEST_WAIT_S", 0.0)
     return tmp_path
 
 
@@ -58,7 +59,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     sleep = time.sleep
 
-    def answers(self: download.Hub, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def answers(self: pull_module.Hub, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         told.clear()
         worker._answer(json.loads(json.dumps(request)))
         for each in told:
@@ -66,8 +67,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             yield json.loads(json.dumps(each))
 
     monkeypatch.setattr(worker, "_say", lambda **what: told.append(what))
-    monkeypatch.setattr(download.Hub, "_answers", answers)
-    monkeypatch.setattr(download.Hub, "start", lambda self: None)
+    monkeypatch.setattr(pull_module.Hub, "_answers", answers)
+    monkeypatch.setattr(pull_module.Hub, "start", lambda self: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
 
 

@@ -32,7 +32,7 @@ from akunu_py.serve.http.guard import Access, Guard
 from akunu_py.serve.http.record import Record, Records
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
-from akunu_py.serve.openai.dialect import OPENAI
+from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import OWN
 from akunu_py.serve.own.running import proof
 from akunu_py.serve.responses.dialect import RESPONSES

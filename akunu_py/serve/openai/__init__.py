@@ -1,1 +1,23 @@
-"""Chat Completions and Completions, as OpenAI's clients speak them."""
+"""Chat Completions and Completions, as OpenAI's clients use them."""
+
+from __future__ import annotations
+
+from akunu_py.serve.dialect.interface import Dialect, Endpoint
+from akunu_py.serve.openai.bodies import ChatBody
+from akunu_py.serve.openai.chat import prepare_chat
+from akunu_py.serve.openai.completions import CompletionsBody, prepare_completions
+from akunu_py.serve.openai.shapes import error_body
+
+OPENAI = Dialect(
+    "openai",
+    (
+        Endpoint("/v1/chat/completions", ChatBody, prepare_chat, "Answer a conversation."),
+        Endpoint(
+            "/v1/completions",
+            CompletionsBody,
+            prepare_completions,
+            "Continue texts, or fill in their middle.",
+        ),
+    ),
+    error_body,
+)

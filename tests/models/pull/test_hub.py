@@ -20,7 +20,7 @@ from akunu_py.errors import (
     UnsupportedModel,
     UsageError,
 )
-from akunu_py.models.pull import download
+from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import find_installed, pull
 from akunu_py.models.store import cleanup, hub_cache, store
 from akunu_py.models.store.progress import Progress
@@ -137,7 +137,7 @@ def test_lasting_faults_are_one_line_errors_and_resumable(
     kind: type[AkunuError],
     words: str,
 ) -> None:
-    monkeypatch.setattr(download, "_ATTEMPTS", 2)  # each is six of the library
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)  # each is six of the library
     cut = where == WEIGHTS and fault.status != 429  # which the library waits out for 20 s
     server.faults[where].extend([Fault(cut=30_000)] * cut + [fault] * 60)
     with pytest.raises(kind, match=words) as caught:
@@ -292,7 +292,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_space(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=70_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(download, "_RESERVE", 70_000_000)
+    monkeypatch.setattr(pull_module, "_RESERVE", 70_000_000)
     with pytest.raises(StoreError, match="HF_HOME"):
         pull(REPOSITORY)
 

@@ -306,7 +306,7 @@ def test_a_download_that_never_ends_is_given_up(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-    monkeypatch.setattr(pull_module, "_STALLED_S", 2.0 if ends_by == "time" else 60.0)
+    monkeypatch.setattr(pull_module, "_PIP_STALLED_S", 2.0 if ends_by == "time" else 60.0)
     monkeypatch.setattr(pull_module, "_LOG_END", 0)
     offer(download_bytes=1_000_000 if ends_by == "time" else 100_000)
     with pytest.raises(FetchError, match="stalled" if ends_by == "time" else "expected 100,000"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.errors import Cancelled, FetchError
-from akunu_py.models.pull import download
+from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import store
 from akunu_py.models.store.hub_cache import CachedRepository
@@ -78,7 +78,7 @@ def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
     server: Hub, home: Path, tmp_path: Path
 ) -> None:
     _upload_to_xet(server, tmp_path)
-    with download.Hub(lambda: False, lambda *_: None) as hub:
+    with pull_module.Hub(lambda: False, lambda *_: None) as hub:
         model = hub.look_up(REPOSITORY, None)
     (weights,) = [file for file in model.files if file.name == WEIGHTS]
     partial = CachedRepository(REPOSITORY).partial_path(weights)
@@ -92,7 +92,7 @@ def test_xet_that_fails_is_one_line(
     server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _upload_to_xet(server, tmp_path)
-    monkeypatch.setattr(download, "_ATTEMPTS", 2)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
     server.xet[WEIGHTS] = "0" * 64
     with pytest.raises(FetchError, match=r"cannot fetch model\.safetensors over Xet") as caught:
         pull(REPOSITORY)
