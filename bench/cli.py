@@ -10,6 +10,7 @@ import shlex
 from importlib import import_module
 
 from akunu_py.arguments import Parser
+from akunu_py.bench import command
 
 _ACTIONS = {  # name of the module: summary
     "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",
@@ -33,17 +34,17 @@ def run(args: argparse.Namespace) -> int:
         prog="akunu bench", description="Measure the speed of decoding. Without an action: speed."
     )
     actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Parser
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=Parser
     )
     parsers = {
         name: actions.add_parser(name, help=summary, description=summary)
         for name, summary in _ACTIONS.items()
     }
-    module = import_module(f"akunu_py.bench.{rest[0]}") if rest[0] in _ACTIONS else None
-    if module is not None:
-        module.add_options(parsers[rest[0]])
+    if rest[0] == "speed":
+        command.add_speed_options(parsers["speed"])
+    elif rest[0] in _ACTIONS:
+        import_module(f"akunu_py.bench.{rest[0]}").add_options(parsers[rest[0]])
     options = parser.parse_args(rest)
-    assert module is not None, "--help ends in parse_args"
     options.command_line = shlex.join(["akunu", "bench", *args.rest])
-    code: int = module.run(options)
+    code: int = import_module(f"akunu_py.bench.{rest[0]}").run(options)
     return code

@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from akunu_py.arguments import positive
+from akunu_py.arguments import add_hosts, positive
+from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
 from akunu_py.text import rewrite_line
-from akunu_py.types import DEFAULT_MODEL, WEIGHT_MODES
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -139,3 +142,79 @@ def exit_code(interrupted: bool, done: str = "measured") -> int:
     if interrupted:
         print(f"interrupted: only the results {done} so far are shown", file=sys.stderr)
     return INTERRUPTED if interrupted else 0
+
+
+# The options of the default action are here, because `speed` loads MLX.
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Default workloads, draft modes and answer length."""
+
+    workloads: Sequence[str]
+    modes: Sequence[str]
+    max_tokens: int
+
+
+QUICK = Scope(("chat", "code", "edit", "json"), ("auto",), 64)
+FULL = Scope(NAMES, ("off", "fixed", "auto"), 256)
+
+
+def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="Measure all workloads, all draft modes, and longer answers",
+    )
+    group = parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)")
+    cached = "Numbers of tokens in the cache before each test (default: 0)"
+    add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
+    add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
+    add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
+    _add_workloads(parser.add_argument_group("workloads"))
+    parser.add_argument(
+        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
+    )
+    add_repeats(parser, 3)
+    add_model(parser)
+    add_hosts(parser)
+    parser.add_argument(
+        "--format",
+        choices=("text", "md", "json"),
+        default="text",
+        help="Output format (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
+    )
+
+
+def _add_workloads(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workload",
+        action="append",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
+        "none with -p or -n)",
+    )
+    group.add_argument(
+        "--draft",
+        action="append",
+        choices=("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY),
+        metavar="MODE",
+        help="Draft mode; memory is auto with the answers to the other workloads; repeatable "
+        f"(default: {', '.join(QUICK.modes)})",
+    )
+    add_count(group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed")
+    group.add_argument(
+        "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
+    )
+    add_temperatures(group)
+    group.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
+        f"{FULL.max_tokens})",
+    )

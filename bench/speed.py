@@ -22,8 +22,9 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.arguments import add_hosts, check_hosts, positive
+from akunu_py.arguments import check_hosts
 from akunu_py.bench import command
+from akunu_py.bench.command import FULL, MEMORY, QUICK
 from akunu_py.bench.curve import CONTEXT, measure_curve
 from akunu_py.bench.fidelity import first_divergence
 from akunu_py.bench.result import (
@@ -41,7 +42,7 @@ from akunu_py.bench.runners.akunu import Akunu
 from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
 from akunu_py.bench.tables import result_text, to_markdown, to_text
 from akunu_py.bench.trace import Trace, load_trace
-from akunu_py.bench.workloads import NAMES, Workload, load_workloads
+from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.decoding.drafting.drafter import check_mode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
@@ -49,90 +50,15 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, LoadOptions
+from akunu_py.types import DraftMode, GenerateOptions, LoadOptions
 
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-MEMORY = "memory"
 MakeRunners = Callable[[Engine], list[Runner]]
 OURS = "akunu"
 _CURVE_REPEATS = 7
 _CURVE_OBSERVATIONS = 3  # of each measured cost, so that it outweighs the prior
 _LEAST_BITS = 12
 _WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Default workloads, draft modes and answer length."""
-
-    workloads: Sequence[str]
-    modes: Sequence[str]
-    max_tokens: int
-
-
-QUICK = Scope(("chat", "code", "edit", "json"), ("auto",), 64)
-FULL = Scope(NAMES, ("off", "fixed", "auto"), 256)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="Measure all workloads, all draft modes, and longer answers",
-    )
-    group = parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)")
-    cached = "Numbers of tokens in the cache before each test (default: 0)"
-    command.add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
-    command.add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
-    command.add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
-    _add_workloads(parser.add_argument_group("workloads"))
-    parser.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
-    command.add_repeats(parser, 3)
-    command.add_model(parser)
-    add_hosts(parser)
-    parser.add_argument(
-        "--format",
-        choices=("text", "md", "json"),
-        default="text",
-        help="Output format (default: %(default)s)",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
-    )
-
-
-def _add_workloads(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--workload",
-        action="append",
-        metavar="NAME",
-        help=f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
-        "none with -p or -n)",
-    )
-    group.add_argument(
-        "--draft",
-        action="append",
-        choices=("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY),
-        metavar="MODE",
-        help="Draft mode; memory is auto with the answers to the other workloads; repeatable "
-        f"(default: {', '.join(QUICK.modes)})",
-    )
-    command.add_count(
-        group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
-    )
-    group.add_argument(
-        "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
-    )
-    command.add_temperatures(group)
-    group.add_argument(
-        "--max-tokens",
-        type=positive,
-        metavar="N",
-        help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
-        f"{FULL.max_tokens})",
-    )
 
 
 def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:

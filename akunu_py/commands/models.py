@@ -138,7 +138,7 @@ def pull_model(args: argparse.Namespace) -> None:
                 say(f"{model.name} is here already ({human_size(model.size)}): {model.path}")
         else:
             with watched() as on_progress:
-                model = pull(args.name, on_progress, name=args.name)
+                model = pull(args.model, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
         if args.hosts:
             with progress_bar() as progress:

@@ -239,7 +239,7 @@ def test_an_import_from_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
     done = run_here("chats", "import", "-", stdin="[" * 2000)
     assert (done.returncode, done.stderr) == (
         1,
-        "akunu: cannot read -: larger than 1,000 bytes; name another file\n",
+        "akunu: cannot read -: larger than 1,000 bytes\n",
     )
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench import speed
+from akunu_py.bench import command, speed
 from akunu_py.bench.runners import TURN_BREAK, Conditions, Run, Runner
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.model.engine import Engine
@@ -192,7 +192,7 @@ def _transformers_peer(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    speed.add_options(parser)
+    command.add_speed_options(parser)
     parser.add_argument(
         "--llama-cpp", type=Path, metavar="GGUF", help="Model file for llama-cpp-python"
     )

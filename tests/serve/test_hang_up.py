@@ -172,7 +172,7 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
     told.goes_on.set()
     reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
     assert reply.status == (200 if begun else 500)
-    assert b"the server failed to answer" in reply.body
+    assert b"internal error; see the server" in reply.body
     assert b"secret" not in reply.body
     assert reply.ended
     assert "this is a bug: ZeroDivisionError" in capsys.readouterr().err

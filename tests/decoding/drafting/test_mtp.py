@@ -268,4 +268,4 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     least = without.plan.fit.needs.at(512).total
     tight = Engine.load(directory, LoadOptions(memory=least + size // 2))
     assert tight.mtp_head is None
-    assert "no memory" in tight.no_mtp_head
+    assert "not enough memory" in tight.no_mtp_head
