@@ -1,5 +1,1 @@
-"""Workarounds for other libraries, one module each.
-
-Each module begins with the fault it works around, the upstream issue or the version that shows the
-fault, and the condition under which the module can go.
-"""
+"""Workarounds for other libraries: one module each, with its reason and when it can go."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
-from akunu_py.models.gguf.file import GgufFile, Tensor, damaged, read_gguf
+from akunu_py.models.gguf.file import GgufFile, GgufTensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.load.model_files import boundary
 from akunu_py.models.load.safetensors import Entry, write_safetensors
@@ -144,13 +144,13 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
     return expected
 
 
-def _is_neutral(tensor: Tensor) -> bool:
+def _is_neutral(tensor: GgufTensor) -> bool:
     """Return True if `tensor` is a table of rotary frequencies that changes nothing."""
     table = tensor.name == "rope_freqs.weight" and tensor.type.name == "F32"
     return table and bool((tensor.read().view("<f4") == 1).all())
 
 
-def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -> str:
+def _float_type(tensors: list[GgufTensor], slots: dict[str, Slot], family: Family) -> str:
     """Return the float type for everything that is not quantized.
 
     MLX computes in the widest type it finds, so one float32 norm would slow down the whole model.
@@ -168,7 +168,7 @@ def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -
     return "F16" if fits else "BF16"
 
 
-def _vector(tensor: Tensor, shift: float) -> weights.Array:
+def _vector(tensor: GgufTensor, shift: float) -> weights.Array:
     """Return the values of a norm or a bias as float32."""
     values = weights.load(weights.convert_float(tensor, tensor.type.name), tensor.type.name)
     shifted: weights.Array = values - np.float32(shift)
@@ -186,7 +186,7 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any]:
     return {"group_size": weights.GROUP_SIZE, "bits": common, "mode": "affine"} | exceptions
 
 
-def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> list[Entry]:
+def _entries(tensor: GgufTensor, slot: Slot, config: dict[str, Any], dtype: str) -> list[Entry]:
     """Return the entries of `tensor` in model.safetensors, with floats stored as `dtype`."""
     parts: dict[str, weights.Array] = {}  # of a quantized tensor, from the first entry to the last
 
@@ -496,7 +496,7 @@ def _llama3_factors(config: Config, scaling: Config) -> list[float]:
     return divisors
 
 
-def _factors(tensor: Tensor, count: int) -> list[float]:
+def _factors(tensor: GgufTensor, count: int) -> list[float]:
     """Return the `count` positive values of a table. Raises DamagedModel."""
     if tensor.type.name != "F32" or tensor.shape != (count,):
         found = f"{tensor.type.name} of {list(tensor.shape)}"

@@ -78,7 +78,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GgufTensor:
     """One tensor of a GGUF file."""
 
     name: str
@@ -117,7 +117,7 @@ class GgufFile:
 
     path: Path  # of the first part if the file is split
     metadata: dict[str, Any]  # arrays of numbers are numpy arrays, arrays of strings are lists
-    tensors: dict[str, Tensor]  # of all parts
+    tensors: dict[str, GgufTensor]  # of all parts
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -269,8 +269,8 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 def _place(
     cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], int, int]], start: int
-) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
+) -> dict[str, GgufTensor]:
+    tensors: dict[str, GgufTensor] = {}
     for name, shape, kind, offset in entries:
         if name in tensors:
             raise cursor.damaged(f"tensor {name[:80]!r} occurs twice")
@@ -280,7 +280,7 @@ def _place(
             raise UnsupportedModel(
                 f"{cursor.path.name} stores {name[:80]!r} as {found}; akunu imports {known}"
             )
-        tensor = Tensor(name, TENSOR_TYPES[kind], shape, cursor.path, start + offset)
+        tensor = GgufTensor(name, TENSOR_TYPES[kind], shape, cursor.path, start + offset)
         if min(shape) < 1 or shape[-1] % tensor.type.block:
             raise cursor.damaged(f"tensor {name[:80]!r} has the shape {list(shape)}")
         if tensor.offset + tensor.nbytes > cursor.size:
@@ -304,7 +304,7 @@ Groups = tuple[Array, Array, Array]
 """Codes uint8 [groups, 32], scales and biases float32 [groups]."""
 
 
-def convert_quantized(tensor: Tensor, dtype: str) -> dict[str, Array]:
+def convert_quantized(tensor: GgufTensor, dtype: str) -> dict[str, Array]:
     """Convert a quantized tensor to MLX's parts of a quantized matrix.
 
     weight: uint32 [..., columns * bits / 32]. scales, biases: [..., columns / 32], in the storage
@@ -333,7 +333,7 @@ def convert_quantized(tensor: Tensor, dtype: str) -> dict[str, Array]:
     }
 
 
-def convert_float(tensor: Tensor, dtype: str) -> Array:
+def convert_float(tensor: GgufTensor, dtype: str) -> Array:
     """Return an F16, BF16 or F32 tensor in the storage form of the float type `dtype`.
 
     Raises UnsupportedModel if a value overflows it.

@@ -1,4 +1,1 @@
-"""What the chat does: one controller per concern, each with its own state.
-
-`app` creates the controllers and passes them keys and messages; they draw on `screens.main`.
-"""
+"""One controller per concern of the chat, each with its own state."""

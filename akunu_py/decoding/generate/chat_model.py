@@ -25,7 +25,7 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ServedModelFacts:
     """Facts about a model for users; see `Engine`."""
 
     name: str
@@ -67,7 +67,7 @@ class ChatModel(Protocol):
     """Answers conversations, in one thread."""
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def facts(self) -> ServedModelFacts: ...
 
     def gauges(self) -> Gauges:
         """Return the measurements while idle."""
@@ -79,9 +79,9 @@ class ChatModel(Protocol):
         """See `Session.save_idle`."""
 
 
-def facts_of(engine: Engine) -> ModelFacts:
+def facts_of(engine: Engine) -> ServedModelFacts:
     """Return the facts of a model loaded here."""
-    return ModelFacts(
+    return ServedModelFacts(
         engine.name,
         engine.plan.weights,
         engine.plan.context_length,

@@ -193,7 +193,7 @@ class OutOfStep(Exception):
 
 
 @dataclass(slots=True)
-class Counts:
+class PassCounts:
     """Counters of a worker."""
 
     passes: int = 0
@@ -217,7 +217,7 @@ class Mirror:
         self._caches: dict[int, kv_cache.Cache] = {}
         self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
         self._before: Any = None  # the last pass
-        self._counts = Counts()
+        self._counts = PassCounts()
 
     def follow(self) -> None:
         """Run commands until REST. Raises RuntimeError if the connection breaks, OutOfStep."""
@@ -233,7 +233,7 @@ class Mirror:
                 self._do(command, tokens)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PassCounts:
         self._counts.caches, self._counts.checkpoints = len(self._caches), len(self._checkpoints)
         return self._counts
 

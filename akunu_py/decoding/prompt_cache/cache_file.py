@@ -42,7 +42,7 @@ class SaveStopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class CacheTensor:
     """An array of a file."""
 
     name: str
@@ -89,7 +89,7 @@ class Header:
 
 
 def write(
-    file: BinaryIO, about: About, metadata: Mapping[str, str], tensors: Sequence[Tensor],
+    file: BinaryIO, about: About, metadata: Mapping[str, str], tensors: Sequence[CacheTensor],
     stopped: Stopped,
 ) -> None:  # fmt: skip
     """Write a whole file. metadata: mlx-lm's. Raises SaveStopped if `stopped`, OSError."""

@@ -21,7 +21,13 @@ from mlx_lm.models import cache as mlx_cache
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, Stopped, Tensor, disk_errors
+from akunu_py.decoding.prompt_cache.cache_file import (
+    SUFFIX,
+    About,
+    CacheTensor,
+    Stopped,
+    disk_errors,
+)
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import first_outside
 from akunu_py.errors import DamagedCache, StoreError, UsageError
@@ -265,11 +271,11 @@ def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
     return mx.array(value)
 
 
-def _tensor(name: str, array: mx.array) -> Tensor:
+def _tensor(name: str, array: mx.array) -> CacheTensor:
     def data() -> memoryview:
         return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
-    return Tensor(name, _DTYPES[array.dtype], tuple(array.shape), array.nbytes, data)
+    return CacheTensor(name, _DTYPES[array.dtype], tuple(array.shape), array.nbytes, data)
 
 
 def _check_name(path: Path) -> None:

@@ -41,7 +41,7 @@ _CANCEL_S = 10.0  # time limit for cancelled passes to end
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerCounts:
     """Counters of the scheduler."""
 
     running: int = 0
@@ -85,7 +85,7 @@ class Scheduler:
         self._waiting: list[JobHandle] = []
         self._running: list[JobHandle] = []
         self._questions: list[Callable[[Engine | None], None]] = []
-        self._counts = Counts()
+        self._counts = SchedulerCounts()
         self._closing = self._abandoned = False
         self._thread = ModelThread[bool](
             "model",
@@ -145,7 +145,7 @@ class Scheduler:
         self._wake()
         return future
 
-    def counts(self) -> Counts:
+    def counts(self) -> SchedulerCounts:
         """Return the current counters."""
         with self._lock:
             counts = replace(self._counts, stats=replace(self._counts.stats))

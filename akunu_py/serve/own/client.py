@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from akunu_py.completion.request import CompletionReason
-from akunu_py.decoding.generate.chat_model import ModelFacts
+from akunu_py.decoding.generate.chat_model import ServedModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers
 from akunu_py.types import LoadOptions
@@ -32,7 +32,7 @@ _SILENCE_S = 30.0  # a live server sends a heartbeat every few seconds
 class ServedFacts:
     """A server's model."""
 
-    model: ModelFacts
+    model: ServedModelFacts
     fills_in: bool  # knows a fill-in-the-middle format
 
     @property
@@ -73,7 +73,9 @@ class ServerClient:
         """Return the model's facts. Raises ServerGone, AkunuError."""
         found = self._request("POST", "/akunu/model", {})
         try:
-            return ServedFacts(ModelFacts(**found["model"], server=self.url), found["fills_in"])
+            return ServedFacts(
+                ServedModelFacts(**found["model"], server=self.url), found["fills_in"]
+            )
         except (KeyError, TypeError) as error:
             raise AkunuError(f"the server at {self.url} has another version of akunu") from error
 

@@ -21,7 +21,7 @@ from akunu_py.completion.request import (
     time_limit,
 )
 from akunu_py.decoding.events import Reading
-from akunu_py.decoding.generate.chat_model import Gauges, ModelFacts, ShownPiece
+from akunu_py.decoding.generate.chat_model import Gauges, ServedModelFacts, ShownPiece
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
 
@@ -29,7 +29,9 @@ from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats,
 class ServedChat:
     """A served model; see `ChatModel`. remember: answers may join the answer cache."""
 
-    def __init__(self, client: ServerClient, facts: ModelFacts, *, remember: bool = True) -> None:
+    def __init__(
+        self, client: ServerClient, facts: ServedModelFacts, *, remember: bool = True
+    ) -> None:
         self.facts = facts
         self._client, self._remember = client, remember
 

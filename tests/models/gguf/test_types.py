@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.gguf import file
-from akunu_py.models.gguf.file import TENSOR_TYPES, Tensor
+from akunu_py.models.gguf.file import TENSOR_TYPES, GgufTensor
 from tests.support.tiny_gguf import Array
 
 ROWS, COLUMNS = 48, 512
@@ -36,10 +36,10 @@ def random_blocks(kind: str, seed: int = 0) -> Array:
     return raw
 
 
-def tensor_of(directory: Path, kind: str, raw: Array) -> Tensor:
+def tensor_of(directory: Path, kind: str, raw: Array) -> GgufTensor:
     path = directory / "blocks"
     path.write_bytes(raw.tobytes())
-    return Tensor("blk.0.ffn_up.weight", NAMES[kind], (ROWS, COLUMNS), path, 0)
+    return GgufTensor("blk.0.ffn_up.weight", NAMES[kind], (ROWS, COLUMNS), path, 0)
 
 
 def theirs(kind: str, raw: Array) -> Array:
@@ -47,7 +47,7 @@ def theirs(kind: str, raw: Array) -> Array:
     return values
 
 
-def ours(tensor: Tensor, dtype: str) -> tuple[Array, Array]:
+def ours(tensor: GgufTensor, dtype: str) -> tuple[Array, Array]:
     """What MLX makes of the converted tensor, and the size of a step, for every weight."""
     made = file.convert_quantized(tensor, dtype)
     scales, biases = file.load(made["scales"], dtype), file.load(made["biases"], dtype)
