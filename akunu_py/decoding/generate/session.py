@@ -76,8 +76,7 @@ class Session:
     def __init__(
         self, engine: Engine, learned: LearnedState | None = None, beside: Session | None = None
     ) -> None:
-        """learned: persistent learned state; None keeps nothing. beside: a session to share
-        with."""
+        """learned: what to learn into (None: nothing). beside: a session to share caches with."""
         self.engine = engine
         self.learned = learned
         caches = beside.target.caches if beside else PromptCaches(engine.plan.cache_memory)

@@ -113,8 +113,7 @@ class Leader:
         wake: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """stand_ins: see `missing_kinds`. send: broadcasts. wake: wakes workers. check: raises
-        HostLost."""
+        """stand_ins: see `missing_kinds`. check: raises HostLost if a host is gone."""
         self._model, self._stand_ins, self._launch = model, stand_ins, send
         self._wake, self._check = wake, check
         self._resting = True

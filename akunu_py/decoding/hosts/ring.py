@@ -212,8 +212,7 @@ class Ring:
             each.tell(wake=True)
 
     def _watch(self) -> None:
-        """Kill all ranks if one ended or is silent, so that mx.distributed raises in waiting
-        passes."""
+        """Kill all ranks if one ended or is silent, so that waiting passes raise."""
         looked = time.monotonic()
         while not self._closed.wait(_LOOK):
             now = time.monotonic()

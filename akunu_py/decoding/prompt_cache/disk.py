@@ -47,8 +47,7 @@ _DTYPES = {
 def save(
     history: TokenHistory, engine: Engine, path: Path, stopped: Stopped = lambda: False
 ) -> None:
-    """Write a history to `path`; see `Session.save_prompt_cache`. Raises SaveStopped if
-    `stopped`."""
+    """Write a history to `path`; see `Session.save_prompt_cache`. Raises SaveStopped."""
     _check_name(path)
     if not history.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")

@@ -65,8 +65,7 @@ class JobHandle:
         self._wake()
 
     def tell(self, event: Event) -> None:
-        """Deliver an event unless the last one was delivered. A failing callback cancels the
-        job."""
+        """Deliver an event, unless the job is finished. A failing callback cancels the job."""
         if self.ended:
             return
         self.ended = isinstance(event, Ended | Failed)

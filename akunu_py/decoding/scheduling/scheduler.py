@@ -397,8 +397,7 @@ class Slots:
         return each.handle, event
 
     def _ready(self) -> list[_Running]:
-        """Return the jobs that can run. A blocked job holds back later ones that would block
-        too."""
+        """Return the jobs that can run. A blocked job holds back later jobs that would block."""
         ready, crowded = [], False
         for each in self._running:
             each.turn.crowded = crowded
