@@ -1,6 +1,6 @@
-"""`--draft auto`: draft as many tokens as pay for themselves, often none.
+"""`--draft auto`: draft the planned number of tokens, often none.
 
-`guess` predicts tokens, `chain` strings them together, `planner` chooses the length by the costs in
+`guess` predicts tokens, `GuessChain` chains them, `planner` chooses the length by the costs in
 `cost`, and `networks` decides when a neural drafter is better.
 """
 

@@ -87,7 +87,7 @@ class DatabaseFile:
         self.path = path
         self.warnings: list[str] = []  # one line per damaged file that was set aside
         try:
-            self._lock = _lock_beside(path)
+            self._lock = _open_lock(path)
         except OSError as error:
             raise ConversationError(
                 f"cannot store conversations in {path}: {error.strerror}; {_NO_ACCESS}"
@@ -201,7 +201,7 @@ class DatabaseFile:
         self.warnings.append(f"{damaged} and was set aside as {aside.name}")
 
 
-def _lock_beside(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     """Create missing directories and files; return the descriptor of the shared lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

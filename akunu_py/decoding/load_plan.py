@@ -57,7 +57,7 @@ def make_plan(
 
     def together(whole: Needs) -> Needs:
         for each in drafters:
-            whole = whole.beside(each)
+            whole = whole.with_draft(each)
         return whole
 
     def with_8_bits() -> Needs | None:

@@ -56,7 +56,7 @@ class Target:
 
     def release(self) -> None:
         """Return the history to the shared caches, if caching is enabled."""
-        if not kv_cache.holds(self.cache, len(self.tokens)):  # a pass failed that nobody booked
+        if not kv_cache.holds(self.cache, len(self.tokens)):  # a failed pass left rows behind
             self.reset()
         self.history.reserved, self.history.pending = 0, []
         if self.caches.limit:
@@ -191,7 +191,7 @@ class Target:
         the prefix that the next prompt will share, if known.
         """
         assert kv_cache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
-        others = self.caches.beside(self.history)
+        others = self.caches.others(self.history)
         histories = [self.history, *self.caches.histories(), *others]
         shared = [each.shared(prompt) for each in histories]
         reached = [each.reach(tokens) for each, tokens in zip(histories, shared, strict=True)]
@@ -221,7 +221,7 @@ class Target:
         """Return a check whether another target still prefills a prefix worth waiting for."""
         histories = [self.history, *self.caches.histories(), *self.caches.in_use]
         known = max(each.reach(each.shared(prompt)) for each in histories)
-        for other in self.caches.beside(self.history):
+        for other in self.caches.others(self.history):
             whole = [*other.tokens, *other.pending]
             coming = min(common_prefix(whole, prompt), len(prompt) - 1)
             coming = min(coming, len(whole) - self.prompt_tail)
@@ -232,13 +232,13 @@ class Target:
         return None
 
     def _is_reading(self, other: TokenHistory, end: int) -> bool:
-        in_use = any(each is other for each in self.caches.beside(self.history))
+        in_use = any(each is other for each in self.caches.others(self.history))
         return in_use and bool(other.pending) and len(other.tokens) < end
 
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
         """Continue from the first `length` tokens of `history`."""
         behind = len(history.tokens) - length
-        others = any(each is history for each in self.caches.beside(self.history))
+        others = any(each is history for each in self.caches.others(self.history))
         self.caches.add(self.history)
         self.caches.reserve(needed, self.history, history)
         if others or (behind >= LEAST and self.caches.allows(needed + history.nbytes)):

@@ -82,7 +82,7 @@ class Document:
         self._by_uri: dict[str, Any] = {}
         self._whole = schema
         dialect = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
-        # Before 2019-09 nothing beside a $ref counts.
+        # Before 2019-09 keywords next to a $ref are ignored.
         self.refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
         self._index(schema, "", 0)
         self.reference(schema, "#", self._id(schema, ""))

@@ -93,7 +93,7 @@ class Needs:
     activations: Activations
     context: int  # the model's own maximum, in tokens
 
-    def beside(self, draft: Needs) -> Needs:
+    def with_draft(self, draft: Needs) -> Needs:
         """Return the requirements together with a draft model, which runs between its steps."""
         weights, cache = self.weights + draft.weights, self.cache + draft.cache
         return replace(self, weights=weights, cache=cache)

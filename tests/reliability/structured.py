@@ -120,7 +120,7 @@ def answered(engine: Engine, schema: Any, length: int) -> list[Answered]:
     found = []
     for temperature in TEMPERATURES:
         sampling = SamplingOptions(temperature=temperature, seed=7, constraint=constraint)
-        session = Session(engine, beside=first)
+        session = Session(engine, sibling=first)
         answer = session.generate(prompt, GenerateOptions(length, sampling=sampling)).answer()
         session.release()
         expected = reader.read(answer.tokens)
@@ -186,7 +186,7 @@ def without_drafts(
     logits: Logits,
 ) -> tuple[int, ...]:
     """What a session answers, with `logits` for what the passes over its answer would give."""
-    session = Session(beside.engine, beside=beside)
+    session = Session(beside.engine, sibling=beside)
     options = GenerateOptions(length, "off", sampling=sampling)
     session.drafting.prepare(options)
     target, read = session.target, len(prompt) - 1

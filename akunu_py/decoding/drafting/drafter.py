@@ -29,13 +29,13 @@ class Drafting:
         engine: Engine,
         target: Target,
         learned: LearnedState | None,
-        beside: Drafting | None = None,
+        sibling: Drafting | None = None,
     ) -> None:
-        """beside: another session's drafting, to share learned costs with."""
+        """sibling: another session's drafting, to share learned costs with."""
         self._engine = engine
         self._target = target
         self._memory = learned.memory if learned else None
-        known = beside or learned
+        known = sibling or learned
         self.curve: CostCurve = known.curve if known else CostCurve()
         self.networks: dict[str, LearnedNetwork] = known.networks if known else {}
         self._made_for: tuple[DraftMode, int] | None = None

@@ -86,10 +86,10 @@ class ModelNetwork(Network):
     @property
     def _history(self) -> TokenHistory:
         """Its own history, attached to the target's history."""
-        beside = self._target.history.beside
-        if self.key not in beside:
-            beside[self.key] = TokenHistory(kv_cache.new_cache(self._model))
-        return beside[self.key]
+        histories = self._target.history.drafter_histories
+        if self.key not in histories:
+            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model))
+        return histories[self.key]
 
     def forget(self) -> None:
         """Do nothing: its history stays with the target's."""
@@ -102,7 +102,7 @@ class ModelNetwork(Network):
         if reached:
             history.return_to(reached)
         elif history.tokens:
-            del self._target.history.beside[self.key]
+            del self._target.history.drafter_histories[self.key]
         if len(known) - reached <= PREFILL_ROWS:
             return True
         self._forward(PREFILL_ROWS)

@@ -89,7 +89,7 @@ def _fits_with_8_bits(engine: Engine, prompt: int, left: int) -> bool:
         cache = growth(engine.model, 8)
     except UsageError:
         return False
-    for beside in (engine.draft_model, engine.mtp_head):
-        cache += beside.needs.cache if beside else Growth(0)
+    for drafter in (engine.draft_model, engine.mtp_head):
+        cache += drafter.needs.cache if drafter else Growth(0)
     tokens = min(prompt + _LEAST_ANSWER, engine.plan.context_length)
     return _growth(engine, tokens, 0, cache) <= left

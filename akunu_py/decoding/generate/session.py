@@ -74,14 +74,14 @@ class Session:
     """Token histories with their KV caches, and the drafter that learns from them."""
 
     def __init__(
-        self, engine: Engine, learned: LearnedState | None = None, beside: Session | None = None
+        self, engine: Engine, learned: LearnedState | None = None, sibling: Session | None = None
     ) -> None:
-        """learned: what to learn into (None: nothing). beside: a session to share caches with."""
+        """learned: what to learn into (None: nothing). sibling: a session to share caches with."""
         self.engine = engine
         self.learned = learned
-        caches = beside.target.caches if beside else PromptCaches(engine.plan.cache_memory)
+        caches = sibling.target.caches if sibling else PromptCaches(engine.plan.cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
-        drafting = beside.drafting if beside else None
+        drafting = sibling.drafting if sibling else None
         self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
         self.turn = Turn()
         self.recall: Recall | None = None  # from disk

@@ -1,1 +1,1 @@
-"""A loaded model: its arrays, its tokenizer side, and the models that draft beside it."""
+"""A loaded model: its arrays, its tokenizer side, and the models that draft for it."""

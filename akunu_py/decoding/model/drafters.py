@@ -75,7 +75,7 @@ def open_head(
         return None, "its files have no MTP head (docs/models.md says which do)"
     lm_head = tree_flatten(Trunk(opened.model).lm_head.parameters())
     needs = _head_needs(head, target, weights)
-    if target.beside(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
+    if target.with_draft(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
         return None, "there is not enough memory for its MTP head"
     size = needs.weights + sum(value.nbytes for _, value in lm_head)
     return MtpHead(head, needs, size / max(1, target.weights)), ""

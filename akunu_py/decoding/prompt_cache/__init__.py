@@ -1,1 +1,1 @@
-"""What was read before: token histories with their KV caches, in memory and on disk."""
+"""Prompt caches: token histories with their KV caches, in memory and on disk."""

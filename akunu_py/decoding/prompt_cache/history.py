@@ -28,7 +28,9 @@ class TokenHistory:
         self.checkpoints: list[kv_cache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
         self.uses = 0  # how often it was returned to the caches
-        self.beside: dict[str, TokenHistory] = {}  # neural drafters' own histories, by key
+        self.drafter_histories: dict[
+            str, TokenHistory
+        ] = {}  # neural drafters' own histories, by key
         self.remember = True  # may be saved to disk
         self.conversation = ""  # id of the last conversation that used it
         self.asked = 0.0  # time of that request (`time.time`)
@@ -38,8 +40,10 @@ class TokenHistory:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in all."""
-        beside = sum(each.nbytes for each in self.beside.values())
-        return kv_cache.nbytes(self.cache) + beside + sum(each.nbytes for each in self.checkpoints)
+        drafters = sum(each.nbytes for each in self.drafter_histories.values())
+        return (
+            kv_cache.nbytes(self.cache) + drafters + sum(each.nbytes for each in self.checkpoints)
+        )
 
     @property
     def last_checkpoint(self) -> int:
@@ -89,10 +93,13 @@ class TokenHistory:
 
     def shorten(self, nbytes: int) -> bool:
         """Free about `nbytes` bytes from the end; False if too little would remain."""
-        beside, self.beside = sum(each.nbytes for each in self.beside.values()), {}
-        if beside >= nbytes:
+        drafters, self.drafter_histories = (
+            sum(each.nbytes for each in self.drafter_histories.values()),
+            {},
+        )
+        if drafters >= nbytes:
             return True
-        nbytes -= beside
+        nbytes -= drafters
         tokens, size = len(self.tokens), max(1, self.nbytes)
         left = self.reach(max(0, tokens - 1 - nbytes * tokens // size))
         if left < _LEAST_LEFT:

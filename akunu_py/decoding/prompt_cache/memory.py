@@ -74,7 +74,7 @@ class PromptCaches:
         """Replace the history of a target that is in use."""
         self.in_use = [each for each in self.in_use if each is not old] + [new]
 
-    def beside(self, history: TokenHistory | None) -> list[TokenHistory]:
+    def others(self, history: TokenHistory | None) -> list[TokenHistory]:
         """Return the histories in use except `history`."""
         return [each for each in self.in_use if each is not history]
 
@@ -83,14 +83,14 @@ class PromptCaches:
 
         Kept histories are evicted for it. The only history in use always may.
         """
-        others = self._taken_beside(history)
+        others = self._taken_by_others(history)
         return not others or others + needed <= self.limit
 
     def reserve(
         self, needed: int, history: TokenHistory, asked_for: TokenHistory | None = None
     ) -> None:
         """Reserve `needed` bytes in all for `history`, in use; see `make_room`."""
-        self.make_room(self._taken_beside(history) + needed, asked_for)
+        self.make_room(self._taken_by_others(history) + needed, asked_for)
         history.reserved = needed
 
     def make_room(self, needed: int, asked_for: TokenHistory | None = None) -> None:
@@ -107,10 +107,10 @@ class PromptCaches:
         if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
             self._kept.remove(kept)
 
-    def _taken_beside(self, history: TokenHistory | None) -> int:
+    def _taken_by_others(self, history: TokenHistory | None) -> int:
         """Return the bytes reserved by histories in use except `history`."""
         return sum(
-            max(each.reserved, each.nbytes) for each in self.beside(history) if each.reserved
+            max(each.reserved, each.nbytes) for each in self.others(history) if each.reserved
         )
 
     def _value(self, kept: _Kept) -> float:

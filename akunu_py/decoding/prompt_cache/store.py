@@ -301,7 +301,7 @@ def note_forgotten(conversation: str) -> None:
         write_atomically(path, b"\n".join(lines[len(lines) // 2 :]) + b"\n")
     file = os.open(path, _APPEND, 0o600)
     try:
-        os.write(file, f"{time.time()} {conversation}\n".encode())  # whole, whoever writes too
+        os.write(file, f"{time.time()} {conversation}\n".encode())  # atomic, even if others append
     finally:
         os.close(file)
 

@@ -178,7 +178,9 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
     assert engine.draft_model is not None
     assert engine.draft_model.share == 1.0
     engine = replace(engine, draft_model=replace(engine.draft_model, share=1e-6))  # worth a trial
-    assert engine.plan.fit.needs == plain_engine.plan.fit.needs.beside(plain_engine.plan.fit.needs)
+    assert engine.plan.fit.needs == plain_engine.plan.fit.needs.with_draft(
+        plain_engine.plan.fit.needs
+    )
     assert engine.plan.fit.estimate.weights == 2 * plain_engine.plan.fit.estimate.weights
     sampling = SamplingOptions(temperature=temperature, seed=3)
     sessions = Session(plain_engine), Session(engine)
@@ -226,9 +228,9 @@ def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     options = GenerateOptions(20, draft="model")
     told = first.generate(prompt, options).answer().tokens
     assert counting.rows > len(prompt)
-    (history,) = first.target.history.beside.values()
+    (history,) = first.target.history.drafter_histories.values()
     assert first.target.history.nbytes > history.nbytes > 0
-    second = Session(engine, beside=first)
+    second = Session(engine, sibling=first)
     first.release()
     counting.rows = 0
     more = [*prompt, *told, *engine.tokens.encode(" and then")]
@@ -240,7 +242,7 @@ def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     assert again.stats.drafted
     assert 0 < counting.rows < len(prompt) / 2
     assert second.target.history.shorten(1)
-    assert not second.target.history.beside
+    assert not second.target.history.drafter_histories
 
 
 def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
