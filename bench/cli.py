@@ -1,7 +1,4 @@
-"""`akunu bench` = `python -m akunu_py.bench`: a module for each action.
-
-Only the module of the requested action is imported, so that actions without a model stay fast.
-"""
+"""`akunu bench` = `python -m akunu_py.bench`; imports only the requested action's module."""
 
 from __future__ import annotations
 
