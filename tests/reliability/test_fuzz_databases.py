@@ -200,6 +200,6 @@ def test_what_another_program_made_is_not_run(whole: bytes, tmp_path: Path, stat
     database.executescript(statement)
     database.close()
     kept = path.read_bytes()
-    with pytest.raises(ConversationError, match="which another program made; move the file away"):
+    with pytest.raises(ConversationError, match="of another program; move the file away"):
         ConversationStore.open(path)
     assert path.read_bytes() == kept
