@@ -59,7 +59,7 @@ def import_twice(home: Home, processes: int = 2) -> Outcome:
         outcome.check_words(each)
         if each.code:
             outcome.word = each.word
-            outcome.check("is here already" in each.word, each.word)
+            outcome.check("is already installed" in each.word, each.word)
     _no_partials(home, outcome)
     check_store(home, outcome)
     home.akunu(*command.undo)

@@ -229,7 +229,9 @@ def test_a_bug_ends_the_chat_with_one_line_and_restores_the_terminal(
     terminal.wait_for("Ask something")
     terminal.type("F1")
     screen = terminal.wait_for("code=1\n(.*\n)*terminal=same")
-    assert "this is a bug: ZeroDivisionError: in the chat; details are in" in screen.replace("\n", " ")
+    assert "this is a bug: ZeroDivisionError: in the chat; details are in" in screen.replace(
+        "\n", " "
+    )
     assert "Traceback" not in screen
     (details,) = (home / "akunu" / "crashes").iterdir()
     assert "in the chat" in details.read_text()

@@ -58,7 +58,7 @@ def test_an_answer_is_that_of_one_process_and_counted(model: Path, whole: str) -
 
 @pytest.mark.parametrize(
     ("number", "why"),
-    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "not heard of for 7 seconds")],
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "sent nothing for 7 seconds")],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_answer(
     model: Path, whole: str, number: signal.Signals, why: str
@@ -74,7 +74,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_answer(
     assert time.monotonic() - signal_at < _WITHIN
     assert process.returncode == 1
     (error,) = [line for line in errors.decode().splitlines() if "holds" not in line]
-    assert error.startswith(f"akunu: rank 1 on 127.0.0.1 was {why}")
+    assert error.startswith(f"akunu: rank 1 on 127.0.0.1 {why}")
     assert whole.startswith((begun + out).decode().rstrip())
     assert all_gone([process.pid, *others], 2)
 
