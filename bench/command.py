@@ -157,7 +157,7 @@ class Scope:
     max_tokens: int
 
 
-QUICK = Scope(("chat", "code", "edit", "json"), ("auto",), 64)
+QUICK = Scope(("chat", "edit", "json"), ("auto",), 48)
 FULL = Scope(NAMES, ("off", "fixed", "auto"), 256)
 
 
