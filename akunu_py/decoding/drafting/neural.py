@@ -1,4 +1,4 @@
-"""Neural drafters: a draft model with a KV cache of its own, and the target's MTP head."""
+"""Neural drafters: a draft model with a separate KV cache, and the target's MTP head."""
 
 from __future__ import annotations
 

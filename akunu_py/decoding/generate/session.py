@@ -404,10 +404,10 @@ class Generation:
 
     def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
         """Collect logprobs for all tokens but a stop token."""
-        told = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
+        shown = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
         last = [*self._prompt[-1:], *self.tokens][-1]
         position = len(self._prompt) + len(self.tokens)
-        self.logprobs += sampler.take(position, told, last)
+        self.logprobs += sampler.take(position, shown, last)
 
     def _counted(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text

@@ -134,7 +134,7 @@ def _events(
     generation: Generation, parser: ToolCallParser, *, one_call: bool
 ) -> Iterator[Event | None]:
     begun = enough = False
-    told = 0
+    delivered = 0
     with contextlib.closing(generation.steps()) as steps:
         for step in steps:
             if isinstance(step, Reading):
@@ -143,8 +143,8 @@ def _events(
             if not begun:
                 begun = True
                 yield Begun(generation.stats.prompt_tokens, generation.stats.cached_tokens)
-            if fresh := tuple(generation.logprobs[told:]):
-                told += len(fresh)
+            if fresh := tuple(generation.logprobs[delivered:]):
+                delivered += len(fresh)
                 yield Logprobs(fresh)
             found: list[Event] = [Thinking(step.thinking)] if step.thinking else []
             found += parser.add(step.text) if not enough else []
