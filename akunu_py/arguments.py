@@ -16,7 +16,7 @@ from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
     DRAFT_MODES,
-    NETWORK_MODES,
+    NEURAL_MODES,
     WEIGHT_MODES,
     Constraint,
     GenerateOptions,
@@ -212,7 +212,7 @@ def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object)
     drafts: values of --draft. others: values of other options, by name.
     """
     given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
-    given += [f"--draft {mode}" for mode in drafts if mode in NETWORK_MODES]
+    given += [f"--draft {mode}" for mode in drafts if mode in NEURAL_MODES]
     if hosts and given:
         raise UsageError(f"{given[0]} cannot be combined with --hosts; remove one of them")
 

@@ -12,7 +12,7 @@ ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
-NETWORK_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
+NEURAL_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
 WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
@@ -42,7 +42,7 @@ class Drafter(Protocol):
         """Record a pass: draft tokens, accepted ones, rows, seconds, whether it was pipelined."""
 
 
-class DraftNetwork(Protocol):
+class NeuralDrafter(Protocol):
     """A neural drafter: a smaller model, an MTP head, or the target's first layers.
 
     It follows the target's history and drops rejected tokens at the next `begin`. It samples with

@@ -34,7 +34,7 @@ from akunu_py.bench.result import (
     write_text,
 )
 from akunu_py.bench.runners import PLAIN
-from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
+from akunu_py.bench.speed import OURS, SpeedPlan, SpeedSetup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding import device
@@ -95,7 +95,7 @@ def _json_file(text: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Promise:
     """One promise."""
 
     about: str  # the model, or "kernels"
@@ -140,7 +140,7 @@ class Check:
 
     command: str = ""
     complete: bool = False
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Promise] = field(default_factory=list)
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)  # by model or `kernels`
     results: list[Result] = field(default_factory=list)  # of the speed bench, by model
 
@@ -150,7 +150,7 @@ class Check:
 
     def add(self, about: str, name: str, value: float | None, limit: float, **more: Any) -> None:
         """Add a line; `more` are its other fields."""
-        self.lines.append(Line(about, name, value, limit, **more))
+        self.lines.append(Promise(about, name, value, limit, **more))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -248,8 +248,8 @@ def check_model(
     engine = load_found(model, LoadOptions())
     workloads = load_workloads(plan.workloads)
     prompts = [length for length in plan.prompts if length + 2 <= engine.plan.context_length]
-    speed = Plan(workloads, [0.0], plan.max_tokens, plan.repeats, prompts)
-    result = run_speed(engine, Setup(["off", "auto"], ()), speed, check.command, show)
+    speed = SpeedPlan(workloads, [0.0], plan.max_tokens, plan.repeats, prompts)
+    result = run_speed(engine, SpeedSetup(["off", "auto"], ()), speed, check.command, show)
     check.results.append(result)
     if not result.complete:
         raise KeyboardInterrupt
@@ -380,7 +380,7 @@ def _recommended() -> int:
     return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 
-def check_table(lines: Sequence[Line]) -> Table:
+def check_table(lines: Sequence[Promise]) -> Table:
     """Return the promises with their values, limits and verdicts."""
     cells = []
     for line in lines:

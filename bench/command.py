@@ -149,7 +149,7 @@ MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class DefaultScope:
     """Default workloads, draft modes and answer length."""
 
     workloads: Sequence[str]
@@ -157,8 +157,8 @@ class Scope:
     max_tokens: int
 
 
-QUICK = Scope(("chat", "edit", "json"), ("auto",), 48)
-FULL = Scope(NAMES, ("off", "fixed", "auto"), 256)
+QUICK = DefaultScope(("chat", "edit", "json"), ("auto",), 48)
+FULL = DefaultScope(NAMES, ("off", "fixed", "auto"), 256)
 
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:

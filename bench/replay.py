@@ -22,7 +22,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.memory import AnswerCache
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
 COMPARED = ("fixed 4", "prompt lookup", "auto")
@@ -128,9 +128,9 @@ def replay_trace(
     """
     found = {}
     for name, items in trace.workloads.items():
-        learned = Memory() if memory else None
+        learned = AnswerCache() if memory else None
 
-        def make(learned: Memory | None = learned) -> Drafter:
+        def make(learned: AnswerCache | None = learned) -> Drafter:
             return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
 
         found[name] = replay(items, make, curve, learned)
@@ -140,7 +140,7 @@ def replay_trace(
 def drafter_named(
     name: str,
     costs: CostCurve,
-    memory: Memory | None = None,
+    memory: AnswerCache | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> Drafter:
     """Return a new drafter: a draft mode without neural drafters, or one of COMPARED."""
@@ -160,7 +160,7 @@ def replay(
     items: Iterable[TraceItem],
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
-    memory: Memory | None = None,
+    memory: AnswerCache | None = None,
 ) -> dict[str, Any]:
     """Return the counts of all items, each with a new drafter; `memory` learns the outputs."""
     counts = ReplayCounts()

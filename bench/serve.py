@@ -97,7 +97,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Talk:
+class HttpConversation:
     """A conversation over HTTP."""
 
     seed: int
@@ -145,7 +145,7 @@ class Server:
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )
         end = time.monotonic() + _START_S
-        talk = Talk(0)
+        talk = HttpConversation(0)
         talk.say(2)
         while True:  # one server listens before it has loaded the model, the other one after
             try:
@@ -166,7 +166,7 @@ class Server:
                 self._process.kill()
                 self._process.wait()
 
-    def ask(self, talk: Talk, tokens: int = 8, hang_up_s: float | None = None) -> Reply:
+    def ask(self, talk: HttpConversation, tokens: int = 8, hang_up_s: float | None = None) -> Reply:
         """Request the next answer and append it to the conversation. Raises OSError, AkunuError.
 
         hang_up_s: disconnect that many seconds after the request instead.
@@ -255,12 +255,12 @@ def compare_servers(
 
 
 def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
-    def ask(name: str, talk: Talk, said: int = _SAY_WORDS) -> None:
+    def ask(name: str, talk: HttpConversation, said: int = _SAY_WORDS) -> None:
         command.progress(f"{server.name}: {name}")
         talk.say(said)
         times.requests[name] = server.ask(talk)
 
-    first, second, agent = Talk(1), Talk(2), Talk(3)
+    first, second, agent = HttpConversation(1), HttpConversation(2), HttpConversation(3)
     ask("a long prompt", first, words)
     ask("another one", second, words)
     ask("back to the first", first)
@@ -273,7 +273,7 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
     ask("first after a restart", first)
     ask("agent after a restart", agent)
     command.progress(f"{server.name}: disconnect, then the same request")
-    interrupted = Talk(4)
+    interrupted = HttpConversation(4)
     interrupted.say(words)
     server.ask(interrupted, hang_up_s=times.requests["a long prompt"].ttft / 2)
     times.requests["asked again"] = server.ask(interrupted)
@@ -282,7 +282,7 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
 def _answer_during_prefill(server: Server, words: int, tokens: int, times: ServerTimes) -> None:
     """Measure an answer alone, and one during the prefill of another client."""
     command.progress(f"{server.name}: an answer during another prefill")
-    writer, reader = Talk(5), Talk(6)
+    writer, reader = HttpConversation(5), HttpConversation(6)
     writer.say(_SAY_WORDS)
     server.ask(writer, tokens)  # prefills the prompt
     writer.messages.pop()
@@ -297,7 +297,7 @@ def _answer_during_prefill(server: Server, words: int, tokens: int, times: Serve
 
 def _concurrent_rate(server: Server, count: int, tokens: int) -> float:
     """Return the tokens per second of all `count` concurrent clients."""
-    talks = [Talk(100 * count + number) for number in range(count)]
+    talks = [HttpConversation(100 * count + number) for number in range(count)]
     for talk in talks:
         talk.say(_SAY_WORDS)
     started = time.perf_counter()

@@ -49,7 +49,7 @@ from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import CAPACITY_BITS, Memory
+from akunu_py.ngram.memory import CAPACITY_BITS, AnswerCache
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions
 
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -74,8 +74,8 @@ def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
     small = None
     if options.draft_model:
         small = load_engine(options.draft_model, LoadOptions(options.weights))
-    setup = Setup(options.draft or scope.modes, [options.draft_tokens], small, others)
-    plan = Plan(
+    setup = SpeedSetup(options.draft or scope.modes, [options.draft_tokens], small, others)
+    plan = SpeedPlan(
         workloads,
         options.temperature or [0.0],
         options.max_tokens or scope.max_tokens,
@@ -119,7 +119,7 @@ def print_speed(result: Result, format_: str, left_out: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SpeedSetup:
     """The runners to measure, None for no such runner."""
 
     modes: Sequence[str]  # draft modes and `MEMORY`
@@ -129,7 +129,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SpeedPlan:
     """What to measure; lengths are in tokens."""
 
     workloads: Sequence[Workload]
@@ -143,7 +143,11 @@ class Plan:
 
 
 def run_speed(
-    engine: Engine, setup: Setup, plan: Plan, command_line: str, progress: Callable[[str], None]
+    engine: Engine,
+    setup: SpeedSetup,
+    plan: SpeedPlan,
+    command_line: str,
+    progress: Callable[[str], None],
 ) -> Result:
     """Measure everything in `plan`.
 
@@ -155,7 +159,7 @@ def run_speed(
     result.curve_context = CONTEXT
     tests = make_tests(engine, plan.prompts, plan.generates, plan.depths)
     trace = load_trace(plan.memory_from) if plan.memory_from else None
-    curve, memories = CostCurve(), dict[str, Memory]()
+    curve, memories = CostCurve(), dict[str, AnswerCache]()
     runners = make_runners(engine, setup, curve, memories)
     try:
         run_tests(engine, tests, plan.repeats, result.throughput, progress)
@@ -186,7 +190,7 @@ def _why_ended(engine: Engine, error: BaseException) -> str:
 
 
 def make_runners(
-    engine: Engine, setup: Setup, curve: CostCurve, memories: Mapping[str, Memory]
+    engine: Engine, setup: SpeedSetup, curve: CostCurve, memories: Mapping[str, AnswerCache]
 ) -> list[Runner]:
     """Return all runners, without mlx-lm's plain loop for a model split over hosts.
 
@@ -216,8 +220,8 @@ def make_runners(
 
 
 def make_memories(
-    engine: Engine, plan: Plan, trace: Trace | None, progress: Callable[[str], None]
-) -> dict[str, Memory]:
+    engine: Engine, plan: SpeedPlan, trace: Trace | None, progress: Callable[[str], None]
+) -> dict[str, AnswerCache]:
     """Return a memory by workload: the answers to the other workloads and those in `trace`."""
     plain = Akunu(engine, "off", CostCurve())
     outputs: dict[str, list[list[int]]] = {}
@@ -233,7 +237,7 @@ def make_memories(
         known = [*recorded, *others]
         # Small, because each workload has its own.
         bits = sum(len(tokens) + 1 for tokens in known).bit_length()
-        memory = memories[workload.name] = Memory(min(CAPACITY_BITS, max(_LEAST_BITS, bits)))
+        memory = memories[workload.name] = AnswerCache(min(CAPACITY_BITS, max(_LEAST_BITS, bits)))
         for tokens in known:
             memory.learn(tokens)
     return memories
@@ -242,7 +246,7 @@ def make_memories(
 def measure(
     engine: Engine,
     runners: Sequence[Runner],
-    plan: Plan,
+    plan: SpeedPlan,
     runs: list[Series],
     progress: Callable[[str], None],
 ) -> None:

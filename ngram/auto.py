@@ -14,10 +14,16 @@ from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
-from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import DraftPlan, LearnedNetwork, PlannedDrafter, Terms, futures
+from akunu_py.ngram.memory import AnswerCache
+from akunu_py.ngram.networks import (
+    DraftPlan,
+    LearnedDrafter,
+    PlannedDrafter,
+    PlanningLimits,
+    futures,
+)
 from akunu_py.ngram.planner import best_draft, choose_length
-from akunu_py.types import DraftGuide, DraftNetwork
+from akunu_py.types import DraftGuide, NeuralDrafter
 
 MAX_DRAFT = MAX_ROWS - 1
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
@@ -44,9 +50,9 @@ class AutoDrafter:
         *,
         stop_tokens: Collection[int] = (),
         rerun_on_reject: bool = False,
-        memory: Memory | None = None,
-        networks: Sequence[DraftNetwork] = (),
-        learned: MutableMapping[str, LearnedNetwork] | None = None,
+        memory: AnswerCache | None = None,
+        networks: Sequence[NeuralDrafter] = (),
+        learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve  # keeps learning
@@ -70,13 +76,13 @@ class AutoDrafter:
         self._planned = 0, 0  # range of `_guesses` that starts the last proposal
         known = {} if learned is None else learned
         self.networks = [
-            PlannedDrafter(each, known.setdefault(each.key, LearnedNetwork.of(each)))
+            PlannedDrafter(each, known.setdefault(each.key, LearnedDrafter.of(each)))
             for each in networks
         ]
         self._ngrams = ngrams
         self._network: PlannedDrafter | None = None  # the neural drafter of the last proposal
         self._behind: list[Guess] = []  # guesses drafted after its tokens
-        self._chooser = Chooser(self.networks)
+        self._chooser = DraftChooser(self.networks)
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
@@ -187,13 +193,21 @@ class AutoDrafter:
         self._idle = 0 if draft else self._idle + 1
         return draft
 
-    def _terms(self, costs: Sequence[float], rate: float, left: int, *, ongoing: bool) -> Terms:
+    def _terms(
+        self, costs: Sequence[float], rate: float, left: int, *, ongoing: bool
+    ) -> PlanningLimits:
         context, curve = self._context, self.curve
         plain = curve.table(context)[0]
-        return Terms(costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject)
+        return PlanningLimits(
+            costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject
+        )
 
     def _from_network(
-        self, guesses: Sequence[Guess], plan: DraftPlan, network: PlannedDrafter, terms: Terms
+        self,
+        guesses: Sequence[Guess],
+        plan: DraftPlan,
+        network: PlannedDrafter,
+        terms: PlanningLimits,
     ) -> list[int]:
         """Draft guesses, then tokens of the neural drafter, then guesses again."""
         self._network = network
@@ -328,11 +342,11 @@ def find_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[t
         place = end
 
 
-# Prior for `Chooser`: actual over predicted accuracy of preferred guesses, and its weight.
+# Prior for `DraftChooser`: actual over predicted accuracy of preferred guesses, and its weight.
 _HOLDS, _PREFERRED = 0.95, 10.0
 
 
-class Chooser:
+class DraftChooser:
     """Choose between guesses and neural drafters by expected value.
 
     Also learns how far preferred guesses keep their promise: the highest of several equally good
@@ -344,7 +358,7 @@ class Chooser:
         self._promised, self._held = _PREFERRED, _PREFERRED * _HOLDS
 
     def choose(
-        self, chances: Sequence[float], terms: Terms, longest: int, *, stops: bool
+        self, chances: Sequence[float], terms: PlanningLimits, longest: int, *, stops: bool
     ) -> tuple[DraftPlan, PlannedDrafter] | None:
         """Return the best plan with a neural drafter, or None if guesses alone are better.
 

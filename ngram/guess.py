@@ -37,7 +37,7 @@ from akunu_py.ngram.copies import (
     EditGuesses,
 )
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
-from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.memory import AnswerCache
 
 # A match that is a token longer has six times the votes.
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
@@ -84,7 +84,7 @@ class Guesser:
         index: SuffixIndex,
         model: AcceptanceModel,
         tracker: CopyTracker,
-        memory: Memory | None = None,
+        memory: AnswerCache | None = None,
     ) -> None:
         self.index, self.model, self.tracker, self.memory = index, model, tracker, memory
 
@@ -258,7 +258,7 @@ class Guesser:
         outcomes = [(model.skip_outcomes, guess.pair, before)]
         guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
 
-    def _from_memory(self, guess: Guess, memory: Memory) -> None:
+    def _from_memory(self, guess: Guess, memory: AnswerCache) -> None:
         """Support the matches' candidate from the answer cache, or add one of its own."""
         found = memory.lookup(self.index.tokens)
         if found is None:

@@ -22,7 +22,7 @@ LONGEST_MATCH = 8
 _ARRAYS = ("_log", "_head1", "_head2", "_head3", "_prev1", "_prev2", "_prev3")
 
 
-class MemoryMatch(NamedTuple):
+class AnswerMatch(NamedTuple):
     """The most likely next token after a context."""
 
     token: int
@@ -31,7 +31,7 @@ class MemoryMatch(NamedTuple):
     opposing: int  # places where another token follows
 
 
-class Memory:
+class AnswerCache:
     """Up to 2**capacity_bits tokens, at 28 bytes each.
 
     Positions count all tokens ever learned and live at position modulo capacity. Chains may point
@@ -81,7 +81,7 @@ class Memory:
                 self._head3[slot] = self.total
             first, second, third = second, third, token
 
-    def lookup(self, context: Sequence[int]) -> MemoryMatch | None:
+    def lookup(self, context: Sequence[int]) -> AnswerMatch | None:
         """Return the likely successor of `context`, at least whose last token must match."""
         found: list[tuple[int, int]] = []
         chains = (
@@ -100,7 +100,7 @@ class Memory:
             votes[token] = votes.get(token, 0) + (1 << 2 * length)
         best = max(votes, key=votes.__getitem__)
         agreeing = [length for token, length in found if token == best]
-        return MemoryMatch(best, max(agreeing), len(agreeing), len(found) - len(agreeing))
+        return AnswerMatch(best, max(agreeing), len(agreeing), len(found) - len(agreeing))
 
     def _follow(
         self, link: int, prev: array[int], least: int, context: Sequence[int]
@@ -133,7 +133,7 @@ class Memory:
         return header + _CHECKSUM.pack(adler32(body, adler32(header))) + body
 
     @classmethod
-    def load(cls, data: bytes) -> Memory:
+    def load(cls, data: bytes) -> AnswerCache:
         """Restore the cache from `dump`. Raises ValueError if `data` is invalid."""
         view = memoryview(data)
         start = _HEADER.size + _CHECKSUM.size

@@ -15,7 +15,7 @@ from typing import Any
 from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_draft
-from akunu_py.types import DraftNetwork
+from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
 _DEPTHS = 8  # positions in a draft with their own statistics
@@ -38,7 +38,7 @@ Behind = Callable[[int], list[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PlanningLimits:
     """Costs and limits for planning a draft."""
 
     costs: Sequence[float]  # of a pass over 1, 2, ... rows
@@ -71,7 +71,7 @@ class _Drafted:
 
 
 @dataclass(slots=True)
-class LearnedNetwork:
+class LearnedDrafter:
     """Learned state of one neural drafter."""
 
     curve: CostCurve  # cost of its passes
@@ -86,7 +86,7 @@ class LearnedNetwork:
     saved: float = 0.0  # budget for the next trial, in plain steps
 
     @classmethod
-    def of(cls, network: DraftNetwork) -> LearnedNetwork:
+    def of(cls, network: NeuralDrafter) -> LearnedDrafter:
         """Return the initial state for `network`."""
         curve = CostCurve({rows: network.share * cost for rows, cost in PRIOR_SHAPE.items()})
         curve.given = False
@@ -99,7 +99,7 @@ class LearnedNetwork:
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> LearnedNetwork:
+    def from_dict(cls, content: Mapping[str, Any]) -> LearnedDrafter:
         """Restore the state from `to_dict`. Raises ValueError if it is invalid."""
         try:
             lists = {
@@ -127,9 +127,9 @@ class LearnedNetwork:
 class PlannedDrafter:
     """A neural drafter with its costs and acceptance rates."""
 
-    def __init__(self, network: DraftNetwork, learned: LearnedNetwork | None = None) -> None:
+    def __init__(self, network: NeuralDrafter, learned: LearnedDrafter | None = None) -> None:
         self.network = network
-        self.learned = learned or LearnedNetwork.of(network)
+        self.learned = learned or LearnedDrafter.of(network)
         self._made: list[_Drafted] = []
         self._prefix: list[int] = []
         self._trying = False
@@ -144,7 +144,7 @@ class PlannedDrafter:
         return self.learned.expected[min(depth, _DEPTHS - 1)]
 
     def plan(
-        self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: Terms
+        self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: PlanningLimits
     ) -> DraftPlan:
         """Return the best plan of at most `longest` tokens, some of them neural.
 
@@ -179,11 +179,11 @@ class PlannedDrafter:
                     break
         return best
 
-    def competes(self, longest: int, terms: Terms) -> bool:
+    def competes(self, longest: int, terms: PlanningLimits) -> bool:
         """Return whether it would draft if there were no guesses."""
         return self.plan((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
 
-    def trial(self, longest: int, terms: Terms) -> DraftPlan | None:
+    def trial(self, longest: int, terms: PlanningLimits) -> DraftPlan | None:
         """Return a plan now and then, even if drafting looked unprofitable before."""
         learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
         learned.saved += learned.attempts if learned.timed else _TRY_UNTIMED
@@ -200,7 +200,7 @@ class PlannedDrafter:
         known: Sequence[int],
         prefix: Sequence[int],
         plan: DraftPlan,
-        terms: Terms,
+        terms: PlanningLimits,
         stop: Collection[int],
         behind: Behind,
     ) -> list[int]:
@@ -272,7 +272,7 @@ class PlannedDrafter:
             if not hit:
                 break
 
-    def _reusing(self, terms: Terms) -> Terms:
+    def _reusing(self, terms: PlanningLimits) -> PlanningLimits:
         """Adjust the costs for the part of the pass that drafting already computed."""
         reused, costs = self.network.reused, terms.costs
         if not reused:
@@ -289,7 +289,12 @@ class PlannedDrafter:
         return _Drafted(token, bucket, chance)
 
     def _continues(
-        self, reached: float, following: Sequence[float], before: int, most: int, terms: Terms
+        self,
+        reached: float,
+        following: Sequence[float],
+        before: int,
+        most: int,
+        terms: PlanningLimits,
     ) -> bool:
         """Return whether more neural tokens are worth more than the guesses that follow.
 
@@ -309,7 +314,7 @@ class PlannedDrafter:
                 break
         return False
 
-    def _cost(self, rows: int, terms: Terms) -> float:
+    def _cost(self, rows: int, terms: PlanningLimits) -> float:
         """Return the cost of its own pass over `rows` rows, in the unit of `terms`."""
         table, timed = self.learned.curve.table(terms.context), self.learned.timed
         unit = 1.0 if timed and terms.seconds else terms.plain
@@ -334,7 +339,7 @@ def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
 
 
 def _futures_behind(
-    chances: Sequence[float], following: Sequence[float], terms: Terms, most: int
+    chances: Sequence[float], following: Sequence[float], terms: PlanningLimits, most: int
 ) -> list[float]:
     """Return `futures` for tokens after the prefix: neural ones, then guesses.
 
@@ -359,7 +364,7 @@ def _reaching(chances: list[float], following: Sequence[float], most: int) -> li
 
 
 def _worth(
-    chances: Sequence[float], before: int, terms: Terms, then: Sequence[float] = ()
+    chances: Sequence[float], before: int, terms: PlanningLimits, then: Sequence[float] = ()
 ) -> tuple[int, float]:
     """Return how many drafted tokens are worth a row, and their total value.
 
@@ -376,7 +381,7 @@ def _worth(
     return best, best_value
 
 
-def _rerun(chance: float, rows: int, terms: Terms) -> float:
+def _rerun(chance: float, rows: int, terms: PlanningLimits) -> float:
     """Return the expected cost, in tokens, of running `rows` tokens again."""
     if not terms.rerun:
         return 0.0

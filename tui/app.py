@@ -32,7 +32,7 @@ from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import ChatCommands
-from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
+from akunu_py.tui.screens.conversations import ChosenConversation, ConversationsScreen
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.tui.screens.main import ChatState, ChatView
@@ -54,25 +54,25 @@ _MAX_BYTES = 4 << 20  # of the state file
 
 
 @dataclass
-class Remembered:
+class SavedUiState:
     """State of the chat that is kept between runs."""
 
     unsent: str = ""  # contents of the prompt box
     explained: bool = False  # drafting was explained once
 
 
-def recall(path: Path) -> Remembered:
+def recall(path: Path) -> SavedUiState:
     """Load the state from `path`; return the defaults if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError, AkunuError):
         content = json.loads(read_bounded(path, _MAX_BYTES))
         unsent = content.get("unsent")
-        return Remembered(
+        return SavedUiState(
             unsent if isinstance(unsent, str) else "", content.get("explained") is True
         )
-    return Remembered()
+    return SavedUiState()
 
 
-def remember(path: Path, remembered: Remembered) -> None:
+def remember(path: Path, remembered: SavedUiState) -> None:
     """Save the state to `path`, readable only by its owner. Write errors are ignored."""
     if recall(path) == remembered:
         return
@@ -95,7 +95,7 @@ class ChatConfig:
     missing: bool = False  # The model must be downloaded first.
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
-    remembered: Remembered = field(default_factory=Remembered)
+    remembered: SavedUiState = field(default_factory=SavedUiState)
 
 
 class ChatApp(App[None]):
@@ -241,9 +241,9 @@ class ChatApp(App[None]):
             self.view.offer_last(infos[0].title)
 
     @property
-    def remembered(self) -> Remembered:
+    def remembered(self) -> SavedUiState:
         """The state to save for the next run."""
-        return Remembered(self.turns.unsent, self.view.explained)
+        return SavedUiState(self.turns.unsent, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
         """Stop all downloads. Return False if one still runs after `timeout` seconds."""
@@ -279,7 +279,7 @@ class ChatApp(App[None]):
 
     async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
         call = slash_commands.parse(event.text)
-        if isinstance(call, slash_commands.Mistake):
+        if isinstance(call, slash_commands.InvalidCommand):
             self.view.prompt.put_back(event.text)
             self.view.refuse(call.text)
         elif call is not None:
@@ -389,7 +389,7 @@ class ChatApp(App[None]):
         return await self.library.list()
 
     async def open_chat(self, conversation: str) -> None:
-        await self.library.open(Chosen(conversation))
+        await self.library.open(ChosenConversation(conversation))
 
     async def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
         await self.library.on_deleted(message.conversation)

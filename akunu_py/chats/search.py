@@ -43,7 +43,7 @@ _TEXTS = "SELECT number, text FROM messages WHERE number IN (SELECT value FROM j
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class SearchHit:
     """The best match in a conversation."""
 
     message: str | None = None  # message id; None if only the title matches
@@ -66,7 +66,7 @@ def terms_of(words: str) -> list[str]:
     return terms
 
 
-def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, Hit]:
+def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
     """Return the numbers of the conversations that match all `terms`, with their best matches."""
     found: set[int] | None = None
     for term in terms:
@@ -81,10 +81,10 @@ def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, Hit]:
             best.setdefault(conversation, (number, id_of(number, message)))
     numbers = json.dumps([number for number, _ in best.values()])
     texts = dict(database.execute(_TEXTS, (numbers,)))
-    hits = dict.fromkeys(found, Hit())
+    hits = dict.fromkeys(found, SearchHit())
     for conversation, (number, message) in best.items():
         line = " ".join(text_of(texts.get(number)).split())
-        hits[conversation] = Hit(message, *_snippet(line, terms))
+        hits[conversation] = SearchHit(message, *_snippet(line, terms))
     return hits
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from akunu_py.chats import rows
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.search import Hit, find, searchable, terms_of
+from akunu_py.chats.search import SearchHit, find, searchable, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
 from akunu_py.errors import ConversationError
 
@@ -54,7 +54,7 @@ class SearchResult:
     """A conversation that matches a query, with its best match."""
 
     info: ConversationInfo
-    hit: Hit
+    hit: SearchHit
 
 
 class ConversationStore:
@@ -141,7 +141,7 @@ class ConversationStore:
         with self._file.errors():
             infos = self._infos()
             if not words.strip():
-                return [SearchResult(info, Hit()) for info in infos.values()]
+                return [SearchResult(info, SearchHit()) for info in infos.values()]
             hits = find(self._database, terms_of(rows.storable(words)))
             return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 

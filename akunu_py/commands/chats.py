@@ -14,7 +14,7 @@ from akunu_py import paths
 from akunu_py.arguments import add_actions, add_format
 from akunu_py.chats.export import ExportFormat, format_of, render, write_new
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.search import Hit
+from akunu_py.chats.search import SearchHit
 from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.decoding.prompt_cache.store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_chats(store: ConversationStore, args: argparse.Namespace) -> None:
-    _print([SearchResult(info, Hit()) for info in store.list()], args.format)
+    _print([SearchResult(info, SearchHit()) for info in store.list()], args.format)
 
 
 def search(store: ConversationStore, args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
 from akunu_py.models.pull.there import SIGN
 from akunu_py.models.store import cleanup, hub_cache, store
-from akunu_py.models.store.progress import Meter, Progress, ProgressCallback
+from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter
 from akunu_py.models.store.store import StoredModel, Usage, read_usage
 from akunu_py.text import human_size, on_one_line, say
 
@@ -398,7 +398,7 @@ _INTERVAL_S = 10.0
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows (phase, bytes done, total bytes)."""
     with watched() as on_progress:
-        yield Meter(on_progress)
+        yield ProgressMeter(on_progress)
 
 
 @contextlib.contextmanager

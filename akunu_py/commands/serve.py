@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
     from akunu_py.decoding.scheduling.scheduler import Scheduler
-    from akunu_py.serve.http.guard import Access, is_loopback
+    from akunu_py.serve.http.guard import AccessRules, is_loopback
     from akunu_py.serve.http.server import ServeOptions, listen, serve
     from akunu_py.serve.own.running import RunningServer, own_url
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         )
     options = ServeOptions(
         names=tuple(dict.fromkeys((found.name, *(args.alias or ())))),
-        access=Access(args.host, key, tuple(args.cors or ()), secrets.token_hex(16)),
+        access=AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16)),
         defaults=GenerateOptions(draft=args.draft, draft_tokens=args.draft_tokens),
         temperature=args.temperature,
         max_tokens=args.max_tokens,

@@ -25,7 +25,7 @@ Kind = tuple[str, str]  # language and place
 
 
 @dataclass(slots=True)
-class Ghost:
+class ShownCompletion:
     """A completion that was shown."""
 
     kind: Kind
@@ -40,13 +40,19 @@ class Acceptance:
         self._path = path
         self._lock = threading.Lock()
         self._new: dict[Kind, Counter[str]] = {}  # not in the file yet
-        self._by_end: OrderedDict[Hashable, Ghost] = OrderedDict()  # by the text they end in
-        self._by_id: OrderedDict[Hashable, Ghost] = OrderedDict()
+        self._by_end: OrderedDict[Hashable, ShownCompletion] = (
+            OrderedDict()
+        )  # by the text they end in
+        self._by_id: OrderedDict[Hashable, ShownCompletion] = OrderedDict()
         self._unsaved = 0
 
     def shown(
-        self, request: CompletionRequest, text: str, id: str | int, growing: Ghost | None = None
-    ) -> Ghost:
+        self,
+        request: CompletionRequest,
+        text: str,
+        id: str | int,
+        growing: ShownCompletion | None = None,
+    ) -> ShownCompletion:
         """Count a completion, unless it is the rest of a counted one.
 
         id: identifies it in `accepted`. growing: the ghost of the first part of `text`.
@@ -54,7 +60,7 @@ class Acceptance:
         end = hash((request.path, request.prefix + text))
         with self._lock:
             if end not in self._by_end:
-                _remember(self._by_end, end, growing or Ghost(kind_of(request)))
+                _remember(self._by_end, end, growing or ShownCompletion(kind_of(request)))
                 if growing is None:
                     self._count(self._by_end[end].kind, shown=1)
                     self._unsaved += 1
@@ -89,7 +95,9 @@ class Acceptance:
         self._new.setdefault(kind, Counter()).update(more)
 
 
-def _remember(ghosts: OrderedDict[Hashable, Ghost], key: Hashable, ghost: Ghost) -> None:
+def _remember(
+    ghosts: OrderedDict[Hashable, ShownCompletion], key: Hashable, ghost: ShownCompletion
+) -> None:
     ghosts[key] = ghost
     while len(ghosts) > _REMEMBERED:
         ghosts.popitem(last=False)

@@ -29,7 +29,7 @@ from akunu_py.completion.request import (
     Completion,
     CompletionReason,
     CompletionRequest,
-    Ended,
+    EndCheck,
     check_request,
     has_crlf,
     time_limit,
@@ -37,7 +37,7 @@ from akunu_py.completion.request import (
     with_unix_newlines,
 )
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
-from akunu_py.decoding.events import Begun, Reading
+from akunu_py.decoding.events import PrefillProgress, PromptProcessed
 from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.learned import LearnedState
@@ -108,7 +108,7 @@ class Completer:
     def complete(
         self,
         request: CompletionRequest,
-        ended: Ended | None = None,
+        ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
         """Return the completion; see `steps`."""
@@ -128,10 +128,10 @@ class Completer:
         self,
         session: Session,
         request: CompletionRequest,
-        ended: Ended | None = None,
+        ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         sampling: SamplingOptions = _GREEDY,
-    ) -> Generator[Reading | Begun | None, None, Completion]:
+    ) -> Generator[PrefillProgress | PromptProcessed | None, None, Completion]:
         """Generate the completion; a step is a pass or a chunk of the prompt.
 
         ended: polled around every pass; returns the reason to end (default: the time limit of the
@@ -229,7 +229,7 @@ class _Run:
         completer: Completer,
         session: Session,
         request: CompletionRequest,
-        ended: Ended,
+        ended: EndCheck,
         on_text: Callable[[str], None],
         sampling: SamplingOptions,
     ) -> None:
@@ -256,7 +256,7 @@ class _Run:
         self._out_of_tokens = False
         self._begun = False
 
-    def steps(self) -> Generator[Reading | Begun | None]:
+    def steps(self) -> Generator[PrefillProgress | PromptProcessed | None]:
         """Generate up to the end of the completion; `finish` returns it."""
         code, tokens = self._completer.code, self._prompt.tokens
         healed = self._prompt.healed
@@ -289,28 +289,28 @@ class _Run:
 
     def _generate(
         self, generation: Generation, *, healing: bool = False
-    ) -> Generator[Reading | Begun | None]:
+    ) -> Generator[PrefillProgress | PromptProcessed | None]:
         """Generate up to the end of the completion. With `healing`, the caller adds the text."""
         for step in generation.steps():
-            if not isinstance(step, Reading) and not healing:
+            if not isinstance(step, PrefillProgress) and not healing:
                 self._append(step.text)
             if self._reason is None:
                 self._check(generation, step)
-            if self._reason and not isinstance(step, Reading):
+            if self._reason and not isinstance(step, PrefillProgress):
                 break
-            if isinstance(step, Reading) or self._begun:
-                yield step if isinstance(step, Reading) else None
+            if isinstance(step, PrefillProgress) or self._begun:
+                yield step if isinstance(step, PrefillProgress) else None
             else:
                 self._begun = True
-                yield Begun(len(self._prompt.tokens), generation.stats.cached_tokens)
+                yield PromptProcessed(len(self._prompt.tokens), generation.stats.cached_tokens)
         if self._reason is None and generation.finish_reason == "cancelled":
             self._reason = "cancelled"
         _add(self._stats, generation.stats)
 
-    def _check(self, generation: Generation, step: Reading | TextPiece) -> None:
+    def _check(self, generation: Generation, step: PrefillProgress | TextPiece) -> None:
         """Cancel the generation at a reason to end, or after the prefill for max_tokens 0."""
         self._reason = self._ended()
-        prefilled = isinstance(step, Reading) and step.done == step.total
+        prefilled = isinstance(step, PrefillProgress) and step.done == step.total
         if self._reason is None and prefilled and not self._request.max_tokens:
             self._reason = "length"
         if self._reason:

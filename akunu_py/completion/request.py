@@ -11,7 +11,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, FinishReason, Stats
 
 CompletionReason = Literal["stop", "length", "time", "cancelled"]
-Ended = Callable[[], CompletionReason | None]  # returns the reason to end, None to continue
+EndCheck = Callable[[], CompletionReason | None]  # returns the reason to end, None to continue
 
 # The finish reason of an answer for each reason of a completion.
 FINISH_REASONS: dict[CompletionReason, FinishReason] = {
@@ -105,7 +105,7 @@ class CompletionMaker(Protocol):
     def complete(
         self,
         request: CompletionRequest,
-        ended: Ended | None = None,
+        ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
         """Return a completion; see `Completer.steps`. Raises ServerGone if the server ended."""
@@ -132,7 +132,7 @@ def check_request(request: CompletionRequest) -> None:
         raise UsageError(f"the time limit must be above 0 seconds, got {request.seconds}")
 
 
-def time_limit(seconds: float | None) -> Ended:
+def time_limit(seconds: float | None) -> EndCheck:
     """Return a function that ends a completion after `seconds`; None for no limit."""
     end = None if seconds is None else time.monotonic() + seconds
     return lambda: "time" if end is not None and time.monotonic() >= end else None

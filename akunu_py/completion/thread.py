@@ -31,7 +31,7 @@ _RETRY_S = 1.0, 60.0  # until a failed load is retried: first, doubled each time
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CompletionFailure:
     """The reason for a missing completion, in one line."""
 
     message: str
@@ -42,7 +42,7 @@ class Ticket:
     """One request in the queue. `cancel` is thread-safe."""
 
     request: CompletionRequest
-    on_done: Callable[[Completion | Failure], None] = lambda done: None  # called once
+    on_done: Callable[[Completion | CompletionFailure], None] = lambda done: None  # called once
     channel: str = ""  # a newer request supersedes those on its channel; not on ""
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
@@ -74,7 +74,7 @@ class CompletionThread:
         *,
         on_loading: Callable[[], None] = lambda: None,
         on_loaded: Callable[[CompletionMaker], None] = lambda completer: None,
-        on_failed: Callable[[Failure], None] = lambda failure: None,
+        on_failed: Callable[[CompletionFailure], None] = lambda failure: None,
         clock: Callable[[], float] = time.monotonic,
         unload_s: float | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class CompletionThread:
         self._clock = clock
         self._failures = 0
         self._retry_at = 0.0
-        self._completer: CompletionMaker | Failure | None = None  # None while it loads
+        self._completer: CompletionMaker | CompletionFailure | None = None  # None while it loads
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
         self._waiting: set[Ticket] = set()  # queued tickets of clients
@@ -104,7 +104,7 @@ class CompletionThread:
         completer = self._completer
         if completer is None:
             return "loading"
-        return "failed" if isinstance(completer, Failure) else "ready"
+        return "failed" if isinstance(completer, CompletionFailure) else "ready"
 
     def start(self) -> None:
         """Start to load the model. Requests may be submitted before."""
@@ -119,7 +119,7 @@ class CompletionThread:
         try:
             check_request(ticket.request)
         except UsageError as error:
-            self._finish(ticket, Failure(describe(error)))
+            self._finish(ticket, CompletionFailure(describe(error)))
             return
         if not ticket.request.max_tokens:
             ticket.ahead = True
@@ -169,7 +169,7 @@ class CompletionThread:
             first, most = _RETRY_S
             self._retry_at = self._clock() + min(most, first * 2**self._failures)
             self._failures += 1
-            failure = Failure(describe(error))
+            failure = CompletionFailure(describe(error))
             self._completer = failure
             self._on_failed(failure)
         else:
@@ -178,12 +178,12 @@ class CompletionThread:
             self._on_loaded(completer)
 
     def _unload(self) -> None:
-        if self._completer is not None and not isinstance(self._completer, Failure):
+        if self._completer is not None and not isinstance(self._completer, CompletionFailure):
             self._completer.close()
-        self._completer = Failure("closed")
+        self._completer = CompletionFailure("closed")
 
     def _relieve(self) -> bool:
-        if self._completer is not None and not isinstance(self._completer, Failure):
+        if self._completer is not None and not isinstance(self._completer, CompletionFailure):
             self._completer.relieve()
         return False
 
@@ -195,7 +195,7 @@ class CompletionThread:
 
     def _recall(self, request: CompletionRequest) -> Completion | None:
         completer = self._completer
-        if completer is None or isinstance(completer, Failure):
+        if completer is None or isinstance(completer, CompletionFailure):
             return None
         return completer.recall(request)
 
@@ -223,7 +223,7 @@ class CompletionThread:
             return
         with self._lock:
             self._waiting.discard(ticket)
-        failed = isinstance(self._completer, Failure)
+        failed = isinstance(self._completer, CompletionFailure)
         again = self._completer is None or (failed and self._clock() >= self._retry_at)
         if again and not self._thread.closing.is_set():
             self._try_to_load()
@@ -239,24 +239,24 @@ class CompletionThread:
         if isinstance(done, Completion) and not served.ahead:
             self._make_next(served, done)
 
-    def _complete(self, job: _Job) -> Completion | Failure:
+    def _complete(self, job: _Job) -> Completion | CompletionFailure:
         completer = self._completer
-        if completer is None or isinstance(completer, Failure):
-            return completer or Failure("not loaded")
+        if completer is None or isinstance(completer, CompletionFailure):
+            return completer or CompletionFailure("not loaded")
         if job.ended() == "cancelled":
             return Completion("", "cancelled", Stats())
         try:
             return completer.complete(job.request, job.ended, job.add)
         except ServerGone as error:
-            self._completer = Failure(describe(error))
+            self._completer = CompletionFailure(describe(error))
             if job.text or self._thread.closing.is_set():
                 return self._completer
             self._try_to_load()
             return self._complete(job)
         except Exception as error:  # noqa: BLE001 - a bad request must not end the program
-            return Failure(describe(error))
+            return CompletionFailure(describe(error))
 
-    def _finish(self, ticket: Ticket, done: Completion | Failure) -> None:
+    def _finish(self, ticket: Ticket, done: Completion | CompletionFailure) -> None:
         with self._lock:
             ticket.done = True
             self._waiting.discard(ticket)

@@ -1,7 +1,7 @@
 """Events of one request, in the order in which they occur.
 
 Reading events come during the prefill, Begun after it, then the answer. Ended or Failed comes
-last, once. A tool call is one CallBegun, any number of CallArguments, and one CallEnded.
+last, once. A tool call is one ToolCallStarted, any number of ToolCallArguments, and one ToolCallFinished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefillProgress:
     """Progress of the prefill."""
 
     done: int  # prompt tokens processed
@@ -22,7 +22,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PromptProcessed:
     """The prompt is processed."""
 
     prompt_tokens: int
@@ -30,14 +30,14 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThinkingDelta:
     """More of the model's thinking before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDelta:
     """More of the answer."""
 
     text: str
@@ -51,7 +51,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
+class ToolCallStarted:
     """The model begins a tool call."""
 
     id: str  # of the call; the tool's result refers to it
@@ -59,19 +59,19 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments:
+class ToolCallArguments:
     """More of the arguments of the call."""
 
     text: str  # part of a JSON object
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnded:
+class ToolCallFinished:
     """The arguments of the call are complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PieceDetails:
     """Details of a piece of text, for akunu's own clients."""
 
     text: str  # the part that belongs to the answer or its thinking
@@ -79,7 +79,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Finished:
     """The answer is complete."""
 
     reason: FinishReason
@@ -94,5 +94,15 @@ class Failed:
     error: Exception
 
 
-Call = CallBegun | CallArguments | CallEnded
-Event = Reading | Begun | Thinking | Text | Logprobs | Call | Told | Ended | Failed
+Call = ToolCallStarted | ToolCallArguments | ToolCallFinished
+Event = (
+    PrefillProgress
+    | PromptProcessed
+    | ThinkingDelta
+    | TextDelta
+    | Logprobs
+    | Call
+    | PieceDetails
+    | Finished
+    | Failed
+)

@@ -24,8 +24,8 @@ from akunu_py.decoding.prompt_cache.store import PromptCacheStore
 from akunu_py.errors import StoreError
 from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import LearnedNetwork
+from akunu_py.ngram.memory import AnswerCache
+from akunu_py.ngram.networks import LearnedDrafter
 
 _MEMORY = "memory-"
 _JOURNAL_TOKENS = 20_000  # more are folded into the memory file; reading as many takes some 30 ms
@@ -84,18 +84,18 @@ class LearnedState:
         except OSError as error:
             self.warnings.append(f"cannot store the answer: {error.strerror or error}")
 
-    def _load_costs(self) -> tuple[CostCurve, dict[str, LearnedNetwork]]:
-        def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedNetwork]]:
+    def _load_costs(self) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
+        def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
             content = parse_json(data)
             saved = content.get("networks", {})  # earlier versions had none
-            networks = {key: LearnedNetwork.from_dict(each) for key, each in saved.items()}
+            networks = {key: LearnedDrafter.from_dict(each) for key, each in saved.items()}
             return CostCurve.from_dict(content), networks
 
-        nothing: dict[str, LearnedNetwork] = {}
+        nothing: dict[str, LearnedDrafter] = {}
         return self._read(self._curve_file, parse, (CostCurve(), nothing), "learned costs")
 
-    def _load_memory(self) -> Memory:
-        memory = self._read(self._memory_file, Memory.load, Memory(), "memory")
+    def _load_memory(self) -> AnswerCache:
+        memory = self._read(self._memory_file, AnswerCache.load, AnswerCache(), "memory")
 
         def replay(data: bytes) -> None:
             for tokens in _records(data):

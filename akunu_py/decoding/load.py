@@ -78,10 +78,10 @@ def load_found(
 def _load_partitioned(hosts: str, found: store.StoredModel, options: LoadOptions) -> Engine:
     """Load a model on several hosts, without neural drafters."""
     from akunu_py.decoding.hosts.hostfile import read_hosts
-    from akunu_py.decoding.hosts.ring import Ring
+    from akunu_py.decoding.hosts.ring import HostGroup
     from akunu_py.decoding.model.engine import Engine
 
-    ring = Ring(read_hosts(hosts), found, options)
+    ring = HostGroup(read_hosts(hosts), found, options)
     try:
         options = replace(options, weights=ring.weights, kv_bits=None)
         engine = Engine.load(found.path, options, name=found.name, ring=ring)

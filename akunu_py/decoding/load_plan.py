@@ -17,7 +17,13 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from akunu_py.decoding import device, kv_cache
 from akunu_py.errors import UnsupportedModel, UsageError, one_line
-from akunu_py.models.load.fit import Fit, Growth, Needs, activations_from, choose_context
+from akunu_py.models.load.fit import (
+    CacheGrowth,
+    FittedContext,
+    MemoryNeeds,
+    activations_from,
+    choose_context,
+)
 from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.types import LoadOptions
 
@@ -34,7 +40,7 @@ class LoadPlan:
     weights: str  # format in memory, in words
     context_length: int  # maximum tokens of a session
     kv_bits: int | None  # of the KV cache; None: not quantized
-    fit: Fit  # memory of the model and its drafters, with a note for the user
+    fit: FittedContext  # memory of the model and its drafters, with a note for the user
     cache_memory: int  # bytes for prompt caches
     memory_limit: int | None  # bytes for model and caches; None: all that the machine has
     forced: bool  # load even if memory is too small
@@ -43,9 +49,9 @@ class LoadPlan:
 def make_plan(
     name: str,
     opened: OpenModel,
-    own: Needs,
+    own: MemoryNeeds,
     options: LoadOptions,
-    drafters: Sequence[Needs] = (),
+    drafters: Sequence[MemoryNeeds] = (),
     *,
     divided: bool = False,
 ) -> LoadPlan:
@@ -55,12 +61,12 @@ def make_plan(
     where KV caches cannot be quantized. Raises UsageError if the context is too long, DoesNotFit.
     """
 
-    def together(whole: Needs) -> Needs:
+    def together(whole: MemoryNeeds) -> MemoryNeeds:
         for each in drafters:
             whole = whole.with_draft(each)
         return whole
 
-    def with_8_bits() -> Needs | None:
+    def with_8_bits() -> MemoryNeeds | None:
         try:
             itemsize = own.activations.itemsize
             return None if options.kv_bits or divided else together(needs(opened, 8, itemsize))
@@ -93,13 +99,13 @@ def memory_limit(options: LoadOptions) -> int:
     return device.available_memory() if options.memory is None else options.memory
 
 
-def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> Needs:
+def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> MemoryNeeds:
     """Return the memory that a model needs with its weights in their current format.
 
     itemsize: bytes per activation value. Raises UsageError if `kv_bits` is impossible.
     """
     fused = device.on_metal() and kv_bits is None  # no kernel reads a quantized cache
-    return Needs(
+    return MemoryNeeds(
         weights=device.weight_bytes(opened.model),
         cache=growth(opened.model, kv_bits),
         activations=activations_from(opened.config, on_metal=fused, itemsize=itemsize),
@@ -107,7 +113,7 @@ def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> N
     )
 
 
-def growth(model: Any, kv_bits: int | None = None) -> Growth:
+def growth(model: Any, kv_bits: int | None = None) -> CacheGrowth:
     """Return the memory of the KV cache of `model`.
 
     Raises UsageError if `kv_bits` is impossible, UnsupportedModel if the model cannot run.
@@ -133,7 +139,7 @@ def growth(model: Any, kv_bits: int | None = None) -> Growth:
         )
         slope = (many - few) // (_TRIALS[1] - _TRIALS[0])
         per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIALS[0])
-    return Growth(per_token, tuple(sorted(windows.items())), fixed)
+    return CacheGrowth(per_token, tuple(sorted(windows.items())), fixed)
 
 
 def _filled_cache(model: Any, kv_bits: int | None, rows: int) -> list[Any]:

@@ -19,7 +19,7 @@ from akunu_py.json_schema.formula import (
 from akunu_py.json_schema.layouts import Layout
 from akunu_py.json_schema.patterns import content_matching
 from akunu_py.json_schema.regex import CONTENT, Expr
-from akunu_py.json_schema.rules import Many, Rule, Rules, Shuffle, Symbol
+from akunu_py.json_schema.rules import Repetition, Rule, Rules, Shuffle, Symbol
 from akunu_py.json_schema.simplify import (
     Conjunction,
     Simplifier,
@@ -180,7 +180,7 @@ def _add_items(
     value = builder.rule(item(literals, prefix))
     first, done = (() if prefix else (value,)), max(prefix, 1)
     low, high = max(least - done, min(prefix, 1)), None if most is None else most - done
-    rules.add(follow, (*first, Many((layout.comma, value), low, high), layout.close_array))
+    rules.add(follow, (*first, Repetition((layout.comma, value), low, high), layout.close_array))
 
 
 def _add_containing(
@@ -379,7 +379,7 @@ class _Object:
             nexts.append((self._layout.close_object,))
         # A repetition, because llguidance limits the depth of right recursion.
         for symbols in nexts:
-            rules.add(rule, (Many((again,), 0, None), *symbols))
+            rules.add(rule, (Repetition((again,), 0, None), *symbols))
 
     def _pairs(self, names: _Names, met: int) -> list[tuple[Rule, int]]:
         """Return the rules for a property with such a name, each with the wishes met behind it."""

@@ -26,7 +26,7 @@ class Verbatim:
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class Repetition:
     """A sequence of symbols, repeated `low` to `high` times, None for any number."""
 
     symbols: tuple[Symbol, ...]
@@ -47,7 +47,7 @@ class Shuffle:
     most: int | None = None  # None if there are others
 
 
-Symbol = Expr | Rule | Verbatim | Many | Shuffle
+Symbol = Expr | Rule | Verbatim | Repetition | Shuffle
 Alternative = tuple[Symbol, ...]
 
 
@@ -131,7 +131,7 @@ class Rules:
         for symbol in alternative:
             if isinstance(symbol, Expr) and is_empty(symbol):
                 return None
-            if isinstance(symbol, Many) and (
+            if isinstance(symbol, Repetition) and (
                 symbol.high == 0 or not productive.issuperset(_rules_in(symbol.symbols))
             ):
                 continue
@@ -157,7 +157,7 @@ class Rules:
                 return text
             case Shuffle():
                 return self._shuffled(symbol, terminals)
-            case Many(symbols, low, high):
+            case Repetition(symbols, low, high):
                 counts = f"{{{low},{'' if high is None else high}}}"
                 times = "*" if (low, high) == (0, None) else counts
                 return f"({self._text(symbols, terminals)}){times}"
@@ -193,7 +193,7 @@ def _size(symbol: Symbol) -> int:
     """Return an estimate of llguidance's number of symbols for this one."""
     if isinstance(symbol, Shuffle):
         return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
-    return len(symbol.symbols) if isinstance(symbol, Many) else 1
+    return len(symbol.symbols) if isinstance(symbol, Repetition) else 1
 
 
 def _missing(symbols: Alternative, productive: set[str]) -> str:
@@ -206,7 +206,7 @@ def _rules_in(symbols: Alternative, *, optional: bool = True) -> list[str]:
     """Return the names of the rules in `symbols`. optional: also those that may be left out."""
     found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
     for symbol in symbols:
-        if isinstance(symbol, Many) and (symbol.low or optional):
+        if isinstance(symbol, Repetition) and (symbol.low or optional):
             found += _rules_in(symbol.symbols, optional=optional)
         elif isinstance(symbol, Shuffle):
             more = (*symbol.optional, *symbol.others) if optional else ()

@@ -17,7 +17,7 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.text.stop_sequences import StopText
@@ -27,7 +27,7 @@ from akunu_py.serve.dialect.interface import (
     CommentEncoder,
     Dialect,
     Endpoint,
-    Prepared,
+    PreparedRequest,
     WholeAnswer,
     frame,
     statistics,
@@ -72,7 +72,7 @@ class InfillBody(Body):
     t_max_prompt_ms: Ignored = None
 
 
-def prepare_infill(body: InfillBody, service: Service) -> Prepared:
+def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     if body.model and body.model.strip():
         check_model(body.model, service.names)
@@ -100,7 +100,7 @@ def prepare_infill(body: InfillBody, service: Service) -> Prepared:
         tuple(filter(None, body.stop)),
         None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000,
     )
-    return Prepared(
+    return PreparedRequest(
         [job],
         lambda answers: whole_completion(service.name, body.response_fields, answers),
         InfillEncoder(service.name) if body.stream else None,
@@ -128,7 +128,7 @@ def completion_job(
         completion = yield from completion_events(steps, partial.drain)
         yield from partial.rest()
         reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
-        yield Ended(reason, completion.stats, partial.found)
+        yield Finished(reason, completion.stats, partial.found)
 
     return events
 
@@ -161,17 +161,17 @@ class _PartialCompletion:
             return None
         return "time" if time.monotonic() - self._since > self._seconds else None
 
-    def drain(self, step: Event | None) -> list[Text]:
+    def drain(self, step: Event | None) -> list[TextDelta]:
         """Return the new final text after a step."""
-        if isinstance(step, Begun):
+        if isinstance(step, PromptProcessed):
             self._since = time.monotonic()
         text, self._new = "".join(self._new), []
-        return [Text(text)] if text else []
+        return [TextDelta(text)] if text else []
 
-    def rest(self) -> list[Text]:
+    def rest(self) -> list[TextDelta]:
         """Return the rest, held back as a possible beginning of a stop sequence."""
         text = "".join(run.text for run in self._stops.finish())
-        return [Text(text)] if text else []
+        return [TextDelta(text)] if text else []
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _chosen(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
-def _end(model: str, ended: Ended) -> dict[str, Any]:
+def _end(model: str, ended: Finished) -> dict[str, Any]:
     stats = ended.stats
     limited = ended.reason in ("length", "context")
     prefilled = stats.prompt_tokens - stats.cached_tokens
@@ -244,9 +244,9 @@ class InfillEncoder(CommentEncoder):
         self._model = model
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        if isinstance(event, Text):
+        if isinstance(event, TextDelta):
             return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
-        if isinstance(event, Ended):
+        if isinstance(event, Finished):
             return [frame({"content": ""} | _end(self._model, event))]
         return []
 

@@ -16,14 +16,14 @@ from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
 from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
     Event,
-    Text,
-    Thinking,
+    Finished,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.bodies import BETWEEN, Body, Ignored, check_tool, joined, refuse_extra
@@ -31,7 +31,7 @@ from akunu_py.serve.dialect.errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.interface import (
     Dialect,
     Endpoint,
-    Prepared,
+    PreparedRequest,
     WholeAnswer,
     frame,
     statistics,
@@ -48,7 +48,7 @@ _CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
 }
 
 
-def prepare_message(body: MessagesBody, service: Service) -> Prepared:
+def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     sampling = SamplingBody(
@@ -73,7 +73,7 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
         variables=variables_of(body, service),
     )
     shown = shows_thinking(body.thinking)
-    return Prepared(
+    return PreparedRequest(
         [job],
         lambda answers: whole_message(service.name, answers, shows_thinking=shown),
         MessageEncoder(service.name, shows_thinking=shown) if body.stream else None,
@@ -226,7 +226,7 @@ def whole_message(
     assert answer.ended is not None
     content: list[dict[str, Any]] = []
     for part in answer.parts:
-        if isinstance(part, Text):
+        if isinstance(part, TextDelta):
             content.append({"type": "text", "text": part.text})
         elif isinstance(part, ToolCall):
             content.append(_called(part))
@@ -249,7 +249,7 @@ def _called(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": values}
 
 
-def _message(model: str, begun: Begun) -> dict[str, Any]:
+def _message(model: str, begun: PromptProcessed) -> dict[str, Any]:
     """Return a message without content."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
@@ -263,11 +263,11 @@ def _message(model: str, begun: Begun) -> dict[str, Any]:
     }
 
 
-def _begun(ended: Ended) -> Begun:
-    return Begun(ended.stats.prompt_tokens, ended.stats.cached_tokens)
+def _begun(ended: Finished) -> PromptProcessed:
+    return PromptProcessed(ended.stats.prompt_tokens, ended.stats.cached_tokens)
 
 
-def _input_usage(begun: Begun) -> dict[str, int]:
+def _input_usage(begun: PromptProcessed) -> dict[str, int]:
     """Return the token counts; input_tokens excludes cached tokens."""
     return {
         "input_tokens": begun.prompt_tokens - begun.cached_tokens,
@@ -276,7 +276,7 @@ def _input_usage(begun: Begun) -> dict[str, int]:
     }
 
 
-def _stop(ended: Ended, called: bool) -> dict[str, str | None]:
+def _stop(ended: Finished, called: bool) -> dict[str, str | None]:
     reason = _STOP_REASONS[ended.reason]
     if ended.reason == "stop":
         reason = "tool_use" if called else "stop_sequence" if ended.stop else reason
@@ -310,34 +310,34 @@ class MessageEncoder:
 
     def _values(self, event: Event) -> list[dict[str, Any]]:
         match event:
-            case Begun():
+            case PromptProcessed():
                 return self._start(event)
-            case Thinking(text):
+            case ThinkingDelta(text):
                 self._thinking += text
                 return self._delta("thinking", text) if self._shows_thinking else []
-            case Text(text):
+            case TextDelta(text):
                 return self._delta("text", text)
-            case CallBegun(id, name):
+            case ToolCallStarted(id, name):
                 self._called = True
                 block = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 return [*self._close(), *self._begin(block)]
-            case CallArguments(text):
+            case ToolCallArguments(text):
                 delta = {"type": "input_json_delta", "partial_json": text}
                 return [self._block("delta", delta=delta)] if text else []
-            case CallEnded():
+            case ToolCallFinished():
                 return self._close()
-            case Ended():
+            case Finished():
                 return self._end(event)
             case _:
                 return []
 
-    def _start(self, begun: Begun) -> list[dict[str, Any]]:
+    def _start(self, begun: PromptProcessed) -> list[dict[str, Any]]:
         if self._started:
             return []
         self._started = True
         return [{"type": "message_start", "message": _message(self._model, begun)}]
 
-    def _end(self, ended: Ended) -> list[dict[str, Any]]:
+    def _end(self, ended: Finished) -> list[dict[str, Any]]:
         usage = _input_usage(_begun(ended)) | {"output_tokens": ended.stats.generated_tokens}
         delta = {"type": "message_delta", "delta": _stop(ended, self._called), "usage": usage}
         return [

@@ -13,8 +13,8 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import LearnedNetwork
+from akunu_py.ngram.memory import AnswerCache
+from akunu_py.ngram.networks import LearnedDrafter
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     Drafter,
@@ -40,11 +40,11 @@ class Akunu:
         curve: CostCurve,
         *,
         draft_tokens: int | None = None,
-        memory: Mapping[str, Memory] | None = None,
+        memory: Mapping[str, AnswerCache] | None = None,
         name: str | None = None,
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
-        self._networks: dict[str, LearnedNetwork] = {}  # learned state, shared by runs
+        self._networks: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
         self.baseline = PLAIN if engine.ring is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
@@ -84,8 +84,8 @@ class UnsavedState(LearnedState):
     def __init__(
         self,
         curve: CostCurve,
-        memory: Memory | None = None,
-        networks: dict[str, LearnedNetwork] | None = None,
+        memory: AnswerCache | None = None,
+        networks: dict[str, LearnedDrafter] | None = None,
     ) -> None:
         self.curve, self.networks = curve, {} if networks is None else networks
         self.memory = memory

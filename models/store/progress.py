@@ -1,4 +1,4 @@
-"""Progress of a pull or an import: a `Meter` turns callbacks into `Progress` for front ends."""
+"""Progress of a pull or an import: a `ProgressMeter` turns callbacks into `Progress` for front ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Progress:
         return parts
 
 
-class Meter:
+class ProgressMeter:
     """A ProgressCallback that adds rate and time left and passes a Progress on."""
 
     def __init__(

@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.bench import check
-from akunu_py.bench.check import Check, CheckPlan, Line
+from akunu_py.bench.check import Check, CheckPlan, Promise
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
@@ -59,16 +59,16 @@ QUICK = CheckPlan(
 def test_a_verdict_is_that_of_the_figure_shown(
     value: float | None, limit: float, least: bool, verdict: str
 ) -> None:
-    assert Line("model", "promise", value, limit, least=least).verdict == verdict
-    there = Line("model", "promise", value, limit, least=least, here=False)
+    assert Promise("model", "promise", value, limit, least=least).verdict == verdict
+    there = Promise("model", "promise", value, limit, least=least, here=False)
     assert there.verdict == "not on this machine"
     assert not Check(lines=[there]).failed
-    assert Check(lines=[there, Line("m", "p", value, limit, least=least)]).failed == (
+    assert Check(lines=[there, Promise("m", "p", value, limit, least=least)]).failed == (
         verdict == "FAIL"
     )
 
 
-def _speed_result(off: float, auto: float, **more: Any) -> list[Line]:
+def _speed_result(off: float, auto: float, **more: Any) -> list[Promise]:
     """The lines of three runners at these speeds, compared with 100 tokens per second of mlx-lm."""
     rates = {"mlx-lm": 100.0, "off": off, "auto": auto}
     result = fake_result(
@@ -263,9 +263,9 @@ def test_the_largest_4_bit_model_that_is_quick_is_taken(monkeypatch: pytest.Monk
 
 def test_the_table_shows_every_line() -> None:
     lines = [
-        Line("kernels", "<rows>", 0.01234567, 0.125, note="identical up to 13 rows"),
-        Line("starter", "speed", 0.9, 0.99, "x", least=True),
-        Line("starter", "wired", None, 10, here=False),
+        Promise("kernels", "<rows>", 0.01234567, 0.125, note="identical up to 13 rows"),
+        Promise("starter", "speed", 0.9, 0.99, "x", least=True),
+        Promise("starter", "wired", None, 10, here=False),
     ]
     _, cells = check.check_table(lines)
     assert cells == [

@@ -16,7 +16,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.memory import AnswerCache
 
 TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [3, 4, 5]}]}}
 
@@ -87,7 +87,7 @@ def test_memory_learns_from_item_to_item() -> None:
     items = [TraceItem((1, 2), answer), TraceItem((3, 4), answer)]
     curve = parse_curve("cpu")
 
-    def passes(memory: Memory | None) -> int:
+    def passes(memory: AnswerCache | None) -> int:
         counts = replay(
             items,
             lambda: AutoDrafter(CostCurve(curve.points), memory=memory),
@@ -97,7 +97,7 @@ def test_memory_learns_from_item_to_item() -> None:
         return int(counts["passes"])
 
     assert passes(None) == 198
-    assert passes(Memory(8)) < 150
+    assert passes(AnswerCache(8)) < 150
 
 
 def test_prompt_lookup_copies_the_first_match() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.bench.serve import Server, ServerTimes, Talk, print_servers
+from akunu_py.bench.serve import HttpConversation, Server, ServerTimes, print_servers
 from akunu_py.errors import AkunuError
 from tests.support.command import run_here
 
@@ -44,12 +44,12 @@ def test_what_a_server_streams_is_timed_and_joins_the_conversation(
     with ThreadingHTTPServer(("127.0.0.1", server._port), Answering) as fake:
         thread = threading.Thread(target=fake.serve_forever)
         thread.start()
-        talk = Talk(1)
+        talk = HttpConversation(1)
         with pytest.raises(AkunuError, match="mlx-lm"):
             server.ask(talk)
         talk.say(3)
         found = server.ask(talk)
-        assert not server.ask(Talk(2), hang_up_s=0.0).times
+        assert not server.ask(HttpConversation(2), hang_up_s=0.0).times
         assert server.check_health(3) > 0
         fake.shutdown()
         thread.join()

@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import Completion, CompletionRequest
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
 from akunu_py.decoding.generate import model_thread as thread_module
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
@@ -31,11 +31,11 @@ class Host:
     """A thread with a tiny model, and what came of the requests; forward passes are counted."""
 
     def __init__(self, directory: Path, break_it: Callable[[], None] = lambda: None) -> None:
-        self.done: dict[str, Completion | Failure] = {}
+        self.done: dict[str, Completion | CompletionFailure] = {}
         self.order: list[str] = []
         self.passes_when: dict[str, int] = {}
         self.passes = 0
-        self.failed: list[Failure] = []
+        self.failed: list[CompletionFailure] = []
         self.changed = threading.Condition()
         self._directory, self._break_it = directory, break_it
         self.thread = CompletionThread(self._load, on_failed=self.failed.append)
@@ -54,7 +54,7 @@ class Host:
         return completer
 
     def ask(self, name: str, channel: str = "", prefix: str = PREFIX, **options: Any) -> Any:
-        def on_done(done: Completion | Failure) -> None:
+        def on_done(done: Completion | CompletionFailure) -> None:
             with self.changed:
                 assert name not in self.done
                 self.done[name] = done
@@ -146,7 +146,7 @@ def test_a_bad_request_fails_alone(host: Host) -> None:
     host.ask("bad", max_tokens=-1)
     host.ask("good", max_tokens=2)
     host.wait("bad", "good")
-    assert host.done["bad"] == Failure("max_tokens must be from 0 to 1024, got -1")
+    assert host.done["bad"] == CompletionFailure("max_tokens must be from 0 to 1024, got -1")
     assert host.reason("good") == "length"
 
 
@@ -157,7 +157,7 @@ def test_a_bug_costs_the_session_not_the_helper(host: Host) -> None:
     host.ask("bad", on_text=broken)
     host.ask("good", max_tokens=2)
     host.wait("bad", "good")
-    assert host.done["bad"] == Failure("RuntimeError: no reader")
+    assert host.done["bad"] == CompletionFailure("RuntimeError: no reader")
     assert host.reason("good") == "length"
 
 
@@ -170,7 +170,7 @@ def test_a_model_that_does_not_load(directory: Path) -> None:
     host.thread.start()
     host.ask("late")
     assert host.thread.close(60, drain=True)
-    assert host.failed == [Failure("no such model")]
+    assert host.failed == [CompletionFailure("no such model")]
     assert set(host.done) == {"early", "late"}
     assert host.done["late"] == host.failed[0]
 

@@ -14,7 +14,7 @@ import pytest
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import Completion, CompletionRequest
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -35,7 +35,7 @@ class Asked:
 
     request: CompletionRequest
     parts: list[str] = field(default_factory=list)
-    done: list[Completion | Failure] = field(default_factory=list)
+    done: list[Completion | CompletionFailure] = field(default_factory=list)
     thread: threading.Thread | None = None
     ticket: Ticket = field(init=False)
 
@@ -88,7 +88,7 @@ class Host:
             asked.parts.append(text)
             on_part(asked)
 
-        def on_done(done: Completion | Failure) -> None:
+        def on_done(done: Completion | CompletionFailure) -> None:
             with self.changed:
                 asked.done.append(done)
                 asked.thread = threading.current_thread()
@@ -335,10 +335,10 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
 
     thread = CompletionThread(load, clock=lambda: now[0])
     thread.start()
-    done: list[Completion | Failure] = []
+    done: list[Completion | CompletionFailure] = []
     came = threading.Semaphore(0)
 
-    def on_done(outcome: Completion | Failure) -> None:
+    def on_done(outcome: Completion | CompletionFailure) -> None:
         done.append(outcome)
         came.release()
 
@@ -347,7 +347,7 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
         thread.submit(Ticket(ASKED, on_done))
         assert came.acquire(timeout=60)
     assert thread.close(60)
-    assert [isinstance(outcome, Failure) for outcome in done] == [True] * 7 + [False]
+    assert [isinstance(outcome, CompletionFailure) for outcome in done] == [True] * 7 + [False]
     assert tries[0] == 5
     assert states == ["loading"] * 5
 

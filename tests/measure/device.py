@@ -29,7 +29,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.memory import AnswerCache
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, Drafter, DraftMode
 from tests.measure.networks import (
     NetworkFigures,
@@ -203,7 +203,7 @@ def replay_on_device(
     """
     found: dict[str, dict[str, Any]] = {}
     for name, items in trace.workloads.items():
-        learned = Memory() if memory else None
+        learned = AnswerCache() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
         networks = SimulatedNetworks(figures)
         drafter = partial(network_drafter, mode, costs, networks, learned, draft_tokens)
@@ -220,7 +220,7 @@ def replay_items(
     curve: Callable[[int], float],
     options: DeviceOptions,
     make_drafter: Callable[[], Drafter],
-    memory: Memory | None = None,
+    memory: AnswerCache | None = None,
     networks: SimulatedNetworks | None = None,
 ) -> ReplayCounts:
     """What decoding the items takes, one after the other on the same device."""

@@ -27,9 +27,9 @@ from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import LearnedNetwork
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NETWORK_MODES, Drafter
+from akunu_py.ngram.memory import AnswerCache
+from akunu_py.ngram.networks import LearnedDrafter
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Drafter
 from tests.measure.tool import run_tool
 
 SUMMARY = "Replay recorded answers with simulated neural drafters"
@@ -61,7 +61,7 @@ class SimulatedNetworks:
     def __init__(self, figures: Sequence[NetworkFigures] = (), turn: int = 0) -> None:
         self._figures = figures
         self.turn = turn
-        self.learned: dict[str, LearnedNetwork] = {}
+        self.learned: dict[str, LearnedDrafter] = {}
         self.spent = self._now = 0.0
         self.spend: Callable[[float], None] = self._pass
         self.clock: Callable[[], float] = lambda: self._now
@@ -127,7 +127,7 @@ def parse_network(text: str) -> NetworkFigures:
     except ValueError:
         figures = NetworkFigures("", 0.0, ())
     falling = [1.0, *figures.accepted, 0.0]
-    named = figures.name in NETWORK_MODES
+    named = figures.name in NEURAL_MODES
     if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
         raise UsageError(
             "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
@@ -152,11 +152,11 @@ def network_drafter(
     mode: str,
     costs: CostCurve,
     networks: SimulatedNetworks,
-    memory: Memory | None = None,
+    memory: AnswerCache | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> Drafter:
     """Return a new drafter of that draft mode."""
-    if mode in ("auto", "ngram", *NETWORK_MODES):
+    if mode in ("auto", "ngram", *NEURAL_MODES):
         made, ngrams = networks.made(mode), mode in ("auto", "ngram")
         return AutoDrafter(
             costs, memory=memory, networks=made, learned=networks.learned, ngrams=ngrams
@@ -170,7 +170,7 @@ def replay_networks(
     curve: Callable[[int], float],
     networks: SimulatedNetworks,
     *,
-    memory: Memory | None = None,
+    memory: AnswerCache | None = None,
     counts: ReplayCounts | None = None,
 ) -> dict[str, Any]:
     """Replay each item through a new drafter that uses `networks`; see `bench.replay.replay`."""
@@ -201,10 +201,10 @@ def replay_mixture(
     for name, items in trace.workloads.items():
         counts = ReplayCounts()
         for turn in range(LUCKS if even else 1):
-            networks, learned = SimulatedNetworks(figures, turn), Memory() if memory else None
+            networks, learned = SimulatedNetworks(figures, turn), AnswerCache() if memory else None
 
             def make(
-                networks: SimulatedNetworks = networks, learned: Memory | None = learned
+                networks: SimulatedNetworks = networks, learned: AnswerCache | None = learned
             ) -> Drafter:
                 costs = CostCurve(curve.points)
                 return network_drafter(mode, costs, networks, learned, draft_tokens)

@@ -20,7 +20,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.guess import Guess
-from akunu_py.ngram.networks import DraftPlan, PlannedDrafter, Terms
+from akunu_py.ngram.networks import DraftPlan, PlannedDrafter, PlanningLimits
 from tests.measure.device import parse_device, replay_on_device
 from tests.measure.networks import (
     NetworkFigures,
@@ -194,7 +194,7 @@ def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
         rate = improvement(chance, best, c, cost)
         planned = PlannedDrafter(Steady(chance, c))
         planned.learned.expected[:] = [chance] * len(planned.learned.expected)
-        terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
+        terms = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
         division = planned.plan([], [1.0 - rate], LONGEST, terms)
         drafted: list[int] = []
         if division.value > 1.0 - rate + 1e-9:
@@ -220,7 +220,7 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
         planned, steady = DraftPlan(1.0, 0, LONGEST), Steady(chance, 0.06)
         steady.longest = 1
         network = PlannedDrafter(steady)
-        terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
+        terms = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
         network.draft([0] * 10, [], planned, terms, (), copied)
         followed.append(network.followed)
     assert max(followed[:2]) <= 1

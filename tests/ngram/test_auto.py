@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from akunu_py.ngram.acceptance import NO_OUTCOMES, AcceptanceModel, Candidate, push, sigmoid
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.memory import AnswerCache
 from akunu_py.types import Drafter
 
 CHEAP = {1: 1.0, 5: 1.1, 32: 1.5}
@@ -74,7 +74,7 @@ def test_a_candidate_learns_from_being_right_and_wrong() -> None:
 def test_any_text_is_followed_to_its_end(
     prompt: list[int], output: list[int], rerun: bool, remember: bool
 ) -> None:
-    memory = Memory(6) if remember else None
+    memory = AnswerCache(6) if remember else None
     if memory is not None:
         memory.learn(prompt)
     drafter = cheap(rerun_on_reject=rerun, memory=memory)
@@ -227,7 +227,7 @@ def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
 
 def test_memory_helps_cold_text_and_is_only_read() -> None:
     answer = random.Random(5).sample(range(1000), 200)
-    memory = Memory(10)
+    memory = AnswerCache(10)
     memory.learn(answer)
     before = memory.dump()
     with_memory, _, _ = drive(cheap(memory=memory), [7, 8, 9], answer)

@@ -14,7 +14,7 @@ from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter, Continuation
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.types import DraftNetwork
+from akunu_py.types import NeuralDrafter
 from tests.measure.networks import (
     NetworkFigures,
     SimulatedNetworks,
@@ -155,7 +155,7 @@ def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> No
 class Told(AutoDrafter):
     """Notes which sources draft together, in which order."""
 
-    def __init__(self, seen: set[tuple[str, ...]], networks: Sequence[DraftNetwork]) -> None:
+    def __init__(self, seen: set[tuple[str, ...]], networks: Sequence[NeuralDrafter]) -> None:
         super().__init__(CostCurve(FREE), networks=networks)
         self.seen = seen
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.memory import LONGEST_MATCH, MAX_CHAIN, Memory
+from akunu_py.ngram.memory import LONGEST_MATCH, MAX_CHAIN, AnswerCache
 
 
 def test_finds_what_followed_the_longest_context() -> None:
-    memory = Memory(8)
+    memory = AnswerCache(8)
     memory.learn([1, 2, 3, 4, 5])
     memory.learn([9, 2, 3, 6])
     memory.learn([8, 2, 3, 6])
@@ -28,7 +28,7 @@ def test_finds_what_followed_the_longest_context() -> None:
 
 
 def test_knows_nothing_across_items_or_of_new_contexts() -> None:
-    memory = Memory(8)
+    memory = AnswerCache(8)
     assert memory.lookup([1, 2]) is None
     memory.learn([1, 2])
     memory.learn([3, 4])
@@ -42,7 +42,7 @@ def test_knows_nothing_across_items_or_of_new_contexts() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=20), st.integers(4, 6))
 def test_lookups_are_true_to_what_is_remembered(items: list[list[int]], bits: int) -> None:
-    memory = Memory(bits)
+    memory = AnswerCache(bits)
     log: list[int] = []
     for item in items:
         memory.learn(item)
@@ -63,7 +63,7 @@ def test_lookups_are_true_to_what_is_remembered(items: list[list[int]], bits: in
 
 
 def test_the_oldest_is_forgotten() -> None:
-    memory = Memory(6)
+    memory = AnswerCache(6)
     memory.learn([1, 2, 3])
     assert memory.lookup([1, 2]) is not None
     memory.learn(list(range(100, 100 + 64 + LONGEST_MATCH)))
@@ -74,11 +74,11 @@ def test_the_oldest_is_forgotten() -> None:
 
 def test_bytes_and_back() -> None:
     rng = random.Random(1)
-    memory = Memory(8)
+    memory = AnswerCache(8)
     for _ in range(10):
         memory.learn([rng.randrange(20) for _ in range(60)])
     data = memory.dump()
-    again = Memory.load(data)
+    again = AnswerCache.load(data)
     assert again.dump() == data
     for _ in range(50):
         context = [rng.randrange(20) for _ in range(4)]
@@ -91,22 +91,22 @@ def test_bytes_and_back() -> None:
 @pytest.mark.parametrize("cut", [0, 5, 27, 28, 100])
 def test_cut_off_bytes_are_refused(cut: int) -> None:
     with pytest.raises(ValueError, match="answer cache"):
-        Memory.load(Memory(4).dump()[:cut])
+        AnswerCache.load(AnswerCache(4).dump()[:cut])
 
 
 def test_altered_or_foreign_bytes_are_refused() -> None:
-    memory = Memory(4)
+    memory = AnswerCache(4)
     memory.learn([1, 2, 3, 4])
     data = memory.dump()
     for place in range(len(data)):
         altered = bytearray(data)
         altered[place] ^= 0x41
         with pytest.raises(ValueError, match="answer cache"):
-            Memory.load(bytes(altered))
+            AnswerCache.load(bytes(altered))
     with pytest.raises(ValueError, match="something else"):
-        Memory.load(b"PK\x03\x04" + bytes(100))
+        AnswerCache.load(b"PK\x03\x04" + bytes(100))
 
 
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="capacity bits"):
-        Memory(30)
+        AnswerCache(30)

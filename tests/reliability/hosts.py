@@ -162,27 +162,27 @@ def _answers(
 def _counted() -> Iterator[dict[str, int]]:
     """What rank 0 does from here on: passes, their rows, and rows that were taken away again."""
     from akunu_py.decoding import kv_cache
-    from akunu_py.decoding.hosts.passes import Leader, LedCache
+    from akunu_py.decoding.hosts.passes import Coordinator, ReplicatedCache
 
     counts = {"passes": 0, "rows": 0, "cut": 0}
-    run, roll_back, trim = Leader._run, kv_cache.roll_back, kv_cache.trim
+    run, roll_back, trim = Coordinator._run, kv_cache.roll_back, kv_cache.trim
 
-    def counted_run(self: Leader, tokens: Any, *args: Any, **options: Any) -> Any:
+    def counted_run(self: Coordinator, tokens: Any, *args: Any, **options: Any) -> Any:
         counts["passes"] += 1
         counts["rows"] += tokens.shape[1]
         return run(self, tokens, *args, **options)
 
     def counted_roll_back(cache: Any, before: Any, written: int, kept: int) -> int:
         left = roll_back(cache, before, written, kept)
-        counts["cut"] += (written - left) * isinstance(cache, LedCache)
+        counts["cut"] += (written - left) * isinstance(cache, ReplicatedCache)
         return left
 
     def counted_trim(cache: Any, rows: int) -> None:
         trim(cache, rows)
-        counts["cut"] += rows * isinstance(cache, LedCache)
+        counts["cut"] += rows * isinstance(cache, ReplicatedCache)
 
     with (
-        mock.patch.object(Leader, "_run", counted_run),
+        mock.patch.object(Coordinator, "_run", counted_run),
         mock.patch.object(kv_cache, "roll_back", counted_roll_back),
         mock.patch.object(kv_cache, "trim", counted_trim),
     ):

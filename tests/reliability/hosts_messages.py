@@ -15,7 +15,7 @@ from unittest import mock
 
 from akunu_py.bench.trace import load_trace
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.hosts.passes import Leader
+from akunu_py.decoding.hosts.passes import Coordinator
 from akunu_py.decoding.load import load_engine
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions
 from tests.support.patient_ranks import patient_ranks
@@ -37,7 +37,9 @@ def main() -> int:
             for mode in modes:
                 options = GenerateOptions(max_tokens=len(item.output), draft=mode)
                 before, filled = engine.ring.messages, 0
-                with mock.patch.object(Leader, "fill", autospec=True, side_effect=Leader.fill) as f:
+                with mock.patch.object(
+                    Coordinator, "fill", autospec=True, side_effect=Coordinator.fill
+                ) as f:
                     answer = Session(engine).generate(item.prompt, options).answer()
                     filled = f.call_count
                 sent, tokens = engine.ring.messages - before, len(answer.tokens)

@@ -15,7 +15,7 @@ from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
 from akunu_py.text import displayable, for_output, on_one_line, typeable
-from akunu_py.tui.workers.session_thread import AnswerFailed, Finished, Loaded
+from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished, ModelLoaded
 from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.tui_chat import GAUGES, STATS, Chat, chat
@@ -154,11 +154,11 @@ async def test_the_chat_shows_and_does_not_obey() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
     async with chat(loaded=False, size=(100, 40)) as here:
-        await here.post(Loaded(evil, evil, 8192, evil, evil, GAUGES))
+        await here.post(ModelLoaded(evil, evil, 8192, evil, evil, GAUGES))
         assert is_safe(on_screen(here))
         await here.send(f"Hello {evil}")
         await here.piece(evil)
-        await here.post(Finished(1, "stop", STATS))
+        await here.post(AnswerFinished(1, "stop", STATS))
         assert is_safe(on_screen(here))
         await here.send("More")
         await here.post(AnswerFailed(2, evil))

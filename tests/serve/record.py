@@ -30,7 +30,14 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from akunu_py.commands.launch import CLIENTS, Launch, Served
-from akunu_py.decoding.events import Begun, CallArguments, CallBegun, CallEnded, Ended, Event
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    PromptProcessed,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job
@@ -38,8 +45,8 @@ from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.models.store import store
 from akunu_py.serve.http.answering import events_of
 from akunu_py.serve.http.app import create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.serving import LONG_CONTEXT, write_long_model
@@ -143,33 +150,37 @@ async def _answer(
     stats = Stats()
     async with contextlib.aclosing(events_of(scheduler, job, client=client, short=short)) as events:
         async for event in events:
-            if isinstance(event, Ended):  # random weights find no end
+            if isinstance(event, Finished):  # random weights find no end
                 event = replace(event, reason="stop")
             yield event
-            if call is not None and isinstance(event, Begun):
+            if call is not None and isinstance(event, PromptProcessed):
                 stats.prompt_tokens, stats.cached_tokens = event.prompt_tokens, event.cached_tokens
                 break
     if call is not None and stats.prompt_tokens:
         name, arguments = call
         stats.generated_tokens = 9
-        yield CallBegun("call_000000000000000000000001", name)
+        yield ToolCallStarted("call_000000000000000000000001", name)
         for part in (arguments[:5], arguments[5:]):
-            yield CallArguments(part)
-        yield CallEnded()
-        yield Ended("stop", stats)
+            yield ToolCallArguments(part)
+        yield ToolCallFinished()
+        yield Finished("stop", stats)
 
 
 @contextlib.contextmanager
 def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
     """A server of the tiny model; its address, and what keeps its requests."""
     scheduler = Scheduler(lambda: Session(Engine.load(directory, name=MODEL)))
-    options = ServeOptions((MODEL,), Access(), GenerateOptions(), temperature=0.0, max_tokens=16)
+    options = ServeOptions(
+        (MODEL,), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
+    )
     model = ServedModel(scheduler, options)
 
     def run(job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         return _answer(scheduler, job, client, short)
 
-    recorder = Recorder(create_app(replace(model.backend(Records()), run=run), Access()))
+    recorder = Recorder(
+        create_app(replace(model.backend(RequestRecords()), run=run), AccessRules())
+    )
     scheduler.start()
     with listen("127.0.0.1", 0) as listening:
         server = uvicorn.Server(uvicorn.Config(recorder, log_level="warning", http="h11"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.types import Stats
 from tests.support.serving import Served, ask, told_app
@@ -105,10 +105,10 @@ async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
 
     async def slow(job: Job) -> AsyncGenerator[Event]:
         await asyncio.sleep(0.1)
-        yield Begun(9, 4)
+        yield PromptProcessed(9, 4)
         await asyncio.sleep(0.1)
-        yield Text("x")
-        yield Ended("stop", Stats(prompt_tokens=9, cached_tokens=4, generated_tokens=1))
+        yield TextDelta("x")
+        yield Finished("stop", Stats(prompt_tokens=9, cached_tokens=4, generated_tokens=1))
 
     body: dict[str, Any] = {"model": "alias", "stream": True}
     if path == MESSAGES:

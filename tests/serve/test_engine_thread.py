@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
     Event,
-    Reading,
-    Text,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import Job, JobHandle
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.serve.http.answering import events_of
 from akunu_py.types import Stats
 
-END = Ended("stop", Stats())
+END = Finished("stop", Stats())
 
 
 class Told(Scheduler):
@@ -54,19 +54,23 @@ def no_job(session: object) -> Iterator[Event]:
 
 
 async def test_a_slow_reader_finds_everything_merged() -> None:
-    parts = [Text(str(number)) for number in range(10_000)]
-    readings = [Reading(number, 500) for number in range(500)]
-    calls: list[Event] = [CallBegun("1", "find"), *[CallArguments("[]")] * 1000, CallEnded()]
-    scheduler = Told(lambda handle: iter([*readings, Begun(1, 0), *parts, *calls, END]))
+    parts = [TextDelta(str(number)) for number in range(10_000)]
+    readings = [PrefillProgress(number, 500) for number in range(500)]
+    calls: list[Event] = [
+        ToolCallStarted("1", "find"),
+        *[ToolCallArguments("[]")] * 1000,
+        ToolCallFinished(),
+    ]
+    scheduler = Told(lambda handle: iter([*readings, PromptProcessed(1, 0), *parts, *calls, END]))
     events = events_of(scheduler, no_job)
     found = [await anext(events)]
     await asyncio.to_thread(scheduler.told.wait)
     found += [event async for event in events]
-    assert found[0] == readings[0] or isinstance(found[0], Reading)
-    assert "".join(each.text for each in found if isinstance(each, Text)) == "".join(
+    assert found[0] == readings[0] or isinstance(found[0], PrefillProgress)
+    assert "".join(each.text for each in found if isinstance(each, TextDelta)) == "".join(
         each.text for each in parts
     )
-    assert found[-4:] == [calls[0], CallArguments("[]" * 1000), calls[-1], END]
+    assert found[-4:] == [calls[0], ToolCallArguments("[]" * 1000), calls[-1], END]
     assert len(found) < 20
 
 
@@ -74,7 +78,7 @@ async def test_a_slow_reader_finds_everything_merged() -> None:
 async def test_a_reader_that_goes_away_cancels_the_job(leave: str) -> None:
     def until_cancelled(handle: JobHandle) -> Iterator[Event]:
         while not handle.cancelled:
-            yield Text("more ")
+            yield TextDelta("more ")
         yield END
 
     scheduler = Told(until_cancelled)

@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.http.app import DIALECTS, create_app
-from akunu_py.serve.http.guard import Access, is_loopback
-from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.http.guard import AccessRules, is_loopback
+from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import listen
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.serving import Served, ask
@@ -30,7 +30,7 @@ NO = RequestError("no")
 
 @given(st.sampled_from(OURS), st.sampled_from(["", ":8012", ":1"]))
 def test_our_own_names_are_answered(name: str, port: str) -> None:
-    assert Access().refusal(Headers({"host": name + port}), "/v1/models") is None
+    assert AccessRules().refusal(Headers({"host": name + port}), "/v1/models") is None
 
 
 @settings(max_examples=40)
@@ -45,7 +45,7 @@ def test_other_names_are_refused(name: str, port: int) -> None:
         f"127.0.0.1.{name}x",
         f"{name}@[::2]",
     ):
-        error = Access().refusal(Headers({"host": host}), "/v1/models")
+        error = AccessRules().refusal(Headers({"host": host}), "/v1/models")
         assert error is not None, host
         assert error.status == 403
 
@@ -54,18 +54,18 @@ def test_other_names_are_refused(name: str, port: int) -> None:
 def test_pages_are_refused_unless_named(scheme: str, name: str) -> None:
     origin = scheme + name
     headers = Headers({"host": "127.0.0.1:8012", "origin": origin})
-    allowed = Access(origins=(origin,)).refusal(headers, "/v1/models")
+    allowed = AccessRules(origins=(origin,)).refusal(headers, "/v1/models")
     assert allowed is None
-    error = Access(origins=("https://good.example",)).refusal(headers, "/v1/models")
+    error = AccessRules(origins=("https://good.example",)).refusal(headers, "/v1/models")
     assert (error is None) == (origin == "")
-    assert Access(origins=("*",)).refusal(headers, "/v1/models") is None
+    assert AccessRules(origins=("*",)).refusal(headers, "/v1/models") is None
 
 
 @given(st.text(min_size=1, max_size=9), st.text(max_size=9), st.booleans())
 def test_only_the_key_opens(key: str, other: str, bearer: bool) -> None:
     key = key.encode("ascii", "ignore").decode().strip() or "key"
     other = other.encode("ascii", "ignore").decode().strip()
-    access = Access("0.0.0.0", key)
+    access = AccessRules("0.0.0.0", key)
 
     def refused(given: str) -> bool:
         name = "authorization" if bearer else "x-api-key"
@@ -95,8 +95,8 @@ async def test_refusals_are_in_the_shape_of_their_dialect(tiny: Served) -> None:
 
 
 async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
-    access = Access(origins=("https://good.example",))
-    app = create_app(tiny.model.backend(Records()), access)
+    access = AccessRules(origins=("https://good.example",))
+    app = create_app(tiny.model.backend(RequestRecords()), access)
     headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
     before = await ask(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
     assert before.status == 200
@@ -111,9 +111,9 @@ async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
 @settings(max_examples=5)
 @given(st.booleans())
 async def test_what_is_said_is_kept_only_where_asked(tiny: Served, keep: bool) -> None:
-    seen: list[Record] = []
-    records = Records(seen.append, keep_content=keep)
-    app = create_app(tiny.model.backend(records), Access())
+    seen: list[RequestRecord] = []
+    records = RequestRecords(seen.append, keep_content=keep)
+    app = create_app(tiny.model.backend(records), AccessRules())
     body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 3}
     reply = await ask(app, "/v1/chat/completions", body)
     said = reply.json()["choices"][0]["message"]["content"]
@@ -143,8 +143,8 @@ async def test_a_body_has_bounds(tiny: Served) -> None:
 
 
 async def test_requests_that_wait_are_bounded(tiny: Served) -> None:
-    records = Records()
-    app = create_app(tiny.model.backend(records), Access())
+    records = RequestRecords()
+    app = create_app(tiny.model.backend(records), AccessRules())
     with contextlib.ExitStack() as waiting:
         for _ in range(256):
             waiting.enter_context(records.request("/v1/completions"))

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
+from akunu_py.decoding.events import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+)
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats
 from tests.support.serving import Reply, Served, ask, told_app
 
@@ -105,13 +112,13 @@ class Told:
             self.closed.set()
 
 
-END = Ended("stop", Stats())
+END = Finished("stop", Stats())
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
     """While nothing can be told of what happens: the prompt is read, text is withheld."""
-    told = Told(Reading(0, 10), Begun(10, 0), Text("x"), END)
+    told = Told(PrefillProgress(0, 10), PromptProcessed(10, 0), TextDelta("x"), END)
     app = told_app(told.run, tiny, heartbeat_s=0.001)
 
     def gone(reply: Reply) -> bool:
@@ -128,7 +135,7 @@ async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
 
 async def test_who_leaves_with_the_whole_answer_did_not_hang_up(tiny: Served) -> None:
     """Before the end of the connection, which many a client does not wait for."""
-    told, records = Told(Begun(1, 0), Text("x"), END), Records()
+    told, records = Told(PromptProcessed(1, 0), TextDelta("x"), END), RequestRecords()
     end = "[DONE]"
 
     def gone(reply: Reply) -> bool:
@@ -149,7 +156,7 @@ async def test_a_failure_has_a_status_where_it_still_can(
     tiny: Served, begun: bool, stream: bool
 ) -> None:
     error = Failed(PromptTooLong("too long", 9, 8))
-    told = Told(Begun(1, 0), Text("x"), error) if begun else Told(error)
+    told = Told(PromptProcessed(1, 0), TextDelta("x"), error) if begun else Told(error)
     told.goes_on.set()
     reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert told.closed.is_set()
@@ -168,7 +175,7 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
     tiny: Served, begun: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = Failed(ZeroDivisionError("a secret"))
-    told = Told(Begun(1, 0), error) if begun else Told(error)
+    told = Told(PromptProcessed(1, 0), error) if begun else Told(error)
     told.goes_on.set()
     reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
     assert reply.status == (200 if begun else 500)
@@ -180,7 +187,7 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_the_server_ends_says_so(tiny: Served, stream: bool) -> None:
-    told = Told(Begun(1, 0), Text("x"), Ended("cancelled", Stats()))
+    told = Told(PromptProcessed(1, 0), TextDelta("x"), Finished("cancelled", Stats()))
     told.goes_on.set()
     reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert b"the server is stopping" in reply.body

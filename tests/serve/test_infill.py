@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.decoding.events import Begun, Ended, Event, Reading, Text
+from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptProcessed, TextDelta
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.errors import RequestError
-from akunu_py.serve.dialect.interface import Prepared, WholeAnswer
+from akunu_py.serve.dialect.interface import PreparedRequest, WholeAnswer
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.llamacpp import InfillBody, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions
@@ -49,7 +49,7 @@ def session(engine: Engine) -> Session:
     return Session(engine)
 
 
-def prepared(service: Service, body: dict[str, Any]) -> Prepared:
+def prepared(service: Service, body: dict[str, Any]) -> PreparedRequest:
     return prepare_infill(bodies.parse(json.dumps(body).encode(), InfillBody), service)
 
 
@@ -75,14 +75,14 @@ def test_it_is_what_complete_says(
         CompletionRequest(before + typed, behind, max_tokens=24)
     )
     events = run(service, session, body | {"stop": stop})
-    text = "".join(event.text for event in events if isinstance(event, Text))
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
     places = [expected.text.find(each) for each in stop if each in expected.text]
     assert text == expected.text[: min(places, default=None)]
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], Finished)
     if places:
         assert (events[-1].reason, events[-1].stop) == ("stop", stop[0])
-    kinds = [type(event) for event in events if not isinstance(event, Reading)]
-    assert kinds[1:].count(Begun) == 0
+    kinds = [type(event) for event in events if not isinstance(event, PrefillProgress)]
+    assert kinds[1:].count(PromptProcessed) == 0
     reply = whole(service, session, body)
     assert reply["content"] == expected.text
     assert reply["stop"] is True
@@ -98,7 +98,7 @@ def test_a_stream_ends_with_its_statistics(service: Service, session: Session) -
         json.loads(each.removeprefix("data: ")) for each in frames.decode().split("\n\n")[:-1]
     ]
     assert [value["stop"] for value in values] == [False] * (len(values) - 1) + [True]
-    texts = [event.text for event in events if isinstance(event, Text)]
+    texts = [event.text for event in events if isinstance(event, TextDelta)]
     assert [value["content"] for value in values[:-1]] == texts
     assert values[-1]["timings"]["predicted_n"] == values[-1]["tokens_predicted"]
 

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import Begun, CallArguments, CallBegun, Ended, Event, Text, Thinking
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallStarted,
+)
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.messages import MessageEncoder, error_body, whole_message
 from akunu_py.types import Stats
@@ -76,39 +84,47 @@ def test_a_stream_adds_up_to_the_whole(events: list[Event], shows_thinking: bool
     found = accumulated(streamed(events, shows_thinking=shows_thinking))
     whole = whole_message("tiny", [put_together(events)], shows_thinking=shows_thinking)
     assert found | {"id": ""} == whole | {"id": ""}
-    shown = [event.text for event in events if isinstance(event, Thinking) and shows_thinking]
+    shown = [event.text for event in events if isinstance(event, ThinkingDelta) and shows_thinking]
     thought = [block["thinking"] for block in whole["content"] if block["type"] == "thinking"]
     assert "".join(shown) == "".join(thought)
     usage = whole["usage"]
     read = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    assert read == next(event.prompt_tokens for event in events if isinstance(event, Begun))
+    assert read == next(
+        event.prompt_tokens for event in events if isinstance(event, PromptProcessed)
+    )
 
 
 @pytest.mark.parametrize(
     ("ended", "called", "reason"),
     [
-        (Ended("stop", Stats()), False, "end_turn"),
-        (Ended("stop", Stats(), "END"), False, "stop_sequence"),
-        (Ended("stop", Stats()), True, "tool_use"),
-        (Ended("length", Stats()), True, "max_tokens"),
-        (Ended("context", Stats()), False, "model_context_window_exceeded"),
+        (Finished("stop", Stats()), False, "end_turn"),
+        (Finished("stop", Stats(), "END"), False, "stop_sequence"),
+        (Finished("stop", Stats()), True, "tool_use"),
+        (Finished("length", Stats()), True, "max_tokens"),
+        (Finished("context", Stats()), False, "model_context_window_exceeded"),
     ],
 )
-def test_the_reason_to_stop(ended: Ended, called: bool, reason: str) -> None:
-    events: list[Event] = [CallBegun("a", "b"), CallArguments("{}")] if called else [Text("x")]
+def test_the_reason_to_stop(ended: Finished, called: bool, reason: str) -> None:
+    events: list[Event] = (
+        [ToolCallStarted("a", "b"), ToolCallArguments("{}")] if called else [TextDelta("x")]
+    )
     answer = put_together([*events, ended])
     whole = whole_message("tiny", [answer], shows_thinking=True)
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, ended.stop or None)
 
 
 def test_a_call_that_was_cut_off_is_not_run() -> None:
-    events: list[Event] = [CallBegun("a", "rm"), CallArguments('{"path": "/tmp/x'), _cut()]
+    events: list[Event] = [
+        ToolCallStarted("a", "rm"),
+        ToolCallArguments('{"path": "/tmp/x'),
+        _cut(),
+    ]
     whole = whole_message("tiny", [put_together(events)], shows_thinking=True)
     assert whole["content"] == [{"type": "text", "text": 'rm {"path": "/tmp/x'}]
 
 
-def _cut() -> Ended:
-    return Ended("length", Stats())
+def _cut() -> Finished:
+    return Finished("length", Stats())
 
 
 def test_errors() -> None:

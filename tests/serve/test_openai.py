@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.app import create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Served, ask
 
@@ -349,7 +349,7 @@ def test_options_that_requests_leave_open(tiny: Served) -> None:
 async def test_a_list_of_models_needs_none_loaded(tiny: Served) -> None:
     """Programs that look at it every now and then must not load what idleness unloaded."""
     listed = (await ask(tiny.app, "/v1/models")).json()["data"]
-    app = create_app(replace(tiny.model.backend(Records()), service=None), Access())  # type: ignore[arg-type]
+    app = create_app(replace(tiny.model.backend(RequestRecords()), service=None), AccessRules())  # type: ignore[arg-type]
     assert (await ask(app, "/v1/models")).json()["data"] == listed
     assert (await ask(app, "/v1/models/alias")).json() == listed[0]
     assert (await ask(app, "/v1/models/other")).status == 404

@@ -25,17 +25,22 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
 from akunu_py.decoding.generate.chat_model import ChatModel, LoadedChat
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.app import create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.own.client import ServerClient, running_server, server_at
 from akunu_py.serve.own.running import RunningServer, announced, running_servers
 from akunu_py.serve.own.served import ServedChat, ServedCompleter
-from akunu_py.tui.workers.session_thread import AnswerFailed, Finished, PieceArrived, SessionThread
+from akunu_py.tui.workers.session_thread import (
+    AnswerFailed,
+    AnswerFinished,
+    PieceArrived,
+    SessionThread,
+)
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.serving import Served, at_a_socket
 
@@ -47,8 +52,8 @@ OPTIONS = CompleteOptions(prefix_tokens=64)
 @pytest.fixture(scope="module")
 def client(tiny: Served) -> Iterator[ServerClient]:
     """Of a server whose key is not known here."""
-    access = Access(key="another key", token=TOKEN)
-    backend = tiny.model.backend(Records())
+    access = AccessRules(key="another key", token=TOKEN)
+    backend = tiny.model.backend(RequestRecords())
     with at_a_socket(create_app(backend, access)) as url:
         yield ServerClient(url, TOKEN)
 
@@ -204,7 +209,7 @@ def test_when_the_server_ends_the_model_is_loaded_here(tiny: Served) -> None:
     first, second = (CompletionRequest(text, max_tokens=9) for text in ("ab(", "ba (b"))
     expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(second))
     loaded: list[str] = []
-    done: queue.Queue[Completion | Failure] = queue.Queue()
+    done: queue.Queue[Completion | CompletionFailure] = queue.Queue()
 
     def load() -> CompletionMaker:
         if not loaded:
@@ -212,8 +217,8 @@ def test_when_the_server_ends_the_model_is_loaded_here(tiny: Served) -> None:
         return Completer(Engine.load(engine.path, name=NAME), OPTIONS)
 
     thread = CompletionThread(load, on_loaded=lambda completer: loaded.append(completer.name))
-    backend = tiny.model.backend(Records())
-    with at_a_socket(create_app(backend, Access(token=TOKEN))) as url:
+    backend = tiny.model.backend(RequestRecords())
+    with at_a_socket(create_app(backend, AccessRules(token=TOKEN))) as url:
         thread.start()
         thread.submit(Ticket(first, done.put))
         assert isinstance(done.get(timeout=60), Completion)
@@ -241,7 +246,7 @@ class Heard:
     def until_end(self) -> list[Any]:
         """All messages of an answer."""
         found: list[Any] = []
-        while not found or not isinstance(found[-1], Finished | AnswerFailed):
+        while not found or not isinstance(found[-1], AnswerFinished | AnswerFailed):
             found.append(self.messages.get(timeout=60))
         return found
 
@@ -323,7 +328,9 @@ def test_a_server_that_ends(tiny: Served, in_the_middle: bool) -> None:
         client = ServerClient(url, TOKEN)
         return ServedChat(client, client.facts().model)
 
-    with at_a_socket(create_app(tiny.model.backend(Records()), Access(token=TOKEN))) as url:
+    with at_a_socket(
+        create_app(tiny.model.backend(RequestRecords()), AccessRules(token=TOKEN))
+    ) as url:
         heard = Heard(load)
         if in_the_middle:
             heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))

@@ -9,7 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.responses.bodies import ResponsesTool
 from akunu_py.serve.responses.dialect import (
@@ -49,7 +56,7 @@ def streamed(reply: ResponseContext, events: list[Event]) -> list[dict[str, Any]
     encoder = ResponseEncoder(reply)
     frames = [encoder.heartbeat()]
     for event in events:
-        ended = isinstance(event, Ended)
+        ended = isinstance(event, Finished)
         frames += [*encoder.encode(event, 0), *([] if ended else [encoder.heartbeat()])]
     found = named_events(frames)
     assert [value.pop("sequence_number") for value in found] == [*range(len(found))]
@@ -127,11 +134,11 @@ def test_calls_come_back_as_the_client_knows_their_tools(
     arguments = as_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
     cut = data.draw(st.integers(0, len(arguments)))
     events: list[Event] = [
-        CallBegun("call_1", name),
-        CallArguments(arguments[:cut]),
-        CallArguments(arguments[cut:]),
-        CallEnded(),
-        Ended("stop", Stats()),
+        ToolCallStarted("call_1", name),
+        ToolCallArguments(arguments[:cut]),
+        ToolCallArguments(arguments[cut:]),
+        ToolCallFinished(),
+        Finished("stop", Stats()),
     ]
     found = accumulated(streamed(reply(), events))
     assert without_ids(found) == without_ids(whole_response(reply(), [put_together(events)]))
@@ -154,7 +161,7 @@ def test_the_input_of_a_custom_tool_grows(text: str, cut: int) -> None:
 
 
 def test_what_was_cut_off_is_incomplete() -> None:
-    events: list[Event] = [Text("half"), Ended("length", Stats())]
+    events: list[Event] = [TextDelta("half"), Finished("length", Stats())]
     found = accumulated(streamed(reply(), events))
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found["output"][0]["status"] == "incomplete"
@@ -163,7 +170,7 @@ def test_what_was_cut_off_is_incomplete() -> None:
 def test_a_failure_has_its_code() -> None:
     encoder = ResponseEncoder(reply())
     error = RequestError("too long", code="context_length_exceeded")
-    found = named_events([*encoder.encode(Text("x"), 0), *encoder.fail(error)])
+    found = named_events([*encoder.encode(TextDelta("x"), 0), *encoder.fail(error)])
     assert found[-1]["type"] == "response.failed"
     assert found[-1]["response"]["error"]["code"] == "context_length_exceeded"
 

@@ -15,8 +15,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from akunu_py.serve.http.app import create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode
 from tests.support.dialects import DIALECTS, Asked, Spoken, Told
 from tests.support.serving import Served, ask
@@ -33,9 +33,9 @@ def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
 
     @cache
     def app(draft: DraftMode) -> ASGIApp:
-        backend, service = tiny.model.backend(Records()), tiny.model.service()
+        backend, service = tiny.model.backend(RequestRecords()), tiny.model.service()
         changed = replace(service, defaults=replace(service.defaults, draft=draft))
-        return create_app(replace(backend, service=lambda: changed), Access(), heartbeat_s=60)
+        return create_app(replace(backend, service=lambda: changed), AccessRules(), heartbeat_s=60)
 
     return app
 

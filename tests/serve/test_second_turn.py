@@ -18,16 +18,16 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.events import Ended, Event, Reading
-from akunu_py.decoding.generate.session import Recall, Session
+from akunu_py.decoding.events import Event, Finished, PrefillProgress
+from akunu_py.decoding.generate.session import DiskPromptCaches, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.models.load.fit import Fit
+from akunu_py.models.load.fit import FittedContext
 from akunu_py.serve.http.app import create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, Asked, Spoken, Told
 from tests.support.engines import altered
@@ -60,8 +60,8 @@ class Printable:
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a token with the model takes a second, so that all is worth keeping; and prompts are
     read so many at a time."""
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
-    monkeypatch.setattr(Fit, "prefill_rows", CHUNK)
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
+    monkeypatch.setattr(FittedContext, "prefill_rows", CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ async def leave(model: Served, spoken: Spoken, asked: Asked, after: int) -> int:
             nonlocal read
             for event in job(session):
                 yield event
-                assert isinstance(event, Reading)
+                assert isinstance(event, PrefillProgress)
                 if event.done >= after:
                     read = event.done
                     loop.call_soon_threadsafe(hung_up.set)
@@ -117,7 +117,9 @@ async def leave(model: Served, spoken: Spoken, asked: Asked, after: int) -> int:
         finally:
             cancelled.set()
 
-    app = create_app(replace(model.model.backend(Records()), run=run), Access(), heartbeat_s=60)
+    app = create_app(
+        replace(model.model.backend(RequestRecords()), run=run), AccessRules(), heartbeat_s=60
+    )
     reply = await ask(app, spoken.path, spoken.asks(asked, stream=True), hung_up=hung_up)
     assert not reply.ended
     return read
@@ -130,7 +132,7 @@ def save(model: Served) -> None:
     def job(session: Session) -> Iterator[Event]:
         while session.save_idle():
             pass
-        yield Ended("stop", Stats())
+        yield Finished("stop", Stats())
 
     model.scheduler.submit(job, lambda event: saved.set())
     assert saved.wait(60)

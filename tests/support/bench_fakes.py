@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from akunu_py.bench.result import Repeat, Result, Series
 from akunu_py.bench.runners import Conditions, Run, Runner
-from akunu_py.bench.speed import Plan, measure
+from akunu_py.bench.speed import SpeedPlan, measure
 from akunu_py.bench.workloads import Workload, WorkloadTurn
 from tests.support.tiny import write_tiny_llama
 
@@ -78,7 +78,7 @@ def simulate(
 ) -> Result:
     """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
-    plan = Plan([workload(name) for name in workloads], temperatures, 64, repeats)
+    plan = SpeedPlan([workload(name) for name in workloads], temperatures, 64, repeats)
     engine = cast(Any, None)  # used only where a runner works on its weights
     measure(engine, cast(Sequence[Runner], runners), plan, result.runs, progress)
     return result

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.protocols.lsp import serve_lsp
-from akunu_py.completion.request import Completion, CompletionRequest, Ended
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
 
@@ -33,7 +33,7 @@ class Echo:
     def complete(
         self,
         request: CompletionRequest,
-        ended: Ended | None = None,
+        ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
         ended = ended or (lambda: None)

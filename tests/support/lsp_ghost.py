@@ -21,7 +21,7 @@ from pathlib import Path
 from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.protocols.json_lines import serve_jsonl
 from akunu_py.completion.protocols.lsp import serve_lsp
-from akunu_py.completion.request import Change, Completion, CompletionRequest, Ended
+from akunu_py.completion.request import Change, Completion, CompletionRequest, EndCheck
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 
@@ -35,7 +35,7 @@ class Ghost:
     def complete(
         self,
         request: CompletionRequest,
-        ended: Ended | None = None,
+        ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
         ended = ended or (lambda: None)
@@ -55,7 +55,7 @@ class Ghost:
             time.sleep(0.01)
         return Completion("", ended() or "stop", Stats())
 
-    def slow(self, ended: Ended, on_text: Callable[[str], None]) -> Completion:
+    def slow(self, ended: EndCheck, on_text: Callable[[str], None]) -> Completion:
         for number, word in enumerate(re.findall(r"\s*\S+", TEXT), start=1):
             while not (directory / f"word{number}").exists():
                 if reason := ended():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from akunu_py.types import DraftNetwork
+from akunu_py.types import NeuralDrafter
 
 
 class Mixture:
@@ -18,7 +18,7 @@ class Mixture:
     pipelines = False
 
     def __init__(
-        self, network: DraftNetwork, whole: Sequence[int], vocabulary: int, seed: int
+        self, network: NeuralDrafter, whole: Sequence[int], vocabulary: int, seed: int
     ) -> None:
         self._network, self._whole, self._vocabulary = network, list(whole), vocabulary
         self._random = random.Random(seed)

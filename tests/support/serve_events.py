@@ -8,16 +8,16 @@ import json
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
     Event,
+    Finished,
     Logprobs,
-    Reading,
-    Text,
-    Thinking,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.serve.dialect.interface import WholeAnswer
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
@@ -31,7 +31,11 @@ def _calls(draw: st.DrawFn) -> list[Event]:
     arguments = json.dumps(draw(st.dictionaries(TEXTS, TEXTS, max_size=2)), ensure_ascii=False)
     cuts = sorted(draw(st.lists(st.integers(0, len(arguments)), max_size=3)))
     parts = [arguments[a:b] for a, b in itertools.pairwise([0, *cuts, len(arguments)])]
-    return [CallBegun(draw(TEXTS), draw(TEXTS)), *map(CallArguments, parts), CallEnded()]
+    return [
+        ToolCallStarted(draw(TEXTS), draw(TEXTS)),
+        *map(ToolCallArguments, parts),
+        ToolCallFinished(),
+    ]
 
 
 def _told() -> st.SearchStrategy[list[Event]]:
@@ -39,7 +43,7 @@ def _told() -> st.SearchStrategy[list[Event]]:
     token = st.builds(TokenLogprobs, TEXTS, st.floats(-9, 0), st.just((("a", -1.0), ("b", -2.0))))
     tokens = st.lists(token, min_size=1, max_size=3)
     return tokens.map(
-        lambda found: [Logprobs(tuple(found)), Text("".join(each.text for each in found))]
+        lambda found: [Logprobs(tuple(found)), TextDelta("".join(each.text for each in found))]
     )
 
 
@@ -47,17 +51,19 @@ def _told() -> st.SearchStrategy[list[Event]]:
 def answers(draw: st.DrawFn) -> list[Event]:
     """All events of an answer that comes to its end."""
     size = draw(st.integers(1, 9))
-    thinking = [Thinking(text) for text in draw(st.lists(TEXTS, max_size=3))]
+    thinking = [ThinkingDelta(text) for text in draw(st.lists(TEXTS, max_size=3))]
     pieces: list[list[Event]] = draw(
-        st.lists(st.one_of(TEXTS.map(lambda text: [Text(text)]), _told(), _calls()), max_size=5)
+        st.lists(
+            st.one_of(TEXTS.map(lambda text: [TextDelta(text)]), _told(), _calls()), max_size=5
+        )
     )
     stats = Stats(prompt_tokens=size, generated_tokens=draw(st.integers(0, 9)), cached_tokens=1)
     return [
-        *[Reading(done, size) for done in range(draw(st.integers(0, size)))],
-        Begun(size, 1),
+        *[PrefillProgress(done, size) for done in range(draw(st.integers(0, size)))],
+        PromptProcessed(size, 1),
         *thinking,
         *[event for piece in pieces for event in piece],
-        Ended(draw(st.sampled_from(_REASONS)), stats, draw(st.just("") | TEXTS)),
+        Finished(draw(st.sampled_from(_REASONS)), stats, draw(st.just("") | TEXTS)),
     ]
 
 

@@ -22,8 +22,8 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.serve.http.app import create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.server import ServedModel, ServeOptions
 from akunu_py.types import GenerateOptions
 from tests.support.tiny import write_tiny_llama
@@ -65,7 +65,7 @@ class Served:
 
     scheduler: Scheduler
     model: ServedModel
-    records: Records
+    records: RequestRecords
     app: ASGIApp
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
@@ -83,10 +83,10 @@ def served(
     scheduler = Scheduler(lambda: session(Engine.load(directory, name=name)))
     scheduler.start()
     options = ServeOptions(
-        (name, "alias"), Access(), GenerateOptions(), temperature=0.0, max_tokens=16
+        (name, "alias"), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
     )
-    model, records = ServedModel(scheduler, options), Records()
-    app = create_app(model.backend(records), Access(), heartbeat_s=60)
+    model, records = ServedModel(scheduler, options), RequestRecords()
+    app = create_app(model.backend(records), AccessRules(), heartbeat_s=60)
     try:
         yield Served(scheduler, model, records, app)
     finally:
@@ -112,13 +112,13 @@ def told_app(
     run: Callable[[Job], AsyncGenerator[Event]],
     model: Served,
     heartbeat_s: float,
-    records: Records | None = None,
+    records: RequestRecords | None = None,
 ) -> ASGIApp:
     """An application whose jobs are what a test tells of them."""
     backend = replace(
-        model.model.backend(records or Records()), run=lambda job, client, short: run(job)
+        model.model.backend(records or RequestRecords()), run=lambda job, client, short: run(job)
     )
-    return create_app(backend, Access(), heartbeat_s=heartbeat_s)
+    return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
 
 
 @dataclass

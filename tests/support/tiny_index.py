@@ -15,7 +15,7 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.models import catalog
-from akunu_py.models.load.fit import Growth
+from akunu_py.models.load.fit import CacheGrowth
 from tests.support.tiny_gguf import write_tiny
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -51,7 +51,7 @@ def entry_of(wheel: Path, **changes: Any) -> catalog.CatalogEntry:
         "purpose": ("chat",),
         "grade": 1,
         "weight_bytes": 1,
-        "cache": Growth(1),
+        "cache": CacheGrowth(1),
         "working_bytes": 1,
         "memory_8k": 8194,
         "minimum_ram": 8,

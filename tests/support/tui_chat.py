@@ -22,7 +22,7 @@ from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.session_thread import Finished, Loaded, PieceArrived
+from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message, Stats
 
@@ -130,7 +130,7 @@ class Chat:
     async def answer(self, text: str, turn: int = 1) -> None:
         """A whole answer."""
         await self.piece(text, turn=turn)
-        await self.post(Finished(turn, "stop", STATS))
+        await self.post(AnswerFinished(turn, "stop", STATS))
 
 
 @contextlib.asynccontextmanager
@@ -152,7 +152,7 @@ async def chat(
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)
         if loaded:
-            await chat.post(Loaded("starter", "float32", 8192))
+            await chat.post(ModelLoaded("starter", "float32", 8192))
         yield chat
 
 

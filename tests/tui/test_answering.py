@@ -16,7 +16,12 @@ from akunu_py.tui.status import MessageLine
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.downloads import DownloadEnded
-from akunu_py.tui.workers.session_thread import AnswerFailed, Finished, Loaded, Prefilling
+from akunu_py.tui.workers.session_thread import (
+    AnswerFailed,
+    AnswerFinished,
+    ModelLoaded,
+    PrefillUpdate,
+)
 from akunu_py.types import Constraint, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 
@@ -26,14 +31,14 @@ async def test_a_question_and_its_answer() -> None:
         assert it.phase() == "ready"
         await it.press(*"why", "enter")
         assert (it.prompts, it.text(), it.phase()) == (["why"], "", "reading")
-        await it.post(Prefilling(1, 40, 100))
+        await it.post(PrefillUpdate(1, 40, 100))
         assert "processing the prompt 40%" in str(it.status.render())
         await it.piece("Be")
         await it.piece("cause")
         assert it.phase() == "answering"
         assert it.markdown == ["Because"]
         assert str(it.status.render()) == "◐ answering · 11 of 8k context · 20 tokens/s"
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         assert it.phase() == "ready"
         assert str(it.status.render()) == "● ready · 11 of 8k context · 20 tokens/s"
 
@@ -93,7 +98,7 @@ async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
         await it.press("escape")
         assert it.phase() == "stopped"
         await it.piece(" a time")
-        await it.post(Finished(1, "cancelled", STATS))
+        await it.post(AnswerFinished(1, "cancelled", STATS))
         assert it.markdown == ["Once upon"]
         assert it.feet == ["■ stopped"]
         await it.send("more")
@@ -123,13 +128,13 @@ async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
         await it.send("one")
         await it.send("two")
         assert (it.prompts, it.phase()) == (["one", "two"], "loading")
-        await it.post(Loaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", "float32", 8192))
         assert it.phase() == "reading"
         await it.piece("1")
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         assert it.phase() == "reading"
         await it.piece("2", turn=2)
-        await it.post(Finished(2, "stop", STATS))
+        await it.post(AnswerFinished(2, "stop", STATS))
         assert (it.markdown, it.phase()) == (["1", "2"], "ready")
 
 
@@ -144,7 +149,7 @@ async def test_a_new_conversation(new: str) -> None:
             await it.press(new)
         await it.piece(" that comes late")
         assert (it.prompts, it.markdown, it.phase()) == ([], [], "answering")
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         await it.send("fresh")
         assert it.history == [Message("user", "fresh")]
 
@@ -214,7 +219,7 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
         assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
         await it.press("enter")
         assert it.phase() == "loading", "sending tries again to load"
-        await it.post(Loaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", "float32", 8192))
         await it.piece("Hi")
         assert it.markdown == ["Hi"]
 
@@ -222,7 +227,7 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
 async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
     async with chat(loaded=False) as it:
         note = "starter gets 2,048 of its 8,192 tokens of context"
-        await it.post(Loaded("starter", "float32", 2048, None, note))
+        await it.post(ModelLoaded("starter", "float32", 2048, None, note))
         assert it.notices == [note]
 
 
@@ -428,14 +433,14 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
 async def test_a_server_that_answers_is_named() -> None:
     url = "http://127.0.0.1:8012"
     async with chat(loaded=False) as it:
-        await it.post(Loaded("starter", "8-bit", 8192, server=url))
+        await it.post(ModelLoaded("starter", "8-bit", 8192, server=url))
         assert it.notices == [f"starter runs in akunu serve at {url}; none is loaded here."]
         assert "ready: akunu serve answers" in it.screen_text()
-        await it.post(Loaded("starter", "8-bit", 8192, server=url))
+        await it.post(ModelLoaded("starter", "8-bit", 8192, server=url))
         await it.send("Hello.")
         await it.answer("Hi.")
         assert "ready: akunu serve answers" in it.screen_text()
         assert len(it.notices) == 1
-        await it.post(Loaded("another", "8-bit", 8192))
+        await it.post(ModelLoaded("another", "8-bit", 8192))
         assert it.notices[1:] == ["another is loaded here; no server answers from now on."]
         assert "akunu serve answers" not in it.screen_text().splitlines()[-1]

@@ -8,9 +8,9 @@ import pytest
 from textual.widgets import OptionList
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
+from akunu_py.tui.screens.conversations import ChosenConversation, ConversationsScreen
 from akunu_py.tui.screens.dialog import QuestionScreen
-from akunu_py.tui.workers.session_thread import AnswerFailed, Finished
+from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import STATS, Chat, chat, until
 
@@ -44,7 +44,7 @@ async def test_looking_at_chats_does_not_end_the_answer(tmp_path: Path) -> None:
         await it.press("ctrl+o")
         assert "▶ 11 tokens" in (await rows(it, 1))[0]
         await it.press("escape")
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         assert it.notifications[-1] == "Answered: first chat. Ctrl+O opens it."
         assert it.phase() == "ready"
         await it.press("ctrl+o")
@@ -79,7 +79,7 @@ async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
             it.box.clear()
         await it.piece("2")
         await it.send("three")
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         assert not isinstance(it.app.screen, QuestionScreen), "there is nothing left to ask"
         assert it.history[-1].content == "three"
 
@@ -91,7 +91,9 @@ async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
         await it.answer("4", turn=3)
         assert it.markdown == ["4"]
         assert first in it.app.answering._aside
-        await it.app.library.open(Chosen(first))  # without a store there is nothing to open
+        await it.app.library.open(
+            ChosenConversation(first)
+        )  # without a store there is nothing to open
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -11,7 +11,7 @@ from rich.style import Style
 from textual.color import Color
 
 from akunu_py.settings import Settings
-from akunu_py.tui.workers.session_thread import Finished, PieceArrived
+from akunu_py.tui.workers.session_thread import AnswerFinished, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
 
@@ -103,7 +103,7 @@ def contrasts(it: Chat) -> dict[tuple[str, str], tuple[float, str]]:
 async def answered(it: Chat) -> None:
     await it.send("Show me all of it, all")
     await it.post(PieceArrived(1, ANSWER, ((3, 40),), STATS, "I think.", ((60, " wrong"),)))
-    await it.post(Finished(1, "length", STATS, GAUGES))
+    await it.post(AnswerFinished(1, "length", STATS, GAUGES))
 
 
 def keys(*names: str) -> Callable[[Chat], Awaitable[None]]:

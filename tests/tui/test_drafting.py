@@ -16,7 +16,7 @@ from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView
-from akunu_py.tui.workers.session_thread import Finished, Loaded, PieceArrived
+from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat, until
 
@@ -28,7 +28,7 @@ async def test_the_status_line_reads_at_any_width(
     """In words, without what is not known; while it answers, time passes and the mark moves."""
     async with chat(size=(width, 24), loaded=False) as it:
         assert str(it.status.render())[2:13] == "loading the"
-        await it.post(Loaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", "float32", 8192))
         assert str(it.status.render()) == "● ready"
         await it.send("one")
         await it.piece("1")
@@ -43,7 +43,7 @@ async def test_the_status_line_reads_at_any_width(
         whole = str(it.status.render())
         assert whole.endswith("answering · 1:01 · 11 of 8k context · 20 tokens/s") == (width >= 60)
         assert not set("–—%") & set(whole)
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         monkeypatch.setattr(StatusLine, "clock", lambda: 1000.0)
         it.status.phase = "loading"  # another model: the time counts from here
         assert ":" not in str(it.status.render())
@@ -54,7 +54,7 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
     async with chat() as it:
         await it.send("one")
         await it.piece("Hello world", (0, 5))
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         await it.send("two")
         await it.piece("And ", turn=2)
         await it.press(key)
@@ -173,7 +173,7 @@ async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None
             await it.post(PieceArrived(1, "x", (), STATS, gauges=Gauges(0, speedup)))
             assert f"{words} (estimate)" in str(panel.render())
         read = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
-        await it.post(Finished(1, "stop", read, Gauges()))
+        await it.post(AnswerFinished(1, "stop", read, Gauges()))
         assert "faster" not in str(panel.render())
         await it.press("f2")
         assert not panel.display

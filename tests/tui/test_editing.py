@@ -13,8 +13,8 @@ from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.terminal import find_program, run_program
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
-from akunu_py.tui.transcript.view import Earlier, Later
-from akunu_py.tui.workers.session_thread import AnswerFailed, Finished
+from akunu_py.tui.transcript.view import EarlierTurns, LaterTurns
+from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished
 from akunu_py.types import Message
 from tests.support.tui_chat import STATS, Chat, chat, until
 
@@ -115,7 +115,7 @@ async def test_a_stopped_answer_goes_on() -> None:
         await it.piece(" late words of the first request")
         assert it.markdown == ["half of"]
         await it.piece(" it", turn=2)
-        await it.post(Finished(2, "stop", STATS))
+        await it.post(AnswerFinished(2, "stop", STATS))
         assert (it.markdown, it.feet) == (["half of it"], [""])
         await it.press("f9")
         assert "complete" in it.notifications[-1]
@@ -156,20 +156,20 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
         await it.app.library.show(tree)
         await it.pilot.pause()
         assert (it.prompts[0], it.prompts[-1]) == ("prompt 24", "prompt 33")
-        assert "24 earlier" in str(it.app.query_one(Earlier).render())
+        assert "24 earlier" in str(it.app.query_one(EarlierTurns).render())
         for _ in range(60):
             if it.prompts[0] == "prompt 0" and it.transcript.scroll_y == 0:
                 break
             await it.press("pageup")
-        assert (it.prompts[0], len(it.app.query(Earlier))) == ("prompt 0", 0)
+        assert (it.prompts[0], len(it.app.query(EarlierTurns))) == ("prompt 0", 0)
         assert len(it.prompts) <= 32, "a line of the terminal makes room for four thirds of a turn"
-        assert f"{34 - len(it.prompts)} later" in str(it.app.query_one(Later).render())
+        assert f"{34 - len(it.prompts)} later" in str(it.app.query_one(LaterTurns).render())
         assert it.transcript.scroll_y == 0
         for _ in range(60):
             if it.prompts[-1] == "prompt 33":
                 break
             await it.press("pagedown")
-        assert (it.prompts[-1], len(it.app.query(Later))) == ("prompt 33", 0)
+        assert (it.prompts[-1], len(it.app.query(LaterTurns))) == ("prompt 33", 0)
         assert len(it.prompts) <= 32
         await it.press("tab", "home", "home")
         assert (it.prompts[0], it.transcript.scroll_y) == ("prompt 0", 0)

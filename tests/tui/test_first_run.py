@@ -19,7 +19,7 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.screens.models import ModelsScreen
 from akunu_py.tui.workers import downloads
-from akunu_py.tui.workers.session_thread import Loaded
+from akunu_py.tui.workers.session_thread import ModelLoaded
 from akunu_py.types import GenerateOptions
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
@@ -77,7 +77,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
         assert (it.prompts, it.phase(), source.asked) == (["one", "two"], "fetching", ["starter"])
         source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
-        await it.post(Loaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", "float32", 8192))
         assert it.history[-1].content == "one"
         await it.answer("1")
         assert it.history[-1].content == "two"
@@ -123,7 +123,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
         it.box.clear()  # what was refused is in it again
         await it.send("/model mine")
         assert it.phase() == "loading"
-        await it.post(Loaded("mine", "float32", 8192))
+        await it.post(ModelLoaded("mine", "float32", 8192))
         source.proceed.set()
         await until(it.pilot, lambda: it.notifications[-1] == "starter downloaded: /model starter")
         assert (it.phase(), it.app.answering.model) == ("ready", "mine")

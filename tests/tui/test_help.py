@@ -23,7 +23,7 @@ from akunu_py.tui.prompt.slash_commands import (
     COMMANDS,
     ChatCommands,
     CommandCall,
-    Mistake,
+    InvalidCommand,
     key_name,
     keys_of_actions,
     parse,
@@ -87,7 +87,7 @@ def test_prompts_for_the_model(prompt: str) -> None:
 )
 def test_a_slip_is_not_sent(prompt: str, says: str) -> None:
     mistake = parse(prompt)
-    assert isinstance(mistake, Mistake)
+    assert isinstance(mistake, InvalidCommand)
     assert says in mistake.text
 
 

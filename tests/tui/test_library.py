@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen, moment
+from akunu_py.tui.screens.conversations import ChosenConversation, ConversationsScreen, moment
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import at_rest, until
@@ -116,7 +116,7 @@ async def test_words_find_and_enter_opens_where_they_are(path: Path) -> None:
         await pilot.press(*"line")
         await until(pilot, lambda: app.highlighted() == "queue")
         await pilot.press("enter")
-    assert app.results == [Chosen("queue", "queue-2")]  # on a branch that is not active
+    assert app.results == [ChosenConversation("queue", "queue-2")]  # on a branch that is not active
 
 
 async def test_enter_waits_for_what_the_words_find(path: Path) -> None:
@@ -124,13 +124,13 @@ async def test_enter_waits_for_what_the_words_find(path: Path) -> None:
         app.list.query_one("#words", Input).value = "line"  # no time between the last key
         await app.list.query_one("#words", Input).action_submit()  # and Enter
         await until(pilot, lambda: app.results)
-    assert app.results == [Chosen("queue", "queue-2")]
+    assert app.results == [ChosenConversation("queue", "queue-2")]
 
 
 async def test_arrows_choose_while_one_types(path: Path) -> None:
     async with shown(path) as (app, pilot):
         await pilot.press("down", "down", "down", "up", "enter")
-    assert app.results == [Chosen("list")]
+    assert app.results == [ChosenConversation("list")]
 
 
 async def test_escape_opens_nothing(path: Path) -> None:

@@ -15,7 +15,7 @@ from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.session_thread import Finished, PieceArrived
+from akunu_py.tui.workers.session_thread import AnswerFinished, PieceArrived
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 
@@ -82,7 +82,7 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
         for start in range(0, len(text), 700):
             it.app.post_message(PieceArrived(1, text[start : start + 700], (), STATS))
             await it.pilot.pause()
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         await until(it.pilot, lambda: is_quiet(it))
         sections = list(it.app.query(MarkdownSection))
         assert "".join(section.text for section in sections) == text
@@ -173,7 +173,7 @@ async def test_sections_of_a_list_look_like_one_list() -> None:
         text = "".join(f"- item {number}\n" for number in range(90))
         for start in range(0, len(text), 97):
             await it.piece(text[start : start + 97])
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         await until(it.pilot, lambda: is_quiet(it))
         shown = [line for line in on_screen(it).splitlines() if "item" in line]
         assert len(shown) > 40

@@ -12,12 +12,12 @@ from textual.widgets import Input
 
 from akunu_py.chats.store import ConversationStore
 from akunu_py.commands import chat as command
-from akunu_py.tui.app import ChatApp, ChatConfig, Remembered, recall, remember
+from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, recall, remember
 from akunu_py.tui.controllers.conversations import Resume
 from akunu_py.tui.screens.conversations import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome, describe_offer
 from akunu_py.tui.screens.models import model_rows
-from akunu_py.tui.workers.session_thread import Finished, Loaded
+from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, branched, exchange_of
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[StoreThread]:
 
 
 def app_with(store: StoreThread, resume: Resume | None, unsent: str = "") -> ChatApp:
-    remembered = Remembered(unsent)
+    remembered = SavedUiState(unsent)
     config = ChatConfig("starter", GenerateOptions(), store=store)
     return ChatApp(replace(config, resume=resume, remembered=remembered))
 
@@ -112,14 +112,14 @@ def test_the_command_line() -> None:
 
 def test_what_was_not_sent_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "chat.json"
-    assert recall(path) == Remembered()
+    assert recall(path) == SavedUiState()
     for text in ("half a\nthought", "\ud800", ""):
-        remember(path, Remembered(text, explained=True))
-        assert recall(path) == Remembered(text, explained=True)
+        remember(path, SavedUiState(text, explained=True))
+        assert recall(path) == SavedUiState(text, explained=True)
     assert path.stat().st_mode & 0o077 == 0
     for damaged in ("", "[1]", '{"unsent": 3, "explained": "yes"}', "{" * 9000):
         path.write_text(damaged)
-        assert recall(path) == Remembered()
+        assert recall(path) == SavedUiState()
 
 
 async def test_unsent_text_is_in_the_box_and_the_bell_rings_for_who_looks_away(
@@ -131,11 +131,11 @@ async def test_unsent_text_is_in_the_box_and_the_bell_rings_for_who_looks_away(
         assert it.text() == app.remembered.unsent == "half a thought"
         rung: list[bool] = []
         monkeypatch.setattr(app, "bell", lambda: rung.append(True))
-        await it.post(Loaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", "float32", 8192))
         for number, (seconds, focus, rings) in enumerate(
             ((99.0, True, 0), (1.0, False, 0), (99.0, False, 1)), 1
         ):
             await it.send("more")
             app.app_focus = focus
-            await it.post(Finished(number, "stop", replace(STATS, decode_s=seconds)))
+            await it.post(AnswerFinished(number, "stop", replace(STATS, decode_s=seconds)))
             assert len(rung) == rings

@@ -13,10 +13,10 @@ from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.cache_file import About
+from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
 from akunu_py.tui.screens.conversations import ConversationsScreen
 from akunu_py.tui.workers import store_thread as store_module
-from akunu_py.tui.workers.session_thread import Finished, SessionThread
+from akunu_py.tui.workers.session_thread import AnswerFinished, SessionThread
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
@@ -42,7 +42,7 @@ def write_cache(name: str, conversation: str) -> Path:
     """What a model has read of it."""
     path = paths.prompt_caches_dir() / "model" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = About("m", "i", "t", "w", None, True, [1], [], [], conversation)
+    about = CacheMetadata("m", "i", "t", "w", None, True, [1], [], [], conversation)
     with path.open("wb") as file:
         cache_file.write(file, about, {}, [], lambda: False)
     return path
@@ -58,7 +58,7 @@ async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None
     async with chat(store=store_thread) as it:
         await it.send("one")
         await it.piece("half")
-        await it.post(Finished(1, "length", STATS))
+        await it.post(AnswerFinished(1, "length", STATS))
         await it.press("ctrl+g")
         await it.answer("whole", turn=2)
         await it.press("tab", "left", "escape")
@@ -156,7 +156,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
         (notice,) = it.notices
         assert notice.startswith("This chat is not saved for now: ")
         assert "full" in notice
-        await it.post(Finished(1, "stop", STATS))
+        await it.post(AnswerFinished(1, "stop", STATS))
         await it.send("two")
         await it.answer("second" * 2000, turn=2)
         assert [message.text for message in saved(path)] == ["one", "It begins"]

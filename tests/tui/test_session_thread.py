@@ -14,18 +14,18 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.generate import model_thread as thread_module
 from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
-from akunu_py.decoding.generate.session import Generation, Recall, Session
+from akunu_py.decoding.generate.session import DiskPromptCaches, Generation, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
-    Finished,
-    Loaded,
+    AnswerFinished,
+    ModelLoaded,
     PieceArrived,
     PieceBuffer,
-    Prefilling,
+    PrefillUpdate,
     SessionThread,
 )
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
@@ -70,13 +70,13 @@ class Recorder:
         while True:
             message = self.next()
             assert message.request == turn
-            if isinstance(message, (Finished, AnswerFailed)):
+            if isinstance(message, (AnswerFinished, AnswerFailed)):
                 return text, message
             if isinstance(message, PieceArrived):
                 assert all(0 <= a < b <= len(message.text) for a, b in message.drafted)
                 text += message.text
             else:
-                assert isinstance(message, Prefilling)
+                assert isinstance(message, PrefillUpdate)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
     recorder.broken = False
     recorder.thread.request(0, QUESTION, GenerateOptions(max_tokens=1))
     loaded = recorder.next()
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, ModelLoaded)
     assert (loaded.model, loaded.context_length, loaded.no_draft) == ("starter", 8192, None)
     recorder.until_end(0)
     yield recorder
@@ -133,7 +133,7 @@ def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -
     recorder.thread.request(7, QUESTION, OPTIONS)
     before = len(recorder.answered)
     text, end = recorder.until_end(7)
-    assert isinstance(end, Finished)
+    assert isinstance(end, AnswerFinished)
     recorder.ask(70, QUESTION, GenerateOptions(max_tokens=1))
     assert recorder.answered[before:][:1] == [text], "of failed ones nothing is told"
 
@@ -151,7 +151,7 @@ def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
 def test_rejected_drafts_and_gauges_are_told(recorder: Recorder) -> None:
     recorder.thread.request(11, QUESTION, GenerateOptions(max_tokens=60, draft="fixed"))
     rejected, passes = 0, 0
-    while not isinstance(message := recorder.next(), Finished):
+    while not isinstance(message := recorder.next(), AnswerFinished):
         if isinstance(message, PieceArrived):
             assert all(0 <= place <= len(message.text) and text for place, text in message.rejected)
             rejected += len(message.rejected)
@@ -164,7 +164,7 @@ def test_rejected_drafts_and_gauges_are_told(recorder: Recorder) -> None:
 def test_switching_models(recorder: Recorder) -> None:
     recorder.thread.switch("another")
     loaded = recorder.next()
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, ModelLoaded)
     assert loaded.model == "another"
     recorder.broken = True
     recorder.thread.switch("third")
@@ -243,7 +243,7 @@ def test_it_is_known_whether_a_model_is_being_loaded(
     monkeypatch.setattr(recorder.thread, "_load", loading)
     assert not recorder.thread.loading
     recorder.thread.start(recorder.messages.put)
-    assert isinstance(recorder.next(), AnswerFailed if broken else Loaded)
+    assert isinstance(recorder.next(), AnswerFailed if broken else ModelLoaded)
     assert recorder.thread.close(timeout=60)
     assert seen == [True]
     assert not recorder.thread.loading
@@ -282,7 +282,7 @@ def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread_module, "_SAVE_AFTER_S", 0.0)
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
     write_chat_model(tmp_path)
     loads: list[str] = []
 
@@ -299,7 +299,7 @@ def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
         thread.start(messages.put)
         for number in range(2 - start):
             thread.request(number, long, GenerateOptions(max_tokens=3))
-            while not isinstance(message := messages.get(timeout=60), Finished):
+            while not isinstance(message := messages.get(timeout=60), AnswerFinished):
                 assert not isinstance(message, AnswerFailed), message
             known = message.stats.prompt_tokens - 1 if start or number else 0
             assert message.stats.cached_tokens == known

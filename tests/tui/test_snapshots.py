@@ -17,10 +17,10 @@ from akunu_py.tui.prompt.attachments import Attachment, join
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
-    Finished,
-    Loaded,
+    AnswerFinished,
+    ModelLoaded,
     PieceArrived,
-    Prefilling,
+    PrefillUpdate,
 )
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tui_chat import GAUGES, at_rest
@@ -49,7 +49,7 @@ Script = Callable[["Pilot[None]"], Awaitable[None]]
 
 async def loaded(pilot: Pilot[None]) -> None:
     pilot.app.query_one(PromptBox).cursor_blink = False
-    pilot.app.post_message(Loaded("starter", "float32", 8192, gauges=GAUGES))
+    pilot.app.post_message(ModelLoaded("starter", "float32", 8192, gauges=GAUGES))
     await pilot.pause()
 
 
@@ -79,7 +79,7 @@ async def loading(pilot: Pilot[None]) -> None:
 
 async def reading(pilot: Pilot[None]) -> None:
     await asked(pilot)
-    pilot.app.post_message(Prefilling(1, 400, 1000))
+    pilot.app.post_message(PrefillUpdate(1, 400, 1000))
     await at_rest(pilot)
 
 
@@ -90,7 +90,7 @@ async def streaming(pilot: Pilot[None]) -> None:
 
 async def finished(pilot: Pilot[None]) -> None:
     await streaming(pilot)
-    pilot.app.post_message(Finished(1, "length", STATS, GAUGES))
+    pilot.app.post_message(AnswerFinished(1, "length", STATS, GAUGES))
     await at_rest(pilot)
 
 
@@ -149,7 +149,7 @@ async def branches(pilot: Pilot[None]) -> None:
     await finished(pilot)
     await pilot.press("ctrl+g")
     pilot.app.post_message(PieceArrived(2, "Another answer.", (), STATS, gauges=GAUGES))
-    pilot.app.post_message(Finished(2, "stop", STATS, GAUGES))
+    pilot.app.post_message(AnswerFinished(2, "stop", STATS, GAUGES))
     await at_rest(pilot)
     await pilot.press("tab", "left")
     await at_rest(pilot)

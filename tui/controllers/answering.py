@@ -24,10 +24,10 @@ from akunu_py.tui.status import Phase, reported
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
-    Finished,
-    Loaded,
+    AnswerFinished,
+    ModelLoaded,
     PieceArrived,
-    Prefilling,
+    PrefillUpdate,
     SessionMessage,
     SessionThread,
 )
@@ -219,9 +219,9 @@ class AnswerController:
 
     async def receive(self, message: SessionMessage) -> None:
         match message:
-            case Loaded():
+            case ModelLoaded():
                 await self._on_loaded(message)
-            case Prefilling():
+            case PrefillUpdate():
                 turn = self._turn_of(message.request)
                 if turn is not None and turn in self._conversation and message.total:
                     self._view.status.phase = "reading"
@@ -229,14 +229,14 @@ class AnswerController:
             case PieceArrived():
                 if turn := self._turn_of(message.request):
                     self._on_piece_arrived(turn, message)
-            case Finished():
+            case AnswerFinished():
                 if turn := self._turn_of(message.request):
                     await self._on_finished(turn, message)
             case AnswerFailed():
                 if message.request is None or self._turn_of(message.request):
                     await self._fail(message.error)
 
-    async def _on_loaded(self, message: Loaded) -> None:
+    async def _on_loaded(self, message: ModelLoaded) -> None:
         status = self._view.status
         self.context_length = status.context = message.context_length
         self._is_loading = False
@@ -269,7 +269,7 @@ class AnswerController:
         self._show_phase("answering")
         self._show_numbers(turn)
 
-    async def _on_finished(self, turn: ChatTurn, message: Finished) -> None:
+    async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
         turn.stats, turn.speedup = message.stats, message.gauges.speedup
         self._leave(turn, "done", message.reason)
         self._view.status.gauges = message.gauges

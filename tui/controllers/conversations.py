@@ -15,7 +15,7 @@ from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.screens.conversations import Chosen
+from akunu_py.tui.screens.conversations import ChosenConversation
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.status import reported
 from akunu_py.tui.workers.store_thread import StoreThread
@@ -47,7 +47,7 @@ class LibraryController:
         """Open an empty conversation."""
         await self.show(Tree())
 
-    async def open(self, chosen: Chosen | None) -> None:
+    async def open(self, chosen: ChosenConversation | None) -> None:
         """Open a saved conversation; None changes nothing. Pending answers continue."""
         if chosen is None or self._store is None:
             return
@@ -90,14 +90,14 @@ class LibraryController:
         if self._store is None or not wanted.words:
             return ""
         words = wanted.words
-        found: list[Chosen] = []
+        found: list[ChosenConversation] = []
         with reported(self._view.refuse):
             if len(words) >= _ID_DIGITS and not set(words) - set("0123456789abcdef"):
                 infos = await self._store.call(lambda store: store.list())
-                found = [Chosen(info.id) for info in infos if info.id.startswith(words)]
+                found = [ChosenConversation(info.id) for info in infos if info.id.startswith(words)]
             if not found:
                 results = await self._store.call(lambda store: store.search(words))
-                found = [Chosen(each.info.id, each.hit.message) for each in results]
+                found = [ChosenConversation(each.info.id, each.hit.message) for each in results]
             if len(found) == 1:
                 await self.open(found[0])
             elif not found:
@@ -108,7 +108,7 @@ class LibraryController:
         """Open the most recent conversation. Return False if there is none."""
         infos = await self.list()
         if infos:
-            await self.open(Chosen(infos[0].id))
+            await self.open(ChosenConversation(infos[0].id))
         return bool(infos)
 
     async def rename(self, title: str = "") -> None:

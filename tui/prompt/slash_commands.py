@@ -95,13 +95,13 @@ class CommandCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class InvalidCommand:
     """Input that looks like a command but is not valid."""
 
     text: str  # error message for the user
 
 
-def parse(prompt: str) -> CommandCall | Mistake | None:
+def parse(prompt: str) -> CommandCall | InvalidCommand | None:
     """Parse a command (None: a prompt for the model)."""
     found = _CALL.fullmatch(prompt)
     if found is None:
@@ -114,13 +114,13 @@ def parse(prompt: str) -> CommandCall | Mistake | None:
             return None
         close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
         hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
-        return Mistake(f"unknown command /{name}; {hint}")
+        return InvalidCommand(f"unknown command /{name}; {hint}")
     if "\n" in argument and command.argument not in ("[TEXT]", "[SCHEMA]"):
         return None
     if argument and not command.argument:
-        return Mistake(f"/{name} takes no argument, found {argument[:40]!r}")
+        return InvalidCommand(f"/{name} takes no argument, found {argument[:40]!r}")
     if command.needs_argument and not argument:
-        return Mistake(f"/{name} requires an argument: {command.usage}")
+        return InvalidCommand(f"/{name} requires an argument: {command.usage}")
     return CommandCall(command, argument)
 
 

@@ -24,7 +24,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
-from akunu_py.chats.search import Hit
+from akunu_py.chats.search import SearchHit
 from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
@@ -49,14 +49,14 @@ _PREVIEW_DELAY_S = 0.1  # before a highlighted row is previewed
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenConversation:
     """The conversation to open."""
 
     conversation: str
     message: str | None = None  # the matching message, perhaps on an inactive branch
 
 
-class ConversationsScreen(ListDialog[Chosen]):
+class ConversationsScreen(ListDialog[ChosenConversation]):
     """The list of conversations. The result is the one to open, None for no change."""
 
     @dataclass
@@ -206,7 +206,7 @@ class ConversationsScreen(ListDialog[Chosen]):
     @work(exclusive=True, group="open")
     async def _open_chosen(self) -> None:
         if found := await self._chosen_after_search():
-            self.dismiss(Chosen(found.info.id, found.hit.message))
+            self.dismiss(ChosenConversation(found.info.id, found.hit.message))
 
     @on(Input.Submitted, "#name")
     async def _rename(self, event: Input.Submitted) -> None:
@@ -321,7 +321,7 @@ def _find_all(store: ConversationStore, words: str, also: str | None) -> Sequenc
     found = store.search(words)
     if also is None or any(each.info.id == also for each in found):
         return found
-    more = [SearchResult(info, Hit()) for info in store.list() if info.id == also]
+    more = [SearchResult(info, SearchHit()) for info in store.list() if info.id == also]
     return [*more, *found]
 
 

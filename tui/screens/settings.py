@@ -140,7 +140,7 @@ class SettingsScreen(Dialog[Settings]):
                 server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
                 yield _row("Server", server, "at start: auto, off, http://...", joined=True)
                 for name, label in _TICKS.items():
-                    yield Tick(label, getattr(now, name), id=name, compact=True)
+                    yield PlainCheckbox(label, getattr(now, name), id=name, compact=True)
             yield Static(id="say")
 
     def on_mount(self) -> None:
@@ -253,7 +253,7 @@ class SettingsScreen(Dialog[Settings]):
         line.update(Content(displayable(text)))
 
 
-class Tick(Checkbox):
+class PlainCheckbox(Checkbox):
     """A checkbox that is empty when off; Textual's differs only in color."""
 
     def render(self) -> Content:

@@ -38,11 +38,11 @@ MessageView = PromptView | AnswerView
 Part = Literal["prompt", "answer"]
 
 
-class Earlier(Static, can_focus=False):
+class EarlierTurns(Static, can_focus=False):
     """Placeholder for the turns before the mounted ones."""
 
 
-class Later(Static, can_focus=False):
+class LaterTurns(Static, can_focus=False):
     """Placeholder for the turns after the mounted ones."""
 
 
@@ -111,7 +111,7 @@ class TurnColumn(Vertical):
         """Mount later turns."""
         more = self.after[:_STEP]
         del self.after[:_STEP]
-        await self.query_children(Later).remove()
+        await self.query_children(LaterTurns).remove()
         await self.mount_all(self.views_of(more))
         turns = self.turns
         await self._unmount_first(turns, max(0, len(turns) - self._most))
@@ -138,9 +138,9 @@ class TurnColumn(Vertical):
     async def _show_counts(self) -> None:
         await self.query_children("Earlier, Later").remove()
         if self.before:
-            await self.mount(Earlier(f"↑ {len(self.before):,} earlier prompts"), before=0)
+            await self.mount(EarlierTurns(f"↑ {len(self.before):,} earlier prompts"), before=0)
         if self.after:
-            await self.mount(Later(f"↓ {len(self.after):,} later prompts"))
+            await self.mount(LaterTurns(f"↓ {len(self.after):,} later prompts"))
 
 
 class SteadyScroll(VerticalScroll):

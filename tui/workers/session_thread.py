@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate.chat_model import ChatModel, Gauges, ShownAnswer, ShownPiece
 from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
 from akunu_py.errors import ServerGone, describe
@@ -31,7 +31,7 @@ class SessionMessage(TextualMessage):
 
 
 @dataclass
-class Loaded(SessionMessage):
+class ModelLoaded(SessionMessage):
     """The model is ready."""
 
     model: str
@@ -44,7 +44,7 @@ class Loaded(SessionMessage):
 
 
 @dataclass
-class Prefilling(SessionMessage):
+class PrefillUpdate(SessionMessage):
     """`done` of `total` prompt tokens are in the cache."""
 
     request: int
@@ -67,7 +67,7 @@ class PieceArrived(SessionMessage):
 
 
 @dataclass
-class Finished(SessionMessage):
+class AnswerFinished(SessionMessage):
     """The answer ended."""
 
     request: int
@@ -252,7 +252,7 @@ class SessionThread:
         finally:
             self.loading = False
         loaded = (facts.name, facts.weights, facts.context_length, facts.no_draft, facts.note)
-        self._post(Loaded(*loaded, gauges, facts.server))
+        self._post(ModelLoaded(*loaded, gauges, facts.server))
         return True
 
     def _answer(self, request: ChatRequest, *, again: bool = False) -> None:
@@ -279,10 +279,10 @@ class SessionThread:
         reported = 0.0
         buffer = PieceBuffer()
         for step in answer.steps():
-            if isinstance(step, Reading):
+            if isinstance(step, PrefillProgress):
                 if time.monotonic() - reported >= _INTERVAL_S:
                     reported = time.monotonic()
-                    self._post(Prefilling(request, step.done, step.total))
+                    self._post(PrefillUpdate(request, step.done, step.total))
                 continue
             buffer.add(step)
             if buffer.is_due():
@@ -291,7 +291,7 @@ class SessionThread:
         if buffer:
             self._post(buffer.flush(request, answer.stats, gauges))
         reason = answer.finish_reason or "cancelled"
-        self._post(Finished(request, reason, replace(answer.stats), gauges))
+        self._post(AnswerFinished(request, reason, replace(answer.stats), gauges))
 
 
 def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:

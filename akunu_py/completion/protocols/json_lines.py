@@ -28,7 +28,7 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.interrupts import exit_without_teardown
 
@@ -131,7 +131,7 @@ class JsonLines:
             if line.stream:
                 self._reply({"id": line.id, "delta": text})
 
-        def on_done(done: Completion | Failure) -> None:
+        def on_done(done: Completion | CompletionFailure) -> None:
             with self._lock:
                 del self._tickets[line.id]
             if isinstance(done, Completion) and done.finish_reason != "cancelled":
@@ -325,8 +325,8 @@ def _check_text(name: str, value: object) -> None:
             raise BadLine(f"{name}: a lone surrogate at {error.start}") from error
 
 
-def _as_dict(done: Completion | Failure, request: CompletionRequest) -> dict[str, Any]:
-    if isinstance(done, Failure):
+def _as_dict(done: Completion | CompletionFailure, request: CompletionRequest) -> dict[str, Any]:
+    if isinstance(done, CompletionFailure):
         return {"error": done.message}
     stats = {
         name: round(value, 4) if isinstance(value, float) else value

@@ -40,7 +40,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
-from akunu_py.completion.acceptance import Acceptance, Ghost
+from akunu_py.completion.acceptance import Acceptance, ShownCompletion
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.request import (
     Completion,
@@ -48,7 +48,7 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
@@ -92,9 +92,9 @@ class InlineCompletions:
         self.numbers = itertools.count(1)  # of items
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
-        loads: asyncio.Queue[str | Failure | None] = asyncio.Queue()
+        loads: asyncio.Queue[str | CompletionFailure | None] = asyncio.Queue()
 
-        def loading(state: str | Failure | None) -> None:
+        def loading(state: str | CompletionFailure | None) -> None:
             self._call_soon(lambda: loads.put_nowait(state))
 
         self.thread = CompletionThread(
@@ -114,7 +114,7 @@ class InlineCompletions:
         self.partial: _PartialAnswer | None = None  # the last one
         self._add_features(loads)
 
-    def _add_features(self, loads: asyncio.Queue[str | Failure | None]) -> None:
+    def _add_features(self, loads: asyncio.Queue[str | CompletionFailure | None]) -> None:
         """Register the handlers. They are functions because pygls cannot mark bound methods."""
         feature = self.server.feature
 
@@ -225,7 +225,7 @@ class InlineCompletions:
     async def _completion(
         self, request: CompletionRequest, uri: str, partial: _PartialAnswer | None = None
     ) -> Completion:
-        done: asyncio.Future[Completion | Failure] = self.loop.create_future()
+        done: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
 
         def on_text(text: str) -> None:
             if partial is not None:
@@ -241,15 +241,15 @@ class InlineCompletions:
         finally:
             if partial is not None:
                 partial.end()
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, CompletionFailure):
             raise JsonRpcException(outcome.message, _REQUEST_FAILED)
         if outcome.finish_reason == "cancelled":
             raise JsonRpcContentModified("superseded by a newer request for the same document")
         return outcome
 
     def accept_command(
-        self, request: CompletionRequest, text: str, growing: Ghost | None = None
-    ) -> tuple[types.Command, Ghost]:
+        self, request: CompletionRequest, text: str, growing: ShownCompletion | None = None
+    ) -> tuple[types.Command, ShownCompletion]:
         """Count a completion as shown; return its command for acceptance, and its ghost."""
         number = next(self.numbers)
         ghost = self.acceptance.shown(request, text, number, growing)
@@ -313,7 +313,7 @@ class _PartialAnswer:
         self._text = self._sent = ""
         self._command: types.Command | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ghost: Ghost | None = None  # None until a part is sent
+        self._ghost: ShownCompletion | None = None  # None until a part is sent
         before, owner.partial = owner.partial, self
         self._earlier = before.shown if before else None
 
@@ -326,7 +326,7 @@ class _PartialAnswer:
         if self._timer is not None:
             self._timer.cancel()
 
-    def ghost_of(self, text: str) -> Ghost | None:
+    def ghost_of(self, text: str) -> ShownCompletion | None:
         """Return the shown ghost that `text` continues.
 
         It belongs to this request, or to the request before if a part of it was typed since.
@@ -340,7 +340,7 @@ class _PartialAnswer:
         return ghost if same else None
 
     @property
-    def shown(self) -> tuple[str, str, str, Ghost] | None:
+    def shown(self) -> tuple[str, str, str, ShownCompletion] | None:
         """Return path, prefix, prefix with text, and ghost of the last shown part."""
         prefix = self._request.prefix
         if self._ghost is None:
@@ -361,7 +361,7 @@ class _PartialAnswer:
 
 
 async def report_loading(
-    server: LanguageServer, loads: asyncio.Queue[str | Failure | None]
+    server: LanguageServer, loads: asyncio.Queue[str | CompletionFailure | None]
 ) -> None:
     """Report progress while a model loads, and a failure as a message.
 
@@ -369,19 +369,19 @@ async def report_loading(
     """
     window = server.client_capabilities.window
     shows = bool(window and window.work_done_progress)
-    last: str | Failure | None = None
+    last: str | CompletionFailure | None = None
     for number in itertools.count():
         await loads.get()
         token = f"akunu/loading/{number}"
         beginning = asyncio.create_task(_begin_progress(server, token)) if shows else None
         outcome = await loads.get()
-        if isinstance(outcome, Failure) and outcome != last:
+        if isinstance(outcome, CompletionFailure) and outcome != last:
             server.window_show_message(
                 types.ShowMessageParams(types.MessageType.Error, f"akunu: {outcome.message}")
             )
         last = outcome
         if beginning is not None and await beginning:
-            message = "failed" if isinstance(outcome, Failure) else f"{outcome} is ready"
+            message = "failed" if isinstance(outcome, CompletionFailure) else f"{outcome} is ready"
             server.work_done_progress.end(token, types.WorkDoneProgressEnd(message=message))
 
 

@@ -74,7 +74,7 @@ def constrained(
     written = format_of(codec.tokenizer)
     layout = written.layout_for(abilities(codec.tokenizer).template)
     one = choice.mode == "named" or not parallel
-    constraint = calls_constraint(codec, layout, Wanted(offered, forced, one, format))
+    constraint = calls_constraint(codec, layout, CallRequirements(offered, forced, one, format))
     if constraint is not None:
         return replace(sampling, constraint=constraint)
     if not forced:
@@ -95,7 +95,7 @@ def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOpti
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CallRequirements:
     """What a grammar of calls must allow."""
 
     tools: Sequence[Tool]
@@ -104,7 +104,9 @@ class Wanted:
     format: Constraint | None = None  # of a text instead of calls
 
 
-def calls_constraint(codec: TokenCodec, layout: CallLayout, wanted: Wanted) -> Constraint | None:
+def calls_constraint(
+    codec: TokenCodec, layout: CallLayout, wanted: CallRequirements
+) -> Constraint | None:
     """Return the grammar of calls; None if the format has none.
 
     Raises UsageError for a strict schema or a response format that no grammar expresses.
@@ -148,7 +150,7 @@ class _Writer:
         outermost = layout.outermost and replace(layout.outermost, ordered=True, closed=True)
         return replace(layout, ordered=True, closed=True, outermost=outermost)
 
-    def written(self, wanted: Wanted) -> str | None:
+    def written(self, wanted: CallRequirements) -> str | None:
         if wanted.format is not None:
             return self._either(replace(wanted, forced=True, format=None), wanted.format)
         layout, opened, one = self._calls, "", wanted.one
@@ -178,7 +180,7 @@ class _Writer:
             start = calls
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
 
-    def _either(self, wanted: Wanted, format: Constraint) -> str:
+    def _either(self, wanted: CallRequirements, format: Constraint) -> str:
         """Allow calls or what matches the format."""
         layout = COMPACT if format.compact else self._guessed(FREE)
         bare = not (self._calls.opener or self._calls.text_first)
@@ -197,7 +199,7 @@ class _Writer:
         start, _, others = written.partition("\n")
         return f"{start} | {text}\n{others}{rules}"
 
-    def _around(self, wanted: Wanted) -> tuple[str, str]:
+    def _around(self, wanted: CallRequirements) -> tuple[str, str]:
         """Return the rules for text in markup, before the calls and behind them; "" if none."""
         if self._calls.around is None:
             return "", ""
@@ -400,7 +402,7 @@ _PYTHON_STRING = Expr(
 
 
 @dataclass(frozen=True)
-class Marked(Notation):
+class QuotedNotation(Notation):
     """Strings without escapes between markers, and names without markers."""
 
     begin: str | Verbatim
@@ -434,7 +436,7 @@ class Marked(Notation):
 
 
 @dataclass(frozen=True)
-class Python(Notation):
+class PythonNotation(Notation):
     """Python's literals."""
 
     keywords: bool = False  # members are arguments of a call, not of a dictionary
@@ -462,15 +464,15 @@ class Python(Notation):
 
 def marked(begin: str | Verbatim, end: str | Verbatim, line: str = "") -> Layout:
     """Return the layout with strings between markers and without whitespace."""
-    return replace(UNORDERED, notation=Marked(begin, end, line))
+    return replace(UNORDERED, notation=QuotedNotation(begin, end, line))
 
 
 def keywords(*, spaced: bool = False) -> Layout:
     """Return the layout of a Python call's arguments. spaced: commas and colons need a space."""
     space = r"\x{20}" if spaced else r"\x{20}?"
     comma, colon = Expr(f",{space}"), Expr(f":{space}")
-    inside = replace(UNORDERED, comma=comma, colon=colon, notation=Python())
-    opening, closing, named = Expr(r"\("), Expr(r"\)"), Python(keywords=True)
+    inside = replace(UNORDERED, comma=comma, colon=colon, notation=PythonNotation())
+    opening, closing, named = Expr(r"\("), Expr(r"\)"), PythonNotation(keywords=True)
     outside = replace(inside, open_object=opening, close_object=closing, notation=named)
     return replace(inside, outermost=replace(outside, colon=Expr("=")))
 

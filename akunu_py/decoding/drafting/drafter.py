@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from akunu_py.decoding.drafting.early_exit import ExitNetwork
-from akunu_py.decoding.drafting.neural import ModelNetwork, MtpNetwork, Network
+from akunu_py.decoding.drafting.early_exit import ExitDrafter
+from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter, NeuralDrafterBase
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
@@ -14,8 +14,8 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.networks import LearnedNetwork, PlannedDrafter
-from akunu_py.types import Drafter, DraftGuide, DraftMode, DraftNetwork, GenerateOptions
+from akunu_py.ngram.networks import LearnedDrafter, PlannedDrafter
+from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions, NeuralDrafter
 
 
 class Drafting:
@@ -37,7 +37,7 @@ class Drafting:
         self._memory = learned.memory if learned else None
         known = sibling or learned
         self.curve: CostCurve = known.curve if known else CostCurve()
-        self.networks: dict[str, LearnedNetwork] = known.networks if known else {}
+        self.networks: dict[str, LearnedDrafter] = known.networks if known else {}
         self._made_for: tuple[DraftMode, int] | None = None
         self._inner: Drafter = NoDrafter()
         self._drafter = TrackedDrafter(self._inner, None)
@@ -168,10 +168,10 @@ class TrackedDrafter:
 
 
 # By the draft mode that uses only this one.
-NETWORKS: Mapping[DraftMode, type[Network]] = {
-    "mtp": MtpNetwork,
-    "model": ModelNetwork,
-    "exit": ExitNetwork,
+NETWORKS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
+    "mtp": MtpDrafter,
+    "model": ModelDrafter,
+    "exit": ExitDrafter,
 }
 
 
@@ -182,7 +182,7 @@ def check_mode(engine: Engine, mode: DraftMode) -> None:
         raise UsageError(f"--draft {mode}: {why}")
 
 
-def networks_for(engine: Engine, target: Target, mode: DraftMode) -> list[DraftNetwork]:
+def networks_for(engine: Engine, target: Target, mode: DraftMode) -> list[NeuralDrafter]:
     """Make the neural drafters that `mode` uses."""
     return [
         kind.make(engine, target)

@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.drafting.neural import Network
+from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -57,9 +57,9 @@ class FirstLayers:
         path, layers = _find_layers(model)
         self.count = count
         self._states = mx.zeros((0,))  # [1, rows, width], behind the first layers
-        skipped = [_Instead(layer, lambda states: states) for layer in layers]
-        keep = _Instead(layers[count], self._keep)
-        give = _Instead(layers[0], lambda states: self._states)
+        skipped = [_LayerStub(layer, lambda states: states) for layer in layers]
+        keep = _LayerStub(layers[count], self._keep)
+        give = _LayerStub(layers[0], lambda states: self._states)
         self._first = _with_layers(model, path, [*layers[:count], keep, *skipped[count + 1 :]])
         self._rest = _with_layers(model, path, [give, *skipped[1:count], *layers[count:]])
 
@@ -80,7 +80,7 @@ class FirstLayers:
         return logits
 
 
-class ExitNetwork(Network):
+class ExitDrafter(NeuralDrafterBase):
     """A `DraftNetwork` of the target's first layers, which share the target's cache.
 
     Until the verifying pass their cache entries are ahead by the draft.
@@ -99,7 +99,7 @@ class ExitNetwork(Network):
         return found if isinstance(found, str) else ""
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> ExitNetwork:
+    def make(cls, engine: Engine, target: Target) -> ExitDrafter:
         found = _exit(engine)
         assert isinstance(found, Exit)
         layers = FirstLayers(engine.model, found.layers)
@@ -238,7 +238,7 @@ def _nbytes(module: Any) -> int:
     return sum(value.nbytes for _, value in tree_flatten(module.parameters()))
 
 
-class _Instead:
+class _LayerStub:
     """Stands in for a layer and computes something else."""
 
     def __init__(self, layer: Any, compute: Callable[[mx.array], mx.array]) -> None:

@@ -16,10 +16,10 @@ from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.models.mtp import Head, Trunk
-from akunu_py.types import DraftNetwork
+from akunu_py.types import NeuralDrafter
 
 
-class Network:
+class NeuralDrafterBase:
     """Base of neural drafters: samples as the target does."""
 
     in_auto = True  # whether `--draft auto` uses it
@@ -30,7 +30,7 @@ class Network:
         raise NotImplementedError
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> DraftNetwork:
+    def make(cls, engine: Engine, target: Target) -> NeuralDrafter:
         """Make one for the history of `target`."""
         raise NotImplementedError
 
@@ -48,8 +48,8 @@ class Network:
         return guess
 
 
-class ModelNetwork(Network):
-    """A `DraftNetwork` of a smaller model.
+class ModelDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of a smaller model.
 
     It samples with the target's sampler and noise, so a draft token is kept if the target's own
     draw is equal. The output never depends on drafts, unlike with the rule of Leviathan et al.
@@ -68,7 +68,7 @@ class ModelNetwork(Network):
         )
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> ModelNetwork:
+    def make(cls, engine: Engine, target: Target) -> ModelDrafter:
         assert engine.draft_model is not None
         return cls(engine.draft_model, target)
 
@@ -183,8 +183,8 @@ class HiddenStates:
         return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
 
 
-class MtpNetwork(Network):
-    """A `DraftNetwork` of an MTP head.
+class MtpDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of an MTP head.
 
     Row i of its cache combines the target's hidden state at position i with the next token, and
     predicts the token after that. Further draft tokens use its own hidden states; these rows are
@@ -200,7 +200,7 @@ class MtpNetwork(Network):
         return engine.no_mtp_head
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> MtpNetwork:
+    def make(cls, engine: Engine, target: Target) -> MtpDrafter:
         assert engine.mtp_head is not None
         return cls(engine.mtp_head.head, target, engine.mtp_head.share)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import PrefillProgress
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
@@ -54,7 +54,7 @@ class ShownAnswer(Protocol):
     @property
     def finish_reason(self) -> FinishReason | None: ...
 
-    def steps(self) -> Iterator[Reading | ShownPiece]:
+    def steps(self) -> Iterator[PrefillProgress | ShownPiece]:
         """Yield steps; see `Generation.steps`. Raises ServerGone if the server is lost."""
 
     def cancel(self) -> None:
@@ -141,9 +141,9 @@ class LoadedAnswer:
     def finish_reason(self) -> FinishReason | None:
         return self._generation.finish_reason
 
-    def steps(self) -> Iterator[Reading | ShownPiece]:
+    def steps(self) -> Iterator[PrefillProgress | ShownPiece]:
         for step in self._generation.steps():
-            if isinstance(step, Reading):
+            if isinstance(step, PrefillProgress):
                 yield step
                 continue
             first = not self.stats.target_passes

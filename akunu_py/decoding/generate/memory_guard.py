@@ -13,7 +13,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError
-from akunu_py.models.load.fit import Growth
+from akunu_py.models.load.fit import CacheGrowth
 from akunu_py.text import human_size
 
 _LEAST_ANSWER = 256  # answer tokens that must fit; the rest may never be generated
@@ -58,7 +58,7 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     mx.clear_cache()
 
 
-def _growth(engine: Engine, tokens: int, cached: int, cache: Growth | None = None) -> int:
+def _growth(engine: Engine, tokens: int, cached: int, cache: CacheGrowth | None = None) -> int:
     """Return the additional bytes for `tokens` tokens beyond the cached ones, with activations."""
     needs, rows = engine.plan.fit.needs, engine.plan.fit.prefill_rows
     cache = cache or needs.cache
@@ -90,6 +90,6 @@ def _fits_with_8_bits(engine: Engine, prompt: int, left: int) -> bool:
     except UsageError:
         return False
     for drafter in (engine.draft_model, engine.mtp_head):
-        cache += drafter.needs.cache if drafter else Growth(0)
+        cache += drafter.needs.cache if drafter else CacheGrowth(0)
     tokens = min(prompt + _LEAST_ANSWER, engine.plan.context_length)
     return _growth(engine, tokens, 0, cache) <= left

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.decode import decode, ended, plain_step
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
@@ -84,9 +84,9 @@ class Session:
         drafting = sibling.drafting if sibling else None
         self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
         self.turn = Turn()
-        self.recall: Recall | None = None  # from disk
+        self.recall: DiskPromptCaches | None = None  # from disk
         if learned is not None and learned.caches is not None:
-            self.recall = Recall(engine, learned.caches, self.drafting.curve)
+            self.recall = DiskPromptCaches(engine, learned.caches, self.drafting.curve)
 
     def release(self) -> None:
         """Close an unfinished generation and return the history to the shared caches."""
@@ -218,9 +218,9 @@ class Generation:
         return Answer(self.text, tuple(self.tokens), reason, replace(self.stats), self.thinking)
 
     def __iter__(self) -> Iterator[TextPiece]:
-        return (step for step in self.steps() if not isinstance(step, Reading))
+        return (step for step in self.steps() if not isinstance(step, PrefillProgress))
 
-    def steps(self) -> Generator[Reading | TextPiece]:
+    def steps(self) -> Generator[PrefillProgress | TextPiece]:
         """Yield prefill progress, then pieces (some empty), one per chunk or pass.
 
         Closing the generator between two steps ends the answer and keeps the prefilled tokens.
@@ -229,7 +229,7 @@ class Generation:
         self._session.turn.begin(steps)
         return steps
 
-    def _all_steps(self) -> Generator[Reading | TextPiece]:
+    def _all_steps(self) -> Generator[PrefillProgress | TextPiece]:
         try:
             with contextlib.closing(self._steps()) as steps:
                 while not self._decoder.stopped:
@@ -248,7 +248,7 @@ class Generation:
         if rest.text or rest.thinking:
             yield self._counted(rest)
 
-    def _steps(self) -> Generator[Reading | Piece | TextPiece]:
+    def _steps(self) -> Generator[PrefillProgress | Piece | TextPiece]:
         """Yield prefill progress, the first token, then a piece per decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.tokens.stop_tokens
@@ -332,8 +332,8 @@ class Generation:
         return self._cancelled.is_set() or self._session.turn.cancelled
 
     def _next(
-        self, steps: Iterator[Reading | Piece | TextPiece]
-    ) -> Reading | Piece | TextPiece | None:
+        self, steps: Iterator[PrefillProgress | Piece | TextPiece]
+    ) -> PrefillProgress | Piece | TextPiece | None:
         """Return the next step, None at the end. After a failed pass the cache is reset."""
         try:
             return next(steps, None)
@@ -347,16 +347,16 @@ class Generation:
             self._target.reset()
             raise
 
-    def _prefill(self) -> Generator[Reading]:
+    def _prefill(self) -> Generator[PrefillProgress]:
         """Prefill the prompt except its tail, once there is memory for it."""
         target, prompt, turn = self._target, self._prompt, self._session.turn
         needed = self._needed(len(prompt) + min(self._options.max_tokens, _LEG))
         elsewhere = target.is_read_elsewhere(prompt)
         if elsewhere is not None:
             for _ in self._blocked(elsewhere):
-                yield Reading(0, len(prompt))
+                yield PrefillProgress(0, len(prompt))
         for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
-            yield Reading(0, len(prompt))
+            yield PrefillProgress(0, len(prompt))
         if self._ends():
             return
         leg = min(self._options.max_tokens, _LEG)
@@ -381,7 +381,7 @@ class Generation:
 
         for read in self._read(learn):
             turn.left = total - cached - read
-            yield Reading(cached + read, total)
+            yield PrefillProgress(cached + read, total)
             if self._ends():
                 return
 
@@ -458,7 +458,7 @@ _PREFILL_RATE, _LOAD_RATE = 500.0, 400e6  # tokens and bytes per second, before 
 _TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
 
 
-class Recall:
+class DiskPromptCaches:
     """The prompt caches on disk of an engine's model."""
 
     def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:

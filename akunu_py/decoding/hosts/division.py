@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.decoding import device, kv_cache
-from akunu_py.decoding.hosts.passes import Mirror
+from akunu_py.decoding.hosts.passes import PartitionRunner
 from akunu_py.decoding.load_plan import make_plan, needs
 from akunu_py.errors import UnsupportedModel, one_line
 from akunu_py.models.load.mlx_loader import open_model
@@ -25,7 +25,7 @@ Division = Literal["shard", "pipeline"]
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedRank:
     """A rank of a group that does not exist yet."""
 
     at: int
@@ -95,7 +95,7 @@ def _why_not(model: Any, way: Division, size: int) -> str:
         return "mlx-lm does not pipeline it"
     before = _heads(model)
     try:
-        divide(model, way, Place(0, size))
+        divide(model, way, PlannedRank(0, size))
     except Exception as error:  # noqa: BLE001 - model classes raise whatever Python raises
         after = {key: 0 for key, count in before.items() if way == "shard" and count % size}
         why = f"{way}: {one_line(error)}"
@@ -124,7 +124,7 @@ CONNECT_S = 30  # time limit for connecting all ranks, in seconds
 
 
 @dataclass(frozen=True)
-class Share:
+class Partition:
     """A worker's partition before its weights are read."""
 
     model: Any
@@ -133,10 +133,10 @@ class Share:
     holds: str  # description
     context: int  # tokens that fit in this rank's memory
 
-    def read(self) -> Mirror:
+    def read(self) -> PartitionRunner:
         """Read the weights."""
         mx.eval(self.model.parameters())
-        return Mirror(self.model, self.stand_ins, self._receive)
+        return PartitionRunner(self.model, self.stand_ins, self._receive)
 
     def _receive(self, length: int) -> list[int]:
         nothing = mx.zeros(length, mx.int32)
@@ -176,7 +176,7 @@ def take(model: Any, way: Division, group: Any, weights: WeightMode) -> tuple[li
     return stand_ins, describe(model, way, group.size()), itemsize
 
 
-def load_share(found: StoredModel, group: Any, given: Mapping[str, Any]) -> Share:
+def load_partition(found: StoredModel, group: Any, given: Mapping[str, Any]) -> Partition:
     """Open a worker's partition. given: rank 0's division, weights, context, force, memory.
 
     Raises DoesNotFit, and the errors of `open_model`.
@@ -188,4 +188,4 @@ def load_share(found: StoredModel, group: Any, given: Mapping[str, Any]) -> Shar
     own = needs(opened, itemsize=itemsize)
     plan = make_plan(found.name, opened, own, options, divided=True)
     device.wire_memory(model)
-    return Share(model, group, stand_ins, holds, plan.context_length)
+    return Partition(model, group, stand_ins, holds, plan.context_length)

@@ -22,7 +22,7 @@ from akunu_py.interrupts import exit_without_teardown
 _BEAT = 1.0  # seconds
 
 
-class _Line:
+class _Connection:
     """The connection to rank 0."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def main() -> None:
     if not os.isatty(0):  # not over ssh: rank 0 handles signals to the process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    line = _Line()
+    line = _Connection()
     try:
         _follow(line, json.loads(sys.argv[1]))
     except BaseException as error:  # noqa: BLE001 - reported before exiting
@@ -72,9 +72,9 @@ def main() -> None:
         exit_without_teardown(1)
 
 
-def _follow(line: _Line, given: dict[str, Any]) -> None:
+def _follow(line: _Connection, given: dict[str, Any]) -> None:
     # Import before the first message, so that all ranks connect at the same time.
-    from akunu_py.decoding.hosts.division import connect, load_share
+    from akunu_py.decoding.hosts.division import connect, load_partition
     from akunu_py.decoding.hosts.process import likeness
     from akunu_py.models.store import store
 
@@ -84,7 +84,7 @@ def _follow(line: _Line, given: dict[str, Any]) -> None:
     group = connect(given["backend"], [os.getppid()])
     for name in given["files"]:  # made by mlx.launch for this process
         Path(os.environ[name]).unlink(missing_ok=True)
-    share = load_share(found, group, given)
+    share = load_partition(found, group, given)
     line.say(holds=share.holds, context=share.context)
     line.wait_for("read")
     mirror = share.read()

@@ -27,7 +27,7 @@ _HEAD = 2
 _EACH = 4
 
 
-class Do(IntEnum):
+class HostCommand(IntEnum):
     """Commands. Caches and checkpoints have ids."""
 
     NEW = 1  # cache
@@ -76,23 +76,28 @@ def decode(message: Sequence[int]) -> tuple[list[Command], list[int]]:
     return commands, list(message[behind : behind + rows])
 
 
-_NOTES = {"trim": Do.TRIM, "roll_back": Do.ROLL_BACK, "detach": Do.DETACH, "shrink": Do.SHRINK}
-_PLACES = {"checkpoint": Do.CHECKPOINT, "restore": Do.RESTORE}
+_NOTES = {
+    "trim": HostCommand.TRIM,
+    "roll_back": HostCommand.ROLL_BACK,
+    "detach": HostCommand.DETACH,
+    "shrink": HostCommand.SHRINK,
+}
+_PLACES = {"checkpoint": HostCommand.CHECKPOINT, "restore": HostCommand.RESTORE}
 
 
-class LedCache(kv_cache.SharedCache):
+class ReplicatedCache(kv_cache.SharedCache):
     """A cache that workers mirror under its `key`."""
 
-    def __init__(self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, leader: Leader) -> None:
+    def __init__(self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, leader: Coordinator) -> None:
         super().__init__(own, stand_ins)
         self._leader = leader
-        self.key = leader.key_for(self, Do.DROP)
+        self.key = leader.key_for(self, HostCommand.DROP)
         leader.caches[self.key] = self
 
-    def like(self, entries: kv_cache.Cache) -> LedCache:
+    def like(self, entries: kv_cache.Cache) -> ReplicatedCache:
         own = len(self.own)
-        other = LedCache(entries[:own], entries[own:], self._leader)
-        self._leader.tell(Do.COMPACT, other.key, self.key)
+        other = ReplicatedCache(entries[:own], entries[own:], self._leader)
+        self._leader.tell(HostCommand.COMPACT, other.key, self.key)
         return other
 
     def note(self, done: str, *numbers: int) -> None:
@@ -102,7 +107,7 @@ class LedCache(kv_cache.SharedCache):
         self._leader.tell(_PLACES[done], self.key, self._leader.checkpoint_key(place), place.length)
 
 
-class Leader:
+class Coordinator:
     """A model whose other partitions run on workers."""
 
     def __init__(
@@ -119,32 +124,36 @@ class Leader:
         self._resting = True
         self._keys = count(1)
         # By key:
-        self.caches: weakref.WeakValueDictionary[int, LedCache] = weakref.WeakValueDictionary()
+        self.caches: weakref.WeakValueDictionary[int, ReplicatedCache] = (
+            weakref.WeakValueDictionary()
+        )
         self._checkpoints: weakref.WeakKeyDictionary[kv_cache.Checkpoint, int] = (
             weakref.WeakKeyDictionary()
         )
         self._commands: deque[Command] = deque()  # finalizers in any thread append
         self.messages = 0  # sent
 
-    def make_cache(self) -> LedCache:
-        cache = LedCache(kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self)
-        self.tell(Do.NEW, cache.key)
+    def make_cache(self) -> ReplicatedCache:
+        cache = ReplicatedCache(
+            kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self
+        )
+        self.tell(HostCommand.NEW, cache.key)
         return cache
 
-    def __call__(self, tokens: mx.array, cache: LedCache) -> mx.array:
+    def __call__(self, tokens: mx.array, cache: ReplicatedCache) -> mx.array:
         """tokens [1, rows]. Returns logits [1, rows, vocab], launched."""
         logits = self._run(tokens, cache, wanted=True)
         mx.async_eval(logits)  # the workers evaluate theirs in every case
         return logits
 
-    def fill(self, tokens: mx.array, cache: LedCache) -> None:
+    def fill(self, tokens: mx.array, cache: ReplicatedCache) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
         self._run(tokens, cache, wanted=False)
 
     def rest(self) -> None:
         """Let the workers sleep until the next message."""
         if not self._resting:
-            self.tell(Do.REST)
+            self.tell(HostCommand.REST)
             with contextlib.suppress(HostLost, RuntimeError):  # raised again by the next pass
                 self._send(None)
             self._resting = True
@@ -154,11 +163,11 @@ class Leader:
         """Whether the workers wait for messages."""
         return not self._resting
 
-    def tell(self, do: Do, *numbers: int) -> None:
+    def tell(self, do: HostCommand, *numbers: int) -> None:
         """Add a command to the next message."""
         self._commands.append((do, *numbers))
 
-    def key_for(self, owner: object, end: Do) -> int:
+    def key_for(self, owner: object, end: HostCommand) -> int:
         """Return a new key for `owner`; the command `end` is sent when `owner` is collected."""
         key = next(self._keys)
         weakref.finalize(owner, self._commands.append, (end, key)).atexit = False
@@ -166,11 +175,11 @@ class Leader:
 
     def checkpoint_key(self, place: kv_cache.Checkpoint) -> int:
         if place not in self._checkpoints:
-            self._checkpoints[place] = self.key_for(place, Do.FORGET)
+            self._checkpoints[place] = self.key_for(place, HostCommand.FORGET)
         return self._checkpoints[place]
 
-    def _run(self, tokens: mx.array, cache: LedCache, *, wanted: bool) -> mx.array:
-        self.tell(Do.PASS, cache.key, kv_cache.held(cache), int(wanted))
+    def _run(self, tokens: mx.array, cache: ReplicatedCache, *, wanted: bool) -> mx.array:
+        self.tell(HostCommand.PASS, cache.key, kv_cache.held(cache), int(wanted))
         self._send(tokens[0])
         logits: mx.array = self._model(tokens, cache=cache.own)
         cache.write_stand_ins(tokens.shape[1])
@@ -187,7 +196,7 @@ class Leader:
             self.messages += 1
 
 
-class OutOfStep(Exception):
+class CacheMismatch(Exception):
     """This rank's cache differs from rank 0's."""
 
 
@@ -205,7 +214,7 @@ class PassCounts:
         return asdict(self)
 
 
-class Mirror:
+class PartitionRunner:
     """A worker's partition and its caches by rank 0's keys."""
 
     def __init__(
@@ -219,14 +228,14 @@ class Mirror:
         self._counts = PassCounts()
 
     def follow(self) -> None:
-        """Run commands until REST. Raises RuntimeError if the connection breaks, OutOfStep."""
+        """Run commands until REST. Raises RuntimeError if the connection breaks, CacheMismatch."""
         while True:
             message = self._receive(LENGTH)
             if rest := rest_of(message):
                 message += self._receive(rest)
             commands, tokens = decode(message)
             for command in commands:
-                if command[0] == Do.REST:
+                if command[0] == HostCommand.REST:
                     mx.clear_cache()
                     return
                 self._do(command, tokens)
@@ -242,40 +251,42 @@ class Mirror:
 
     def _do(self, command: Command, tokens: list[int]) -> None:
         do, key, *numbers = command
-        if do == Do.NEW:
+        if do == HostCommand.NEW:
             own = kv_cache.new_cache(self._model)
             self._caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
-        elif do == Do.COMPACT:
+        elif do == HostCommand.COMPACT:
             self._caches[key] = kv_cache.compact(self._caches[numbers[0]])
-        elif do == Do.FORGET:
+        elif do == HostCommand.FORGET:
             del self._checkpoints[key]
-        elif do == Do.DROP:
+        elif do == HostCommand.DROP:
             del self._caches[key]
         else:
             self._do_to(self._caches[key], do, numbers, tokens)
 
     def _do_to(self, cache: Any, do: int, numbers: list[int], tokens: list[int]) -> None:
-        if do == Do.PASS:
+        if do == HostCommand.PASS:
             self._pass(cache, numbers[0], tokens, wanted=bool(numbers[1]))
-        elif do == Do.ROLL_BACK:
+        elif do == HostCommand.ROLL_BACK:
             self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._before, *numbers)
-        elif do == Do.TRIM:
+        elif do == HostCommand.TRIM:
             self._counts.cut += numbers[0]
             kv_cache.trim(cache, numbers[0])
-        elif do == Do.CHECKPOINT:
+        elif do == HostCommand.CHECKPOINT:
             self._checkpoints[numbers[0]] = kv_cache.checkpoint(cache, numbers[1])
-        elif do == Do.RESTORE:
+        elif do == HostCommand.RESTORE:
             kv_cache.restore(cache, self._checkpoints[numbers[0]])
-        elif do == Do.DETACH:
+        elif do == HostCommand.DETACH:
             kv_cache.detached(cache)
-        elif do == Do.SHRINK:
+        elif do == HostCommand.SHRINK:
             kv_cache.shrink(cache)
 
     def _pass(
         self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, wanted: bool
     ) -> None:
         if kv_cache.held(cache) != held:
-            raise OutOfStep(f"a cache holds {kv_cache.held(cache)} tokens, that of rank 0 {held}")
+            raise CacheMismatch(
+                f"a cache holds {kv_cache.held(cache)} tokens, that of rank 0 {held}"
+            )
         # Holding the state would prevent in-place writes of plain steps.
         self._before = kv_cache.pass_state(cache) if wanted and len(tokens) > 1 else None
         logits = self._model(mx.array([tokens]), cache=cache.own)

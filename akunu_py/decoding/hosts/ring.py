@@ -17,7 +17,7 @@ from akunu_py.decoding import device
 from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.division import connect, take
 from akunu_py.decoding.hosts.hostfile import Hosts
-from akunu_py.decoding.hosts.passes import Leader
+from akunu_py.decoding.hosts.passes import Coordinator
 from akunu_py.decoding.hosts.process import RankProcess, difference, likeness
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
@@ -37,7 +37,7 @@ _END = 1.0  # grace period for ranks to exit
 _ASK_AGAIN = "the answer is correct so far; ask again"
 
 
-class Ring:
+class HostGroup:
     """The other ranks; this process is rank 0. They end with `close` or with this process."""
 
     def __init__(self, hosts: Hosts, found: StoredModel, options: LoadOptions) -> None:
@@ -54,7 +54,7 @@ class Ring:
         self.weights = _decided(found.path, options.weights)
         self._stand_ins: list[Any] = []
         self._group: Any = None
-        self._leader: Leader | None = None
+        self._leader: Coordinator | None = None
         self._failure = ""
         self._noticed = threading.Event()
         self._closed = threading.Event()
@@ -80,7 +80,7 @@ class Ring:
         self.holds.append(holds)
         return itemsize
 
-    def lead(self, model: Any, context: int) -> tuple[Leader, int]:
+    def lead(self, model: Any, context: int) -> tuple[Coordinator, int]:
         """Have all ranks read their weights; return the distributed model and its context length.
 
         context: tokens that fit in this rank's memory.
@@ -94,7 +94,7 @@ class Ring:
         mx.eval(model.parameters())
         for each in self._processes:
             self._answer(each, "ready")
-        self._leader = Leader(model, self._stand_ins, self._send, self._wake, self.check)
+        self._leader = Coordinator(model, self._stand_ins, self._send, self._wake, self.check)
         return self._leader, context
 
     @property

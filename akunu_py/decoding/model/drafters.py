@@ -17,7 +17,7 @@ from akunu_py.decoding import load_plan as plan
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
-from akunu_py.models.load.fit import MIN_CONTEXT, Growth, Needs
+from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles
 from akunu_py.models.mtp import Head, Trunk, load_head
@@ -34,7 +34,7 @@ class DraftModel:
     path: Path
     model: Any
     vocabulary: int  # width of its logits
-    needs: Needs
+    needs: MemoryNeeds
     share: float  # its weights in bytes per byte of the target: the relative cost of a pass
 
 
@@ -43,11 +43,11 @@ class MtpHead:
     """The MTP head of a model."""
 
     head: Head
-    needs: Needs
+    needs: MemoryNeeds
     share: float  # see `DraftModel`; includes the lm_head that it shares with the model
 
 
-def open_draft_model(name: str, path: Path, weights: WeightMode, target: Needs) -> DraftModel:
+def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryNeeds) -> DraftModel:
     """Open the draft model in the directory `path` without reading its weights.
 
     Raises what `open_model` does, and UsageError if its cache cannot be rolled back.
@@ -61,7 +61,7 @@ def open_draft_model(name: str, path: Path, weights: WeightMode, target: Needs) 
 
 
 def open_head(
-    opened: OpenModel, weights: WeightMode, target: Needs, limit: int
+    opened: OpenModel, weights: WeightMode, target: MemoryNeeds, limit: int
 ) -> tuple[MtpHead | None, str]:
     """Open the model's MTP head without reading its weights, or return None and the reason.
 
@@ -81,12 +81,12 @@ def open_head(
     return MtpHead(head, needs, size / max(1, target.weights)), ""
 
 
-def _head_needs(head: Head, target: Needs, weights: WeightMode) -> Needs:
+def _head_needs(head: Head, target: MemoryNeeds, weights: WeightMode) -> MemoryNeeds:
     device.convert_weights(head, weights)
     cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
     head(rows, rows, cache)  # which is not computed
     per_token = sum(plan.bytes_per_row(entry) for entry in kv_cache.leaves(cache))
-    return replace(target, weights=device.weight_bytes(head), cache=Growth(per_token))
+    return replace(target, weights=device.weight_bytes(head), cache=CacheGrowth(per_token))
 
 
 def check_draft_model(small: DraftModel, target: TokenCodec) -> None:

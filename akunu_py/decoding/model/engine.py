@@ -22,13 +22,13 @@ from akunu_py.decoding.model.drafters import (
     open_head,
 )
 from akunu_py.decoding.model.tokens import TokenCodec
-from akunu_py.models.load.fit import Needs
+from akunu_py.models.load.fit import MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
 from akunu_py.models.load.model_files import boundary
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.hosts.ring import Ring
+    from akunu_py.decoding.hosts.ring import HostGroup
 
 _DEFAULTS = LoadOptions()
 
@@ -46,7 +46,7 @@ class Engine:
     mtp_head: MtpHead | None = None
     no_mtp_head: str = "it was not looked for"  # why there is no `mtp_head`
     load_s: float = 0.0  # loading time in seconds
-    ring: Ring | None = None  # the other hosts, if the model is split over several
+    ring: HostGroup | None = None  # the other hosts, if the model is split over several
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Engine:
         *,
         name: str | None = None,
         draft_model: tuple[str, Path] | None = None,
-        ring: Ring | None = None,
+        ring: HostGroup | None = None,
     ) -> Engine:
         """Load the model in the directory `path`.
 
@@ -93,15 +93,15 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ModelParts:
     """A model and its neural drafters with known shapes, before weights are read."""
 
     opened: OpenModel
-    needs: Needs  # of the model alone
+    needs: MemoryNeeds  # of the model alone
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
     no_mtp_head: str = "the model is split over several hosts"
-    ring: Ring | None = None
+    ring: HostGroup | None = None
 
     @property
     def drafters(self) -> list[DraftModel | MtpHead]:
@@ -109,8 +109,8 @@ class Parts:
 
 
 def open_parts(
-    path: Path, options: LoadOptions, draft_model: tuple[str, Path] | None, ring: Ring | None
-) -> Parts:
+    path: Path, options: LoadOptions, draft_model: tuple[str, Path] | None, ring: HostGroup | None
+) -> ModelParts:
     """Open the model in `path` and its neural drafters; see `Engine.load`."""
     opened = open_model(path)
     if ring is not None:
@@ -120,12 +120,12 @@ def open_parts(
     own = needs(opened, options.kv_bits, itemsize)
     small = open_draft_model(*draft_model, options.weights, own) if draft_model else None
     if ring is not None:
-        return Parts(opened, own, small, ring=ring)
+        return ModelParts(opened, own, small, ring=ring)
     head, no_head = open_head(opened, options.weights, own, memory_limit(options))
-    return Parts(opened, own, small, head, no_head)
+    return ModelParts(opened, own, small, head, no_head)
 
 
-def load(parts: Parts, plan: LoadPlan) -> Engine:
+def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     """Read the weights of `parts` according to the plan. Raises what `Engine.load` does."""
     opened, ring = parts.opened, parts.ring
     model = opened.model

@@ -53,7 +53,7 @@ class CacheTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class CacheMetadata:
     """Contents of akunu's header."""
 
     model: str
@@ -80,16 +80,16 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CacheHeader:
     """A file's header."""
 
-    about: About
+    about: CacheMetadata
     classes: list[str]
     digest: str
 
 
 def write(
-    file: BinaryIO, about: About, metadata: Mapping[str, str], tensors: Sequence[CacheTensor],
+    file: BinaryIO, about: CacheMetadata, metadata: Mapping[str, str], tensors: Sequence[CacheTensor],
     stopped: Stopped,
 ) -> None:  # fmt: skip
     """Write a whole file. metadata: mlx-lm's. Raises SaveStopped if `stopped`, OSError."""
@@ -117,7 +117,7 @@ def write(
     file.flush()
 
 
-def read(path: Path) -> Header:
+def read(path: Path) -> CacheHeader:
     """Read a file's header.
 
     Raises StoreError if unreadable, DamagedCache if invalid, UsageError if of another version.
@@ -140,7 +140,7 @@ def read(path: Path) -> Header:
             if key.startswith(_CLASSES)
         }
         classes = [layers[at] for at in sorted(layers)]
-        return Header(_about(found), classes, digest_in(metadata))
+        return CacheHeader(_about(found), classes, digest_in(metadata))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
@@ -194,7 +194,7 @@ def _place_of_digest(head: bytes) -> int:
     return at
 
 
-def _about(found: Any) -> About:
+def _about(found: Any) -> CacheMetadata:
     """Validate the header. Raises TypeError, KeyError or ValueError."""
     kinds = {"model": str, "identity": str, "tokenizer": str, "weights": str, "trims": bool}
     for name, kind in kinds.items():
@@ -212,4 +212,4 @@ def _about(found: Any) -> About:
         raise ValueError("checkpoints")
     if type(found.get("conversation", "")) is not str:  # files that are older have none
         raise TypeError("conversation")
-    return About(**found | {"model": one_line(found["model"], 80)})
+    return CacheMetadata(**found | {"model": one_line(found["model"], 80)})

@@ -23,7 +23,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import (
     SUFFIX,
-    About,
+    CacheMetadata,
     CacheTensor,
     Stopped,
     disk_errors,
@@ -53,7 +53,7 @@ def save(
         raise UsageError("there is nothing to save: the session has read nothing yet")
     if why := kv_cache.why_no_prompt_cache(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
-    about = About(
+    about = CacheMetadata(
         model=engine.name,
         identity=model_digest(engine.path, engine.plan.weights),
         tokenizer=engine.tokens.digest,
@@ -73,7 +73,7 @@ def save(
 
 
 def write(
-    path: Path, about: About, entries: kv_cache.Cache, checkpoints: Sequence[Sequence[Any]],
+    path: Path, about: CacheMetadata, entries: kv_cache.Cache, checkpoints: Sequence[Sequence[Any]],
     stopped: Stopped = lambda: False,
 ) -> None:  # fmt: skip
     """Write a cache and its checkpoints' own layers to `path`. Raises SaveStopped, OSError."""
@@ -114,7 +114,7 @@ def load(engine: Engine, path: Path) -> TokenHistory:
         raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
 
 
-def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHistory:
+def _checked(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHistory:
     """Load and validate the history. Raises ValueError, or errors of MLX and the model."""
     about, length = header.about, len(header.about.tokens)
     if (

@@ -20,7 +20,7 @@ _REMEMBERED = 32  # evicted histories, to explain cache misses
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedHistory:
     """since: how many requests there had been when it was used last."""
 
     history: TokenHistory
@@ -35,9 +35,9 @@ class PromptCaches:
         self.limit = limit
         self.in_use: list[TokenHistory] = []
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
-        self._kept: list[_Kept] = []
+        self._kept: list[_CachedHistory] = []
         self._requests = 0
-        self._beginnings = Beginnings()
+        self._beginnings = PrefixStats()
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +59,7 @@ class PromptCaches:
             self._requests += 1
             if history.uses <= 2:
                 self._beginnings.add(history.tokens, again=history.uses == 2)
-            self._kept.append(_Kept(history, self._requests))
+            self._kept.append(_CachedHistory(history, self._requests))
 
     def note_lost(self, history: TokenHistory) -> None:
         """Remember the tokens of a history that loses at least its end."""
@@ -101,7 +101,7 @@ class PromptCaches:
                 return
             self._lose(min(victims, key=self._value), over)
 
-    def _lose(self, kept: _Kept, nbytes: int) -> None:
+    def _lose(self, kept: _CachedHistory, nbytes: int) -> None:
         """Evict a history, or `nbytes` bytes of its end."""
         self.note_lost(kept.history)
         if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
@@ -113,7 +113,7 @@ class PromptCaches:
             max(each.reserved, each.nbytes) for each in self.others(history) if each.reserved
         )
 
-    def _value(self, kept: _Kept) -> float:
+    def _value(self, kept: _CachedHistory) -> float:
         """Return the value of one byte: tokens to prefill again times chance of reuse."""
         tokens = kept.history.tokens
         others = (each.history.tokens for each in self._kept if each is not kept)
@@ -129,7 +129,7 @@ _OF_ALL = 0.5  # texts that the share of all counts for
 _CONTINUED = 2  # texts that are taken for continued before there were any
 
 
-class Beginnings:
+class PrefixStats:
     """How often texts with each beginning were started and continued."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from akunu_py import paths
 from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, SaveStopped, Stopped
+from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.files import read_bounded, read_json, write_atomically
@@ -54,7 +54,7 @@ class SavedCache:
     """A prompt cache file."""
 
     path: Path
-    about: About
+    about: CacheMetadata
     size: int
     used: float
 
@@ -68,7 +68,9 @@ class PromptCacheStore:
         self.directory = paths.prompt_caches_dir() / paths.name_of_model(model)
         self.limits = limits or DiskLimits()
         self._clock = clock
-        self._known: dict[tuple[str, int, int], About | None] = {}  # by name, inode and size
+        self._known: dict[
+            tuple[str, int, int], CacheMetadata | None
+        ] = {}  # by name, inode and size
         self._swept = False
         self._refused = -_PAUSE
 
@@ -183,7 +185,7 @@ class PromptCacheStore:
                 os.close(lock)
 
 
-def why_not(about: About, engine: Engine) -> NotCached:
+def why_not(about: CacheMetadata, engine: Engine) -> NotCached:
     """Return why `engine` cannot continue a file, by its header; "" if it can."""
     if (about.tokenizer, about.weights) != (engine.tokens.digest, engine.plan.weights):
         return "other weights"
@@ -265,7 +267,7 @@ def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
     return found
 
 
-def _about(path: Path) -> About | None:
+def _about(path: Path) -> CacheMetadata | None:
     """Return a file's header, None if it is unusable; deletes damaged files."""
     try:
         return cache_file.read(path).about

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.events import (
-    Begun,
-    CallEnded,
-    Ended,
     Event,
     Failed,
+    Finished,
     Logprobs,
-    Reading,
-    Thinking,
+    PrefillProgress,
+    PromptProcessed,
+    ThinkingDelta,
+    ToolCallFinished,
 )
 from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.model.engine import Engine
@@ -68,7 +68,7 @@ class JobHandle:
         """Deliver an event, unless the job is finished. A failing callback cancels the job."""
         if self.ended:
             return
-        self.ended = isinstance(event, Ended | Failed)
+        self.ended = isinstance(event, Finished | Failed)
         try:
             self._on_event(event)
         except Exception:  # noqa: BLE001 - a failing callback must not stop other jobs
@@ -137,16 +137,18 @@ def _events(
     delivered = 0
     with contextlib.closing(generation.steps()) as steps:
         for step in steps:
-            if isinstance(step, Reading):
+            if isinstance(step, PrefillProgress):
                 yield step
                 continue
             if not begun:
                 begun = True
-                yield Begun(generation.stats.prompt_tokens, generation.stats.cached_tokens)
+                yield PromptProcessed(
+                    generation.stats.prompt_tokens, generation.stats.cached_tokens
+                )
             if fresh := tuple(generation.logprobs[delivered:]):
                 delivered += len(fresh)
                 yield Logprobs(fresh)
-            found: list[Event] = [Thinking(step.thinking)] if step.thinking else []
+            found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
             found += parser.add(step.text) if not enough else []
             if one_call and (last := _first_end(found)):
                 del found[last:]
@@ -158,10 +160,10 @@ def _events(
     if not enough:
         yield from parser.finish()
     reason = "stop" if enough else generation.finish_reason or "cancelled"
-    yield Ended(reason, replace(generation.stats), generation.stop_sequence)
+    yield Finished(reason, replace(generation.stats), generation.stop_sequence)
 
 
 def _first_end(events: Sequence[Event]) -> int:
     """Return the index after the first end of a call, 0 if there is none."""
-    ends = (index for index, event in enumerate(events) if isinstance(event, CallEnded))
+    ends = (index for index, event in enumerate(events) if isinstance(event, ToolCallFinished))
     return next(ends, -1) + 1

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from akunu_py.decoding.events import Ended, Event, Failed
+from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
 from akunu_py.decoding.generate.session import Session, Turn
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -66,13 +66,13 @@ class Scheduler:
         *,
         slots: int = DEFAULT_SLOTS,  # concurrent jobs
         idle_s: float | None = None,  # idle time after which the model is unloaded; None: never
-        awake: Awake | None = None,  # notified while there is work
+        awake: SleepBlocker | None = None,  # notified while there is work
         on_state: Callable[[State], None] = lambda state: None,  # called in the thread
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
         self._count = slots
-        self._awake = awake or Awake()
+        self._awake = awake or SleepBlocker()
         self.on_state = on_state
         self._clock = clock
         self.state: State = "loading"
@@ -241,7 +241,7 @@ class Scheduler:
             questions, self._questions = self._questions, []
             wanted = bool(self._waiting or questions)
         for handle in gone:
-            self._end(handle, Ended("cancelled", Stats()))
+            self._end(handle, Finished("cancelled", Stats()))
         if wanted and self._slots is None and self._clock() >= self._retry_at:
             self._try_to_load()
         for answer in questions:
@@ -250,7 +250,7 @@ class Scheduler:
         if self._slots is None or not self._running:
             return False
         handle, event = self._slots.step()
-        if isinstance(event, Ended | Failed):
+        if isinstance(event, Finished | Failed):
             with self._lock:
                 self._running.remove(handle)
             self._end(handle, event)
@@ -282,7 +282,7 @@ class Scheduler:
                 self._running.append(chosen)
         return chosen
 
-    def _end(self, handle: JobHandle, event: Ended | Failed) -> None:
+    def _end(self, handle: JobHandle, event: Finished | Failed) -> None:
         with self._lock:
             if isinstance(event, Failed):
                 self._counts.failed += 1
@@ -296,7 +296,7 @@ class Scheduler:
 _MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute
 
 
-class Awake:
+class SleepBlocker:
     """Prevents idle sleep with macOS's `caffeinate` while there is work; no-op elsewhere."""
 
     def __init__(
@@ -391,7 +391,7 @@ class Slots:
         reads, started = not each.writes, self._clock()
         event = each.step()
         self._charge(each, self._clock() - started, reads=reads, shared=reads in others)
-        if isinstance(event, Ended | Failed):
+        if isinstance(event, Finished | Failed):
             self._running.remove(each)
             self._ahead = None
         return each.handle, event
@@ -483,7 +483,7 @@ class _Running:
             event = Failed(RuntimeError("a job ended without a last event"))
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             event = Failed(error)
-        if isinstance(event, Ended | Failed):
+        if isinstance(event, Finished | Failed):
             self._close()
         return event
 

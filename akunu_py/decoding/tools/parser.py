@@ -2,7 +2,7 @@
 
 Emits text and calls as early as is certain, without the markup of calls and whitespace next to it.
 A malformed or unfinished call becomes text behind MALFORMED or UNFINISHED. Its arguments may have
-streamed by then, but it has no CallEnded.
+streamed by then, but it has no ToolCallFinished.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
+from akunu_py.decoding.events import (
+    Event,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from akunu_py.decoding.tools.formats import HERMES, ToolFormat
 from akunu_py.decoding.tools.reader import (
     SPACE,
     CutOff,
     Malformed,
+    ParserSteps,
     Reader,
-    Reading,
     first_of,
     longest_beginning,
 )
@@ -45,7 +51,7 @@ def parser_for(
 
 
 class ToolCallParser:
-    """Text in, events out: Text, CallBegun, CallArguments, CallEnded."""
+    """Text in, events out: Text, ToolCallStarted, ToolCallArguments, ToolCallFinished."""
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class ToolCallParser:
     def add(self, text: str) -> list[Event]:
         """Return what `text` made certain."""
         if self._running is None:
-            return [Text(text)] if text else []
+            return [TextDelta(text)] if text else []
         self._reader.feed(text)
         return self._resume()
 
@@ -95,10 +101,10 @@ class ToolCallParser:
         return _joined(events)
 
     def _emit(self, event: Event) -> None:
-        if isinstance(event, CallBegun):
+        if isinstance(event, ToolCallStarted):
             self._blank = ""
             self._after_call = True
-        elif isinstance(event, CallEnded):
+        elif isinstance(event, ToolCallFinished):
             self._reader.mark()
         self._events.append(event)
 
@@ -110,10 +116,10 @@ class ToolCallParser:
         said = text.rstrip()
         self._blank = text[len(said) :]
         if said:
-            self._events.append(Text(said))
+            self._events.append(TextDelta(said))
             self._said, self._after_call = True, False
 
-    def _run(self, format: ToolFormat) -> Reading[None]:
+    def _run(self, format: ToolFormat) -> ParserSteps[None]:
         while True:
             opener = yield from self._text_before_call(format)
             if opener is None:
@@ -123,9 +129,9 @@ class ToolCallParser:
             except Malformed:
                 yield from self._spoiled(format, opener)
         if self._blank:
-            self._events.append(Text(self._blank))
+            self._events.append(TextDelta(self._blank))
 
-    def _text_before_call(self, format: ToolFormat) -> Reading[str | None]:
+    def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
         """Emit the text before the next opener and return the opener.
 
         Returns None at the end of the answer, "" for a call that needs no opener.
@@ -156,7 +162,7 @@ class ToolCallParser:
                 return None
             yield
 
-    def _skip_blank(self) -> Reading[None]:
+    def _skip_blank(self) -> ParserSteps[None]:
         """Skip whitespace before a call without opener, and separators behind a call."""
         while True:
             rest = self._reader.rest
@@ -167,7 +173,7 @@ class ToolCallParser:
                 return
             yield
 
-    def _block(self, format: ToolFormat, opener: str) -> Reading[None]:
+    def _block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
         """Read the calls behind an opener, up to what closes them. Raises Malformed."""
         reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
@@ -180,7 +186,7 @@ class ToolCallParser:
             if reader.ended_within(closer):
                 raise CutOff
 
-    def _spoiled(self, format: ToolFormat, opener: str) -> Reading[None]:
+    def _spoiled(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
         """Emit a malformed call as text."""
         reader, closer = self._reader, format.openers.get(opener, "")
         if reader.closed:
@@ -207,10 +213,10 @@ def _joined(events: list[Event]) -> list[Event]:
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            joined[-1] = Text(last.text + event.text)
-        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
-            joined[-1] = CallArguments(last.text + event.text)
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            joined[-1] = ToolCallArguments(last.text + event.text)
         else:
             joined.append(event)
     return joined

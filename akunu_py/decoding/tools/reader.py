@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
-Reading = Generator[None, None, _Result]  # yields where it needs more text
+ParserSteps = Generator[None, None, _Result]  # yields where it needs more text
 Emit = Callable[[str], None]
 
 SPACE = " \t\r\n"
@@ -63,13 +63,13 @@ class Reader:
         self._taken.append(text)
         return text
 
-    def peek(self, count: int = 1) -> Reading[str]:
+    def peek(self, count: int = 1) -> ParserSteps[str]:
         """Return the next characters without reading them; fewer at the end of the text."""
         while len(self._text) - self._at < count and not self.closed:
             yield
         return self._text[self._at : self._at + count]
 
-    def skip(self, characters: str = SPACE, emit: Emit | None = None) -> Reading[str]:
+    def skip(self, characters: str = SPACE, emit: Emit | None = None) -> ParserSteps[str]:
         """Read all `characters` that come next; return the one behind them, "" at the end."""
         while True:
             rest = self.rest
@@ -80,7 +80,7 @@ class Reader:
                 return self.rest[:1]
             yield
 
-    def accept(self, *literals: str, skip: str = "") -> Reading[str]:
+    def accept(self, *literals: str, skip: str = "") -> ParserSteps[str]:
         """Skip characters, then read the first of `literals` that comes next; "" if none does."""
         if skip:
             yield from self.skip(skip)
@@ -91,7 +91,7 @@ class Reader:
                 return self.take(len(literal))
         return ""
 
-    def expect(self, *literals: str, skip: str = "") -> Reading[str]:
+    def expect(self, *literals: str, skip: str = "") -> ParserSteps[str]:
         """Like `accept`, but raise Malformed or CutOff if none of `literals` comes next."""
         found = yield from self.accept(*literals, skip=skip)
         if not found:
@@ -104,7 +104,7 @@ class Reader:
         """Return whether the text ends here, or within `literal`."""
         return self.closed and literal.startswith(self.rest)
 
-    def pass_until(self, ends: tuple[str, ...], emit: Emit) -> Reading[str]:
+    def pass_until(self, ends: tuple[str, ...], emit: Emit) -> ParserSteps[str]:
         """Read to the end of the first of `ends` and return that end.
 
         Emits the text before it as early as is certain. Raises CutOff after emitting everything.
@@ -122,19 +122,19 @@ class Reader:
                 raise CutOff
             yield
 
-    def until(self, *ends: str) -> Reading[tuple[str, str]]:
+    def until(self, *ends: str) -> ParserSteps[tuple[str, str]]:
         """Return the text before the first of `ends`, and that end. Raises CutOff."""
         parts: list[str] = []
         end = yield from self.pass_until(ends, parts.append)
         return "".join(parts), end
 
-    def json_text(self) -> Reading[str]:
+    def json_text(self) -> ParserSteps[str]:
         """Read a whole JSON value. Raises Malformed, CutOff."""
         parts: list[str] = []
         yield from self.json(parts.append)
         return "".join(parts)
 
-    def json(self, emit: Emit, depth: int = _DEEPEST) -> Reading[None]:
+    def json(self, emit: Emit, depth: int = _DEEPEST) -> ParserSteps[None]:
         """Read a JSON value and emit it as it arrives. Raises Malformed, CutOff.
 
         Models write control characters in strings, which JSON forbids: these become escapes.
@@ -162,7 +162,7 @@ class Reader:
             end = yield from self.expect(",", close)
             emit(end)
 
-    def _string(self, emit: Emit) -> Reading[None]:
+    def _string(self, emit: Emit) -> ParserSteps[None]:
         emit((yield from self.expect('"')))
         while (character := (yield from self.peek())) != '"':
             if not character:
@@ -176,7 +176,7 @@ class Reader:
                 emit(known.get(self.take(1), f"\\u{ord(character):04x}"))
         emit(self.take(1))
 
-    def _escape(self) -> Reading[str]:
+    def _escape(self) -> ParserSteps[str]:
         escape = self.take(1)
         while len(escape) < (6 if escape.startswith("\\u") else 2):
             character = yield from self.peek()
@@ -187,7 +187,7 @@ class Reader:
             escape += self.take(1)
         return escape
 
-    def _scalar(self, emit: Emit) -> Reading[None]:
+    def _scalar(self, emit: Emit) -> ParserSteps[None]:
         """Read a number, true, false or null."""
         scalar = ""
         while True:

@@ -52,7 +52,7 @@ _EXAMPLE = ToolCall("function_name", '{"argument": "value"}', "")
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class TemplateFeatures:
     """What a chat template can show."""
 
     template: str
@@ -64,18 +64,18 @@ class Abilities:
 
 
 @chat_template.once_per_tokenizer
-def abilities(tokenizer: Any) -> Abilities:
+def abilities(tokenizer: Any) -> TemplateFeatures:
     """Return what a tokenizer's chat template can show."""
     if not tokenizer.has_chat_template:
-        return Abilities("")
+        return TemplateFeatures("")
     template = ""
     if not tokenizer.has_own_renderer:
         template = str(tokenizer.get_chat_template(tools=[_definition(_PROBE)]))
     named = set(_THINKING.findall(template)) if template else {"reasoning_content"}
     order = ("reasoning_content", "thinking", "reasoning")
-    known = Abilities(template, thinking=next((name for name in order if name in named), ""))
+    known = TemplateFeatures(template, thinking=next((name for name in order if name in named), ""))
 
-    def shown(messages: Sequence[Message], known: Abilities, *texts: str) -> str:
+    def shown(messages: Sequence[Message], known: TemplateFeatures, *texts: str) -> str:
         """Return the rendered text, "" if it lacks one of `texts`."""
         try:
             text = _render(tokenizer, messages, [_PROBE], "", known)
@@ -144,7 +144,7 @@ def _render(
     messages: Sequence[Message],
     tools: Sequence[Tool],
     model: str,
-    known: Abilities,
+    known: TemplateFeatures,
     variables: Mapping[str, Any] = {},
 ) -> str:
     turns, definitions = _turns(messages, known), [_definition(tool) for tool in tools]
@@ -158,7 +158,7 @@ def _definition(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _turns(messages: Sequence[Message], known: Abilities) -> list[dict[str, Any]]:
+def _turns(messages: Sequence[Message], known: TemplateFeatures) -> list[dict[str, Any]]:
     ids = _history_ids(messages, known.template)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []
@@ -180,7 +180,7 @@ def _turns(messages: Sequence[Message], known: Abilities) -> list[dict[str, Any]
     return turns
 
 
-def _call(call: ToolCall, ids: Mapping[str, str], known: Abilities) -> dict[str, Any]:
+def _call(call: ToolCall, ids: Mapping[str, str], known: TemplateFeatures) -> dict[str, Any]:
     arguments = call.arguments if known.arguments_as_text else _as_object(call.arguments)
     function = {"name": call.name, "arguments": arguments}
     return {"id": ids.get(call.id, call.id), "type": "function", "function": function}
@@ -242,7 +242,9 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
     return split
 
 
-def _as_text(messages: Sequence[Message], tools: Sequence[Tool], known: Abilities) -> list[Message]:
+def _as_text(
+    messages: Sequence[Message], tools: Sequence[Tool], known: TemplateFeatures
+) -> list[Message]:
     """Write tools, calls and results as text, for a template that does not show them."""
     written: list[Message] = []
     for message in messages:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event
-from akunu_py.decoding.tools.reader import SPACE, CutOff, Emit, Malformed, Reader, Reading
+from akunu_py.decoding.events import Event, ToolCallArguments, ToolCallFinished, ToolCallStarted
+from akunu_py.decoding.tools.reader import SPACE, CutOff, Emit, Malformed, ParserSteps, Reader
 from akunu_py.types import Tool
 
 STRING = frozenset({"string"})
@@ -60,11 +60,11 @@ class Calls:
         if not self.allowed or self.open or not known or not _NAME.fullmatch(name):
             raise Malformed
         self.open = self._first = True
-        self._emit(CallBegun(self._new_id(), name))
+        self._emit(ToolCallStarted(self._new_id(), name))
 
     def arguments(self, text: str) -> None:
         """Append to the JSON object."""
-        self._emit(CallArguments(text))
+        self._emit(ToolCallArguments(text))
 
     def parameter(self, name: str) -> None:
         """Begin another member of the object; its value follows as `arguments`."""
@@ -76,7 +76,7 @@ class Calls:
         if parameters:
             self.arguments("{}" if self._first else "}")
         self.open = False
-        self._emit(CallEnded())
+        self._emit(ToolCallFinished())
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """Return the types that a parameter may have, none for an unknown tool."""
@@ -84,7 +84,7 @@ class Calls:
         return types_of(known.parameters if known else {}, parameter)
 
 
-Syntax = Callable[[Reader, Calls], Reading[None]]
+Syntax = Callable[[Reader, Calls], ParserSteps[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class CallLayout:
     quote: str = ""  # around the strings of "marked"
 
 
-def json_calls(reader: Reader, calls: Calls) -> Reading[None]:
+def json_calls(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
     if not (yield from reader.accept("[", skip=SPACE)):
         yield from _json_call(reader, calls)
@@ -127,7 +127,7 @@ def json_calls(reader: Reader, calls: Calls) -> Reading[None]:
         yield from _items(reader, calls, _json_call)
 
 
-def _items(reader: Reader, calls: Calls, call: Syntax) -> Reading[None]:
+def _items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]:
     """Read calls between commas, up to the bracket that closes the array."""
     while True:
         yield from reader.skip()
@@ -136,7 +136,7 @@ def _items(reader: Reader, calls: Calls, call: Syntax) -> Reading[None]:
             return
 
 
-def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
+def _json_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read a call; its arguments stream if its name precedes them."""
     yield from reader.expect("{")
     name = ""
@@ -168,7 +168,7 @@ def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
         calls.end()
 
 
-def _next_key(reader: Reader) -> Reading[bool]:
+def _next_key(reader: Reader) -> ParserSteps[bool]:
     if (yield from reader.skip(SPACE + ",")) == '"':
         return True
     yield from reader.expect("}")
@@ -193,7 +193,7 @@ def _as_object(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
+def _arguments(reader: Reader, calls: Calls, name: str) -> ParserSteps[None]:
     """Read the JSON object that completes a call."""
     if (yield from reader.skip()) != "{":
         yield from reader.expect("{")
@@ -202,13 +202,13 @@ def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
     calls.end()
 
 
-def keyed_json(reader: Reader, calls: Calls) -> Reading[None]:
+def keyed_json(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read an array of objects whose only key is the function's name."""
     yield from reader.expect("[", skip=SPACE)
     yield from _items(reader, calls, _keyed_call)
 
 
-def _keyed_call(reader: Reader, calls: Calls) -> Reading[None]:
+def _keyed_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
     yield from reader.expect("{")
     if (yield from reader.skip()) != '"':
         raise Malformed
@@ -218,7 +218,7 @@ def _keyed_call(reader: Reader, calls: Calls) -> Reading[None]:
     yield from reader.expect("}", skip=SPACE)
 
 
-def mistral(reader: Reader, calls: Calls) -> Reading[None]:
+def mistral(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read `[{"name": ..., "arguments": ...}, ...]`, or `NAME[CALL_ID]ID[ARGS]{...}`, repeated."""
     if (yield from reader.skip()) in ("[", "{"):
         yield from json_calls(reader, calls)
@@ -248,7 +248,7 @@ class NamedJson:
     end: str = ""
     fenced: bool = False  # whether there may be `function`, the name and a fence instead
 
-    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         if self.begin:
             yield from reader.expect(self.begin)
         header, _ = yield from reader.until(self.separator)
@@ -293,7 +293,7 @@ class Xml:
     between: str = "\n"  # between two tags
     extra: str = ""  # further attributes of a call
 
-    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         if self.call:
             yield from reader.expect(self.call, skip=SPACE)
         head, _ = yield from reader.until(self.head)
@@ -333,7 +333,7 @@ class Xml:
 
 def _value(
     reader: Reader, calls: Calls, types: frozenset[str], end: str, newline: str = ""
-) -> Reading[None]:
+) -> ParserSteps[None]:
     """Read a value and the tag `end`. A string streams; `newline` at both ends is left out."""
     if (yield from reader.accept(_CDATA[0])):
         text, _ = yield from reader.until(_CDATA[1])
@@ -377,7 +377,7 @@ class KeyValue:
 
     prefix: str = ""
 
-    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         key, key_end = f"<{self.prefix}arg_key>", f"</{self.prefix}arg_key>"
         value, value_end = f"<{self.prefix}arg_value>", f"</{self.prefix}arg_value>"
         yield from reader.skip()
@@ -407,7 +407,7 @@ class Gemma:
 
     quote: str
 
-    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         yield from reader.expect("call:", skip=SPACE)
         name, _ = yield from reader.until("{")
         calls.begin(name)
@@ -418,7 +418,7 @@ class Gemma:
         call = f"{opener}call:NAMEARGUMENTS{closer}"
         return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
 
-    def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> Reading[None]:
+    def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> ParserSteps[None]:
         """Read an object or an array behind its opening bracket."""
         close = "}" if bracket == "{" else "]"
         emit(bracket)
@@ -433,7 +433,7 @@ class Gemma:
             yield from self._value(reader, emit, depth)
         emit(close)
 
-    def _key(self, reader: Reader, emit: Emit) -> Reading[None]:
+    def _key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
         if (yield from reader.accept(self.quote, skip=SPACE)):
             key, _ = yield from reader.until(self.quote)
             yield from reader.expect(":", skip=SPACE)
@@ -441,7 +441,7 @@ class Gemma:
             key, _ = yield from reader.until(":")
         emit(as_json(key.strip().strip('"')) + ": ")
 
-    def _value(self, reader: Reader, emit: Emit, depth: int) -> Reading[None]:
+    def _value(self, reader: Reader, emit: Emit, depth: int) -> ParserSteps[None]:
         if not depth:
             raise Malformed
         if (yield from reader.accept(self.quote, skip=SPACE)):
@@ -462,7 +462,7 @@ class Gemma:
             emit(from_text(text.strip(), frozenset()))
 
 
-def pythonic(reader: Reader, calls: Calls) -> Reading[None]:
+def pythonic(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
     if (yield from reader.accept("[", skip=SPACE)):
         yield from _items(reader, calls, _python_call)
@@ -471,7 +471,7 @@ def pythonic(reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.skip()
 
 
-def _python_call(reader: Reader, calls: Calls) -> Reading[None]:
+def _python_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
     name, _ = yield from reader.until("(")
     calls.begin(name)
     while not (yield from reader.accept(")", skip=SPACE)):
@@ -497,7 +497,7 @@ class _Literals(ast.NodeTransformer):
         return ast.Constant(_PYTHON_JSON[node.id]) if node.id in _PYTHON_JSON else node
 
 
-def _expression(reader: Reader) -> Reading[str]:
+def _expression(reader: Reader) -> ParserSteps[str]:
     """Return the text of a value, up to the comma or bracket behind it."""
     text = quote = ""
     depth = 0

@@ -53,7 +53,7 @@ def invalid(param: str, reason: str) -> RequestError:
     return RequestError(f"{param}: {reason}", param=param)
 
 
-class Stopping(RequestError):
+class ServerStopping(RequestError):
     """The server is stopping and cancels the request."""
 
     def __init__(self) -> None:

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
     Event,
     Failed,
+    Finished,
     Logprobs,
-    Reading,
-    Text,
-    Thinking,
-    Told,
+    PieceDetails,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import Body
@@ -48,7 +48,7 @@ class Encoder(Protocol):
     def encode(self, event: Event, choice: int) -> list[bytes]:
         """Return the frames of an event of job number `choice`; never called with Failed.
 
-        `Ended` comes once for each job; the frames of the last one end the stream.
+        `Finished` comes once for each job; the frames of the last one end the stream.
         """
 
     def heartbeat(self) -> bytes:
@@ -74,41 +74,41 @@ class CommentEncoder:
 class WholeAnswer:
     """The events of one job, merged."""
 
-    parts: list[Thinking | Text | ToolCall] = field(default_factory=list)  # in order
-    begun: Begun | None = None
-    ended: Ended | None = None
+    parts: list[ThinkingDelta | TextDelta | ToolCall] = field(default_factory=list)  # in order
+    begun: PromptProcessed | None = None
+    ended: Finished | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         last = self.parts[-1] if self.parts else None
         match event:
-            case Begun():
+            case PromptProcessed():
                 self.begun = event
-            case Ended():
+            case Finished():
                 self.ended = event
-            case Thinking() if isinstance(last, Thinking):
-                self.parts[-1] = Thinking(last.text + event.text)
-            case Text() if isinstance(last, Text):
-                self.parts[-1] = Text(last.text + event.text)
-            case Thinking() | Text():
+            case ThinkingDelta() if isinstance(last, ThinkingDelta):
+                self.parts[-1] = ThinkingDelta(last.text + event.text)
+            case TextDelta() if isinstance(last, TextDelta):
+                self.parts[-1] = TextDelta(last.text + event.text)
+            case ThinkingDelta() | TextDelta():
                 self.parts.append(event)
-            case CallBegun(id, name):
+            case ToolCallStarted(id, name):
                 self.parts.append(ToolCall(name, "", id))
-            case CallArguments(text):
+            case ToolCallArguments(text):
                 assert isinstance(last, ToolCall)
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case Logprobs():
                 self.logprobs += event.tokens
-            case Reading() | CallEnded() | Told() | Failed():
+            case PrefillProgress() | ToolCallFinished() | PieceDetails() | Failed():
                 pass
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        return "".join(part.text for part in self.parts if isinstance(part, TextDelta))
 
     @property
     def thinking(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Thinking))
+        return "".join(part.text for part in self.parts if isinstance(part, ThinkingDelta))
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -116,7 +116,7 @@ class WholeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A parsed request, ready to run."""
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
@@ -132,7 +132,7 @@ class Endpoint:
     path: str
     body: type[Body]
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
-    prepare: Callable[[Any, Service], Prepared | Mapping[str, Any]]
+    prepare: Callable[[Any, Service], PreparedRequest | Mapping[str, Any]]
     summary: str  # for the OpenAPI description
 
 
@@ -145,7 +145,7 @@ class Dialect:
     error: Callable[[RequestError, str], Mapping[str, Any]]  # body for an error and request id
 
 
-def statistics(*answers: Ended) -> dict[str, Any]:
+def statistics(*answers: Finished) -> dict[str, Any]:
     """Return the sum of the answers' drafting statistics, an extension that clients ignore."""
     total = Stats()
     for answer in answers:

@@ -12,11 +12,19 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from akunu_py.decoding.events import CallArguments, Ended, Event, Failed, Reading, Text, Thinking
+from akunu_py.decoding.events import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+)
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.serve.dialect.errors import RequestError, Stopping, request_error
-from akunu_py.serve.dialect.interface import Dialect, Encoder, Prepared, WholeAnswer
+from akunu_py.serve.dialect.errors import RequestError, ServerStopping, request_error
+from akunu_py.serve.dialect.interface import Dialect, Encoder, PreparedRequest, WholeAnswer
 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
@@ -31,7 +39,7 @@ class ClientGone(Exception):
 class Answering:
     """One running request. Raises ClientGone; other errors become replies of the dialect."""
 
-    prepared: Prepared
+    prepared: PreparedRequest
     run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
     dialect: Dialect
     request_id: str
@@ -57,8 +65,8 @@ class Answering:
                     if isinstance(event, Failed):
                         raise request_error(event.error) from event.error
                     self.on_event(event)
-                    if isinstance(event, Ended) and event.reason == "cancelled":
-                        raise Stopping  # after a disconnect this code does not run
+                    if isinstance(event, Finished) and event.reason == "cancelled":
+                        raise ServerStopping  # after a disconnect this code does not run
                     yield choice, event
 
     async def _send_whole(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
@@ -96,7 +104,7 @@ class Answering:
                     continue
                 choice, event = found
                 await stream.write(encoder.encode(event, choice))
-                ended += isinstance(event, Ended)
+                ended += isinstance(event, Finished)
         except ClientGone:
             if ended < len(self.prepared.jobs):
                 raise
@@ -199,7 +207,7 @@ async def events_of(
         while True:
             event = await mailbox.get()
             yield event
-            if isinstance(event, Ended | Failed):
+            if isinstance(event, Finished | Failed):
                 return
     finally:
         handle.cancel()
@@ -231,9 +239,9 @@ class _Mailbox:
 
 def _merged(first: Event, second: Event) -> list[Event]:
     """Merge two events into one if possible."""
-    if isinstance(first, Reading) and isinstance(second, Reading):
+    if isinstance(first, PrefillProgress) and isinstance(second, PrefillProgress):
         return [second]
-    for kind in (Text, Thinking, CallArguments):
+    for kind in (TextDelta, ThinkingDelta, ToolCallArguments):
         if isinstance(first, kind) and isinstance(second, kind):
             return [replace(first, text=first.text + second.text)]
     return [first, second]

@@ -25,11 +25,11 @@ from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
 from akunu_py.serve.dialect.errors import STATUS, RequestError, request_error
-from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.http.answering import HEARTBEAT_S, Answering, ClientGone, send_json
-from akunu_py.serve.http.guard import Access, Guard
-from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.http.guard import AccessRules, Guard
+from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.openai import OPENAI
@@ -60,10 +60,12 @@ class Backend:
     service: Callable[[], Service]  # waits until the model is loaded; raises AkunuError
     description: Callable[[], Mapping[str, Any]]  # of the model, even if it is unloaded
     run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `events_of`
-    records: Records
+    records: RequestRecords
 
 
-def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBEAT_S) -> Starlette:
+def create_app(
+    backend: Backend, access: AccessRules, *, heartbeat_s: float = HEARTBEAT_S
+) -> Starlette:
     """Return the ASGI application."""
     routes: list[BaseRoute] = [
         Route(endpoint.path, _Post(endpoint, dialect, backend, heartbeat_s), methods=["POST"])
@@ -89,7 +91,7 @@ def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBE
     )
 
 
-def _get_routes(backend: Backend, access: Access) -> list[BaseRoute]:
+def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     """Return the routes for GET."""
 
     async def models(request: Request) -> Response:
@@ -140,7 +142,7 @@ class _Post:
                 body = self._dialect.error(error, scope["request_id"])
                 record.status = await send_json(send, error.status, body)
                 return
-            if not isinstance(prepared, Prepared):
+            if not isinstance(prepared, PreparedRequest):
                 record.status = await send_json(send, 200, prepared)
                 return
             # A connection is a client: programs with parallel requests open several.
@@ -155,7 +157,7 @@ class _Post:
             )
             record.status = await answering.reply(receive, send)
 
-    async def _prepared(self, headers: Headers, receive: Receive, record: Record) -> Any:
+    async def _prepared(self, headers: Headers, receive: Receive, record: RequestRecord) -> Any:
         if self._backend.records.waiting > _MAX_WAITING:
             raise RequestError("too many waiting requests; try again later", "unavailable")
         data = await _read(headers, receive)

@@ -25,7 +25,7 @@ _OPEN = ("/health",)  # needs no key
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessRules:
     """Who may send requests."""
 
     host: str = "127.0.0.1"  # bound by the server
@@ -86,9 +86,11 @@ def _name(host: str) -> str:
 
 
 class Guard:
-    """ASGI middleware: adds a request id to every reply, and enforces `Access`."""
+    """ASGI middleware: adds a request id to every reply, and enforces `AccessRules`."""
 
-    def __init__(self, app: ASGIApp, access: Access, dialect_of: Callable[[str], Dialect]) -> None:
+    def __init__(
+        self, app: ASGIApp, access: AccessRules, dialect_of: Callable[[str], Dialect]
+    ) -> None:
         self._app, self._access, self._dialect_of = app, access, dialect_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

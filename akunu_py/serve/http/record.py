@@ -7,7 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.events import CallArguments, CallBegun, Ended, Event, Text, Thinking, Told
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    PieceDetails,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallStarted,
+)
 from akunu_py.serve.dialect.interface import statistics
 
 _GONE = 499  # nginx's status for a disconnected client
@@ -30,14 +38,14 @@ _HELP = _REQUEST_HELP | {name: words for name, (_, words) in _COUNTED.items()}
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request."""
 
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int = _GONE
     begun: bool = False  # the model has started on it
-    answers: list[Ended] = field(default_factory=list)
+    answers: list[Finished] = field(default_factory=list)
     keeps_content: bool = False
     body: str = ""  # if content is kept
     answer: str = ""  # if content is kept
@@ -46,11 +54,13 @@ class Record:
         """Record an event."""
         self.begun = True
         match event:
-            case Ended():
+            case Finished():
                 self.answers.append(event)
-            case Text(text) | Thinking(text) | CallArguments(text) | Told(text):
+            case (
+                TextDelta(text) | ThinkingDelta(text) | ToolCallArguments(text) | PieceDetails(text)
+            ):
                 self.answer += text if self.keeps_content else ""
-            case CallBegun() if self.keeps_content:
+            case ToolCallStarted() if self.keeps_content:
                 self.answer += f"\n{event.name} "
 
     @property
@@ -72,16 +82,19 @@ class Record:
         return " · ".join([*parts, f"{self.seconds:.1f} s"])
 
 
-class Records:
+class RequestRecords:
     """All requests since the start; used in the event loop only."""
 
     def __init__(
-        self, on_done: Callable[[Record], None] = lambda record: None, *, keep_content: bool = False
+        self,
+        on_done: Callable[[RequestRecord], None] = lambda record: None,
+        *,
+        keep_content: bool = False,
     ) -> None:
         self._on_done = on_done
         self._keep_content = keep_content
         self._sums: dict[str, float] = {}
-        self._open: list[Record] = []
+        self._open: list[RequestRecord] = []
 
     @property
     def running(self) -> int:
@@ -94,9 +107,9 @@ class Records:
         return len(self._open) - self.running
 
     @contextlib.contextmanager
-    def request(self, path: str) -> Iterator[Record]:
+    def request(self, path: str) -> Iterator[RequestRecord]:
         """Record one request while the block runs."""
-        record = Record(path, keeps_content=self._keep_content)
+        record = RequestRecord(path, keeps_content=self._keep_content)
         self._open.append(record)
         try:
             yield record
@@ -105,7 +118,7 @@ class Records:
             self._count(record)
             self._on_done(record)
 
-    def _count(self, record: Record) -> None:
+    def _count(self, record: RequestRecord) -> None:
         self._add(f'requests{{path="{record.path}",status="{record.status}"}}', 1)
         self._add(f'request_seconds{{path="{record.path}"}}', record.seconds)
         for answer in record.answers:

@@ -24,8 +24,8 @@ from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.answering import events_of
 from akunu_py.serve.http.app import Backend, create_app
-from akunu_py.serve.http.guard import Access
-from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.own.running import RunningServer, announced
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
@@ -41,7 +41,7 @@ class ServeOptions:
     """How to serve a model."""
 
     names: tuple[str, ...]  # accepted in requests; the model's own name first
-    access: Access
+    access: AccessRules
     defaults: GenerateOptions
     temperature: float | None = None  # None: recommended by the model's makers
     max_tokens: int | None = None  # None: up to the context length
@@ -85,7 +85,7 @@ class ServedModel:
         """Yield the events of a job; closing the generator cancels the job."""
         return events_of(self._scheduler, job, client=client, short=short)
 
-    def backend(self, records: Records) -> Backend:
+    def backend(self, records: RequestRecords) -> Backend:
         """Return the application's backend."""
         return Backend(self._options.names, self.service, self.description, self.run, records)
 
@@ -119,7 +119,7 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
     scheduler: not started. Raises what loading the model raises.
     """
     model = ServedModel(scheduler, options)
-    records = Records(_printer(options), keep_content=options.log_content)
+    records = RequestRecords(_printer(options), keep_content=options.log_content)
     scheduler.start()
     try:
         name = model.service().name
@@ -185,8 +185,8 @@ class _Server(uvicorn.Server):
         self._finishing = asyncio.get_running_loop().run_in_executor(None, self._finish)
 
 
-def _printer(options: ServeOptions) -> Callable[[Record], None]:
-    def show(record: Record) -> None:
+def _printer(options: ServeOptions) -> Callable[[RequestRecord], None]:
+    def show(record: RequestRecord) -> None:
         with contextlib.suppress(OSError):  # stderr is closed
             if not options.quiet:
                 say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)

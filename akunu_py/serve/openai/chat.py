@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    Ended,
     Event,
+    Finished,
     Logprobs,
-    Text,
-    Thinking,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
     CommentEncoder,
-    Prepared,
+    PreparedRequest,
     WholeAnswer,
     frame,
     statistics,
@@ -47,7 +47,7 @@ from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, error_body, f
 from akunu_py.types import Constraint, TokenLogprobs
 
 
-def prepare_chat(body: ChatBody, service: Service) -> Prepared:
+def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     messages = messages_of(body.messages)
@@ -76,7 +76,7 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
-    return Prepared(jobs, lambda answers: whole_chat(head, answers), encoder)
+    return PreparedRequest(jobs, lambda answers: whole_chat(head, answers), encoder)
 
 
 def _constraint(format: Format | None) -> Constraint | None:
@@ -96,10 +96,10 @@ class ChatEncoder(CommentEncoder):
         self._calls = [0] * count
         self._begun = [False] * count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
-        self._ended: list[Ended] = []
+        self._ended: list[Finished] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        if isinstance(event, Ended):
+        if isinstance(event, Finished):
             return self._end(event, choice)
         if isinstance(event, Logprobs):
             self._logprobs[choice] += event.tokens
@@ -112,17 +112,17 @@ class ChatEncoder(CommentEncoder):
     def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
         """Return the delta of an event: empty for Begun, None for events without one."""
         match event:
-            case Begun():
+            case PromptProcessed():
                 return {}
-            case Text(text):
+            case TextDelta(text):
                 return {"content": text}
-            case Thinking(text):
+            case ThinkingDelta(text):
                 return {"reasoning_content": text}
-            case CallBegun(id, name):
+            case ToolCallStarted(id, name):
                 self._calls[choice] += 1
                 function = {"name": name, "arguments": ""}
                 more = {"id": id, "type": "function", "function": function}
-            case CallArguments(text):
+            case ToolCallArguments(text):
                 more = {"function": {"arguments": text}}
             case _:
                 return None
@@ -134,7 +134,7 @@ class ChatEncoder(CommentEncoder):
         self._begun[choice] = True
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
-    def _end(self, event: Ended, choice: int) -> list[bytes]:
+    def _end(self, event: Finished, choice: int) -> list[bytes]:
         self._ended.append(event)
         reason = finish_reason(event, calls=self._calls[choice] > 0)
         extra = {"akunu": statistics(event)}

@@ -8,13 +8,20 @@ from typing import Any
 
 from pydantic import Field
 
-from akunu_py.decoding.events import Begun, Ended, Event, Logprobs, Text, Thinking
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    Logprobs,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+)
 from akunu_py.decoding.scheduling.job import text_job
 from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
     CommentEncoder,
-    Prepared,
+    PreparedRequest,
     WholeAnswer,
     frame,
     statistics,
@@ -44,7 +51,7 @@ class CompletionsBody(SamplingBody):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PromptRequest:
     """One prompt."""
 
     tokens: list[int]
@@ -53,7 +60,7 @@ class _Asked:
     draft_context: Sequence[Sequence[int]] = ()
 
 
-def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
+def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     count = body.n or 1
@@ -73,7 +80,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
     head = ReplyHead(service.name, "cmpl")
     usage = includes_usage(body)
     max_tokens, max_prompt = _SHORT
-    return Prepared(
+    return PreparedRequest(
         jobs,
         lambda answers: whole_completions(head, answers, echoed, count),
         CompletionsEncoder(head, echoed, count, usage=usage) if body.stream else None,
@@ -82,7 +89,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
     )
 
 
-def _prompts(body: CompletionsBody, service: Service) -> list[_Asked]:
+def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
     given = body.prompt
     several: Sequence[str | list[int]]
     if isinstance(given, str):
@@ -96,7 +103,7 @@ def _prompts(body: CompletionsBody, service: Service) -> list[_Asked]:
     return [_asked(each, body.suffix, service) for each in several]
 
 
-def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _Asked:
+def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _PromptRequest:
     engine = service.engine
     if suffix:
         if not isinstance(prompt, str):
@@ -104,12 +111,12 @@ def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _As
         if service.infill.family is None:
             raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
         made = service.infill.prompt(prompt, suffix)
-        return _Asked(made.tokens, prompt, made.stop_tokens, made.draft_context)
+        return _PromptRequest(made.tokens, prompt, made.stop_tokens, made.draft_context)
     if isinstance(prompt, str):
-        return _Asked(engine.tokens.encode(prompt), prompt)
+        return _PromptRequest(engine.tokens.encode(prompt), prompt)
     if any(not 0 <= token < engine.tokens.vocabulary for token in prompt):
         raise invalid("prompt", f"expected token ids from 0 to {engine.tokens.vocabulary - 1}")
-    return _Asked(prompt, str(engine.tokens.tokenizer.decode(prompt)))
+    return _PromptRequest(prompt, str(engine.tokens.tokenizer.decode(prompt)))
 
 
 class CompletionsEncoder(CommentEncoder):
@@ -123,26 +130,26 @@ class CompletionsEncoder(CommentEncoder):
         """echoed: the beginning of each choice's text. count: choices for each prompt."""
         self._head, self._echoed, self._count, self._usage = head, echoed, count, usage
         self._offsets = [len(text) for text in echoed]
-        self._ended: list[Ended] = []
+        self._ended: list[Finished] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case Begun() if self._echoed[choice]:
+            case PromptProcessed() if self._echoed[choice]:
                 return [self._chunk(_choice(choice, self._echoed[choice]))]
-            case Text(text):
+            case TextDelta(text):
                 return [self._chunk(_choice(choice, text))]
-            case Thinking(text):
+            case ThinkingDelta(text):
                 return [self._chunk(_choice(choice, "", text))]
             case Logprobs(tokens):  # in a separate chunk before their text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
                 return [self._chunk(_choice(choice, "") | {"logprobs": logprobs})]
-            case Ended():
+            case Finished():
                 return self._end(event, choice)
             case _:
                 return []
 
-    def _end(self, event: Ended, choice: int) -> list[bytes]:
+    def _end(self, event: Finished, choice: int) -> list[bytes]:
         self._ended.append(event)
         reason = finish_reason(event, calls=False)
         frames = [self._chunk(_choice(choice, "", "", reason), {"akunu": statistics(event)})]

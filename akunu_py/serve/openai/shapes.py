@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.decoding.events import Ended
+from akunu_py.decoding.events import Finished
 from akunu_py.serve.dialect.errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 
@@ -48,14 +48,14 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
     }
 
 
-def finish_reason(event: Ended, *, calls: bool) -> str:
+def finish_reason(event: Finished, *, calls: bool) -> str:
     """Return why an answer ended. calls: whether it calls tools."""
     if event.reason in ("length", "context"):
         return "length"
     return "tool_calls" if calls else "stop"
 
 
-def usage(prompts: Sequence[Ended], answers: Sequence[Ended]) -> dict[str, Any]:
+def usage(prompts: Sequence[Finished], answers: Sequence[Finished]) -> dict[str, Any]:
     """Return the token counts. prompts: one answer to each prompt. answers: all answers."""
     prompt = sum(each.stats.prompt_tokens for each in prompts)
     completion = sum(each.stats.generated_tokens for each in answers)

@@ -17,17 +17,17 @@ from akunu_py.completion.request import (
     CompletionReason,
     CompletionRequest,
 )
-from akunu_py.decoding.events import Ended, Event, Reading, Told
+from akunu_py.decoding.events import Event, Finished, PieceDetails, PrefillProgress
 from akunu_py.decoding.generate.chat_model import LoadedAnswer, facts_of
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.errors import RequestError, Stopping
+from akunu_py.serve.dialect.errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.interface import (
     CommentEncoder,
     Dialect,
     Endpoint,
-    Prepared,
+    PreparedRequest,
     WholeAnswer,
     frame,
 )
@@ -62,7 +62,7 @@ def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
     return {"model": facts, "fills_in": service.infill.family is not None}
 
 
-def prepare_complete(body: OwnCompleteBody, service: Service) -> Prepared:
+def prepare_complete(body: OwnCompleteBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     request = _value(CompletionRequest, body.request, "request")
     options = _value(CompleteOptions, body.options, "options")
@@ -71,15 +71,15 @@ def prepare_complete(body: OwnCompleteBody, service: Service) -> Prepared:
         request,
         lambda: body.id in service.ending,
     )
-    return Prepared([job], _whole, OwnEncoder(), short=True)
+    return PreparedRequest([job], _whole, OwnEncoder(), short=True)
 
 
-def prepare_chat(body: OwnChatBody, service: Service) -> Prepared:
+def prepare_chat(body: OwnChatBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     messages = _value(list[Message], body.messages, "messages")
     options = _value(GenerateOptions, body.options, "options")
     job = chat_job(messages, options, lambda: body.id in service.ending)
-    return Prepared([job], _whole, OwnEncoder())
+    return PreparedRequest([job], _whole, OwnEncoder())
 
 
 def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ def _whole(answers: Sequence[WholeAnswer]) -> Mapping[str, Any]:
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return an error. gone: the server is stopping."""
-    gone = isinstance(error, Stopping)
+    gone = isinstance(error, ServerStopping)
     return {"error": {"message": error.message, "kind": error.kind, "gone": gone}}
 
 
@@ -114,9 +114,9 @@ class OwnEncoder(CommentEncoder):
     error_body = staticmethod(error_body)
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        if isinstance(event, Reading):
+        if isinstance(event, PrefillProgress):
             return [frame({"reading": [event.done, event.total]})]
-        return [frame(event.value)] if isinstance(event, Told) else []
+        return [frame(event.value)] if isinstance(event, PieceDetails) else []
 
 
 _GAUGES_S = 1 / 16  # between two updates
@@ -141,14 +141,14 @@ def complete_job(
         def drain(step: Event | None) -> list[Event]:
             text = "".join(new)
             new.clear()
-            return [Told(text, {"text": text})] if text else []
+            return [PieceDetails(text, {"text": text})] if text else []
 
         made, new = completer(session), list[str]()
         steps = made.steps(made.share(session), request, ended, new.append)
         completion = yield from completion_events(steps, drain)
         if completion.finish_reason != "cancelled":
-            yield Told("", {"completion": asdict(completion)})
-        yield Ended(FINISH_REASONS[completion.finish_reason], completion.stats)
+            yield PieceDetails("", {"completion": asdict(completion)})
+        yield Finished(FINISH_REASONS[completion.finish_reason], completion.stats)
 
     return events
 
@@ -166,21 +166,21 @@ def chat_job(
         for step in answer.steps():
             if ending():
                 answer.cancel()
-            if isinstance(step, Reading):
+            if isinstance(step, PrefillProgress):
                 yield step
                 continue
             shown = {"piece": asdict(step), "stats": asdict(answer.stats)}
             if time.monotonic() - measured >= _GAUGES_S:
                 measured = time.monotonic()
                 shown["gauges"] = asdict(answer.gauges())
-            yield Told(step.piece.thinking + step.piece.text, shown)
+            yield PieceDetails(step.piece.thinking + step.piece.text, shown)
         stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
         if not session.turn.cancelled:
             gauges = asdict(answer.gauges())
-            yield Told("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
+            yield PieceDetails("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
             # The client ended it, not the server.
             reason = "stop" if reason == "cancelled" else reason
-        yield Ended(reason, stats)
+        yield Finished(reason, stats)
 
     return events
 

@@ -16,11 +16,11 @@ from akunu_py.completion.request import (
     Completion,
     CompletionReason,
     CompletionRequest,
-    Ended,
+    EndCheck,
     check_request,
     time_limit,
 )
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate.chat_model import Gauges, ServedModelFacts, ShownPiece
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
@@ -68,14 +68,14 @@ class ServedAnswer:
     def gauges(self) -> Gauges:
         return self._gauges
 
-    def steps(self) -> Iterator[Reading | ShownPiece]:
+    def steps(self) -> Iterator[PrefillProgress | ShownPiece]:
         frames = self._client.frames(
             "/akunu/chat", self.body, lambda: "time" if self._cancelled.is_set() else None
         )
         with contextlib.closing(frames):
             for frame in frames:
                 if "reading" in frame:
-                    yield Reading(*frame["reading"])
+                    yield PrefillProgress(*frame["reading"])
                 if "stats" in frame:
                     self.stats = Stats(**frame["stats"])
                 if "gauges" in frame:
@@ -121,7 +121,7 @@ class ServedCompleter:
     def complete(
         self,
         request: CompletionRequest,
-        ended: Ended | None = None,
+        ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
         """Complete; see `Completer.steps`. Raises ServerGone, AkunuError."""
@@ -142,7 +142,7 @@ class ServedCompleter:
         return completion
 
     def _ask(
-        self, body: Mapping[str, Any], ended: Ended, on_text: Callable[[str], None]
+        self, body: Mapping[str, Any], ended: EndCheck, on_text: Callable[[str], None]
     ) -> Completion:
         text = ""
         reason: CompletionReason | None = None

@@ -12,13 +12,13 @@ from typing import Any
 
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.events import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
     Event,
-    Text,
-    Thinking,
+    Finished,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.serve.dialect.bodies import BETWEEN, joined
@@ -26,7 +26,7 @@ from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.serve.dialect.interface import (
     Dialect,
     Endpoint,
-    Prepared,
+    PreparedRequest,
     WholeAnswer,
     frame,
     statistics,
@@ -70,7 +70,7 @@ _UNUSED = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "c
 _STATEFUL = "responses are not stored; send the whole conversation as input"
 
 
-def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
+def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     _refuse(body)
@@ -107,7 +107,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     encoder = ResponseEncoder(reply) if body.stream else None
-    return Prepared([job], lambda answers: whole_response(reply, answers), encoder)
+    return PreparedRequest([job], lambda answers: whole_response(reply, answers), encoder)
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -242,7 +242,7 @@ class ResponseBuilder:
         self._thinking = ""  # all of it
         self._arguments = ""  # of the open call
         self._tool: OfferedTool | None = None
-        self._call: CallBegun | None = None  # held back until it is complete
+        self._call: ToolCallStarted | None = None  # held back until it is complete
 
     @property
     def _output(self) -> list[Values]:
@@ -257,18 +257,18 @@ class ResponseBuilder:
 
     def add(self, event: Event) -> list[Values]:
         match event:
-            case Thinking(text):
+            case ThinkingDelta(text):
                 self._thinking += text
                 return self._text("reasoning", text)
-            case Text(text):
+            case TextDelta(text):
                 return self._text("message", text)
-            case CallBegun():
+            case ToolCallStarted():
                 return self._begin_call(event)
-            case CallArguments(text):
+            case ToolCallArguments(text):
                 return self._extend_call(text)
-            case CallEnded():
+            case ToolCallFinished():
                 return self._end_call()
-            case Ended():
+            case Finished():
                 return self._end(event)
             case _:
                 return []
@@ -306,7 +306,7 @@ class ResponseBuilder:
         said = self._part_event("content_part.added", content_index=0, part=dict(part))
         return [*values, said]
 
-    def _begin_call(self, event: CallBegun) -> list[Values]:
+    def _begin_call(self, event: ToolCallStarted) -> list[Values]:
         values = self._close()
         self._tool, self._arguments = self._reply.tools.find(event.name), ""
         if self._tool.grammar is not None:
@@ -314,7 +314,7 @@ class ResponseBuilder:
             return values
         return [*values, *self._begin(self._call_item(event, self._tool))]
 
-    def _call_item(self, event: CallBegun, tool: OfferedTool) -> Values:
+    def _call_item(self, event: ToolCallStarted, tool: OfferedTool) -> Values:
         more: Values = {"namespace": tool.namespace} if tool.namespace else {}
         more |= {"call_id": event.id, "name": tool.name}
         if tool.custom:
@@ -355,7 +355,7 @@ class ResponseBuilder:
         item = self._call_item(event, tool)
         return [*self._begin(item), *self._extend_input(item), *self._close()]
 
-    def _end(self, ended: Ended) -> list[Values]:
+    def _end(self, ended: Finished) -> list[Values]:
         cut = ended.reason in ("length", "context")
         values = self._text("message", input_of(self._arguments)) if self._call else []
         values += self._close("incomplete" if cut else "completed")
@@ -430,10 +430,10 @@ def whole_response(reply: ResponseContext, answers: Sequence[WholeAnswer]) -> Va
         if not isinstance(part, ToolCall):
             builder.add(part)
             continue
-        builder.add(CallBegun(part.id, part.name))
-        builder.add(CallArguments(part.arguments))
+        builder.add(ToolCallStarted(part.id, part.name))
+        builder.add(ToolCallArguments(part.arguments))
         if number < len(answer.parts) - 1 or answer.ended.reason == "stop":
-            builder.add(CallEnded())
+            builder.add(ToolCallFinished())
     builder.add(answer.ended)
     return builder.response
 

@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import check_tool, refuse_extra
@@ -170,15 +177,15 @@ def dictated_job(job: Job, tool: OfferedTool) -> Job:
     def events(session: Session) -> Iterator[Event | None]:
         parts = []
         for event in job(session):
-            if isinstance(event, Text):
+            if isinstance(event, TextDelta):
                 parts.append(event.text)
                 yield None
                 continue
-            if isinstance(event, Ended):
-                yield CallBegun(f"call_{secrets.token_hex(12)}", tool.tool.name)
-                yield CallArguments(as_arguments("".join(parts)))
+            if isinstance(event, Finished):
+                yield ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
+                yield ToolCallArguments(as_arguments("".join(parts)))
                 if event.reason == "stop":
-                    yield CallEnded()
+                    yield ToolCallFinished()
             yield event
 
     return events

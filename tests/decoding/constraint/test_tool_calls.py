@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from akunu_py.decoding.constraint import tool_calls
-from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
+from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint
+from akunu_py.decoding.events import TextDelta, ToolCallArguments, ToolCallFinished, ToolCallStarted
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.json_schema.regex import limits
@@ -138,13 +138,13 @@ def read(family: str, tools: list[Tool], text: str) -> list[tuple[str, Any]] | N
     events = [*parser.add(text), *parser.finish()]
     parts: list[tuple[str, list[str]]] = []
     for event in events:
-        if isinstance(event, Text):
+        if isinstance(event, TextDelta):
             return None
-        if isinstance(event, CallBegun):
+        if isinstance(event, ToolCallStarted):
             parts.append((event.name, []))
-        elif isinstance(event, CallArguments):
+        elif isinstance(event, ToolCallArguments):
             parts[-1][1].append(event.text)
-    ended = sum(isinstance(event, CallEnded) for event in events) == len(parts)
+    ended = sum(isinstance(event, ToolCallFinished) for event in events) == len(parts)
     return [(name, json.loads("".join(text))) for name, text in parts] if ended else None
 
 
@@ -174,7 +174,10 @@ def test_what_templates_write_is_allowed_if_it_fits(
         patch.setattr(tool_calls, "token_tables", lambda engine: tokens)
         found = [
             calls_constraint(engine, layout, wanted)  # type: ignore[arg-type]
-            for wanted in (Wanted(tools, True, False), Wanted(tools, False, False, format))
+            for wanted in (
+                CallRequirements(tools, True, False),
+                CallRequirements(tools, False, False, format),
+            )
         ]
     made, either = found
     assert made is not None
@@ -220,5 +223,5 @@ def test_what_templates_write_is_allowed_if_it_fits(
         assert not allowed(answer)
         parser = ToolCallParser(FORMATS[family], tools, either=True)
         events = [*parser.add(answer[:30]), *parser.add(answer[30:]), *parser.finish()]
-        assert all(isinstance(event, Text) for event in events)
-        assert "".join(event.text for event in events if isinstance(event, Text)) == answer
+        assert all(isinstance(event, TextDelta) for event in events)
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == answer

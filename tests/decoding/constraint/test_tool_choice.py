@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 
 from akunu_py.decoding.constraint import tool_calls
-from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint, constrained
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
+from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint, constrained
+from akunu_py.decoding.events import TextDelta, ToolCallArguments, ToolCallFinished, ToolCallStarted
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.decoding.tools.syntaxes import CallLayout
@@ -89,14 +89,14 @@ def walk(grammar: str, layout: CallLayout, seed: int, begin: str = "") -> str | 
 def calls_in(name: str, text: str) -> tuple[list[tuple[str, Any]], str]:
     parser = ToolCallParser(FORMATS[name], TOOLS)
     events = [*parser.add(text), *parser.finish()]
-    names = [event.name for event in events if isinstance(event, CallBegun)]
+    names = [event.name for event in events if isinstance(event, ToolCallStarted)]
     arguments = "".join(
-        event.text if isinstance(event, CallArguments) else "\0"
+        event.text if isinstance(event, ToolCallArguments) else "\0"
         for event in events
-        if isinstance(event, CallArguments | CallEnded)
+        if isinstance(event, ToolCallArguments | ToolCallFinished)
     )
     loaded = [json.loads(each) for each in arguments.split("\0")[:-1]]
-    said = "".join(event.text for event in events if isinstance(event, Text))
+    said = "".join(event.text for event in events if isinstance(event, TextDelta))
     return list(zip(names, loaded, strict=True)), said
 
 
@@ -117,7 +117,7 @@ def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> Non
     layout = FORMATS[name].layout_for(template)
     ended = 0
     for one in (True, False):
-        written = calls_constraint(plain, layout, Wanted(TOOLS, True, one))
+        written = calls_constraint(plain, layout, CallRequirements(TOOLS, True, one))
         assert written is not None
         for seed in range(2):
             text = walk(written.text, layout, seed)
@@ -136,7 +136,7 @@ def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> Non
 @pytest.mark.parametrize(("name", "template"), [case for case in CASES if case[0] != "llama3"])
 def test_text_with_calls_that_fit(name: str, template: str, plain: Any) -> None:
     layout = FORMATS[name].layout_for(template)
-    written = calls_constraint(plain, layout, Wanted(TOOLS, False, False))
+    written = calls_constraint(plain, layout, CallRequirements(TOOLS, False, False))
     if not layout.opener or layout.around:  # the latter's need special tokens
         assert written is None
         return

@@ -16,7 +16,7 @@ import pytest
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.drafting.early_exit import (
     LONGEST,
-    ExitNetwork,
+    ExitDrafter,
     FirstLayers,
     choose,
     measure,
@@ -47,7 +47,7 @@ SEEDED = SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1, see
 LAYERS = 4
 
 
-class Told(ExitNetwork):
+class Told(ExitDrafter):
     """One that guesses what it is told: the truth so many times, and something else then."""
 
     def __init__(
@@ -184,7 +184,7 @@ def test_the_exit_is_where_the_layers_behind_it_add_nothing() -> None:
 def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the layers behind the exit add nothing, the same answers in fewer passes. Only
     where they are asked for; and where the cache cannot be ahead of itself that is refused."""
-    monkeypatch.setattr(ExitNetwork, "clock", lambda network: 0.0)
+    monkeypatch.setattr(ExitDrafter, "clock", lambda network: 0.0)
     monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     engine = load_tiny(tmp_path, ["<|end|>"])
     last = engine.model.layers[1]

@@ -16,7 +16,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.drafting.neural import HiddenStates, MtpNetwork
+from akunu_py.decoding.drafting.neural import HiddenStates, MtpDrafter
 from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
@@ -64,7 +64,7 @@ def loaded(family: str) -> tuple[Any, Head]:
     return model, head
 
 
-class Told(MtpNetwork):
+class Told(MtpDrafter):
     """One that guesses what it is told: the truth so many times, and something else then. Each time
     what its head says is compared with what a new one says that reads all at once."""
 
@@ -77,7 +77,7 @@ class Told(MtpNetwork):
             self.hidden = self._trunk.forward(mx.array([list(truth)]), cache)[1]
 
     def begin(self, known: Sequence[int]) -> bool:
-        self.right, self.told = self.begun % (MtpNetwork.longest + 1), 0
+        self.right, self.told = self.begun % (MtpDrafter.longest + 1), 0
         self.begun += 1
         return super().begin(known)
 
@@ -162,7 +162,7 @@ def test_its_cache_follows_the_targets(
     tokens, accepted = answer(model, GREEDY, draft, 2 * COUNT)
     assert tokens == truth
     assert made[0].compared > COUNT
-    assert set(accepted) >= set(range(MtpNetwork.longest))
+    assert set(accepted) >= set(range(MtpDrafter.longest))
     assert made[0]._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
 
 
@@ -232,7 +232,7 @@ def test_a_perfect_head_drafts_for_a_session(
 ) -> None:
     """The same answers with and without it, in far fewer passes: its model looks at the last token
     only, and so does the head."""
-    monkeypatch.setattr(MtpNetwork, "clock", lambda network: 0.0)
+    monkeypatch.setattr(MtpDrafter, "clock", lambda network: 0.0)
     published = perfect_weights(directory, family)
     engine = Engine.load(directory)
     assert engine.mtp_head is not None

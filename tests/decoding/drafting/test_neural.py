@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.drafting.neural import ModelNetwork
+from akunu_py.decoding.drafting.neural import ModelDrafter
 from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel, difference
@@ -19,7 +19,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.models.load.fit import Activations, Growth, Needs
+from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
@@ -36,10 +36,10 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
-NEEDS = Needs(1, Growth(1), Activations(1, 1, 1, 1), 4096)
+NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
 
 
-class Spoiled(ModelNetwork):
+class Spoiled(ModelDrafter):
     """One of whose guesses so many are replaced by wrong ones, which it goes on from."""
 
     def __init__(self, model: Any, target: Target, share_wrong: float) -> None:
@@ -195,7 +195,7 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Whose own copy always pays as its draft model."""
-    monkeypatch.setattr(ModelNetwork, "clock", lambda network: 0.0)
+    monkeypatch.setattr(ModelDrafter, "clock", lambda network: 0.0)
     monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
     engine = Engine.load(target, draft_model=("copy", target))

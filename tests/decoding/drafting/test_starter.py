@@ -13,8 +13,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.decoding.drafting.early_exit import ExitNetwork
-from akunu_py.decoding.drafting.neural import ModelNetwork
+from akunu_py.decoding.drafting.early_exit import ExitDrafter
+from akunu_py.decoding.drafting.neural import ModelDrafter
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
@@ -49,7 +49,7 @@ class Clock:
         monkeypatch.setattr(Target, "launch", launched)
         monkeypatch.setattr(Target, "read", collected)
         monkeypatch.setattr(Target, "clock", lambda target: self.now)
-        for kind, takes in ((ModelNetwork, COPY), (ExitNetwork, LAYERS)):
+        for kind, takes in ((ModelDrafter, COPY), (ExitDrafter, LAYERS)):
             monkeypatch.setattr(kind, "guess", self._taking(takes, kind.guess))
             monkeypatch.setattr(kind, "clock", lambda network: self.now)
 

@@ -11,7 +11,7 @@ from itertools import islice
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.prefill import prefill
 from akunu_py.decoding.generate.session import Session
@@ -113,7 +113,7 @@ def test_the_starter_reads_a_long_prompt(
     progress: list[int] = []
 
     for step in cancelled.steps():
-        assert isinstance(step, Reading)
+        assert isinstance(step, PrefillProgress)
         progress.append(step.done)
         if step.done:
             cancelled.cancel()

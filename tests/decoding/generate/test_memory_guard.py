@@ -11,7 +11,7 @@ from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DoesNotFit
-from akunu_py.models.load.fit import Activations, Fit, Growth, Needs
+from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
 from akunu_py.types import GenerateOptions
 from tests.support.engines import altered
 from tests.support.targets import some
@@ -25,8 +25,10 @@ WORK = 1000  # bytes that passes need
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
-    needs = Needs(0, Growth(TOKEN), Activations(0, 0, 0, 0), 4096)
-    return altered(engine, context_length=4096, cache_memory=1 << 30, fit=Fit(needs, 4096, 1 << 40))
+    needs = MemoryNeeds(0, CacheGrowth(TOKEN), Activations(0, 0, 0, 0), 4096)
+    return altered(
+        engine, context_length=4096, cache_memory=1 << 30, fit=FittedContext(needs, 4096, 1 << 40)
+    )
 
 
 def session_with(

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.generate import decode
 from akunu_py.decoding.hosts import division
-from akunu_py.decoding.hosts.passes import LENGTH, Do, Leader, Mirror, OutOfStep, encode, rest_of
+from akunu_py.decoding.hosts.passes import (
+    LENGTH,
+    CacheMismatch,
+    Coordinator,
+    HostCommand,
+    PartitionRunner,
+    encode,
+    rest_of,
+)
 from akunu_py.decoding.hosts.passes import decode as decoded
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
@@ -44,14 +52,14 @@ class _Pair:
 
     def __init__(self, model: Any, stand_ins: Any = ()) -> None:
         self.sent: deque[list[int]] = deque()
-        self.leader = Leader(
+        self.leader = Coordinator(
             model,
             list(stand_ins),
             lambda part: self.sent.append(part.tolist()),
             lambda: None,
             lambda: None,
         )
-        self.mirror = Mirror(model, list(stand_ins), self._receive)
+        self.mirror = PartitionRunner(model, list(stand_ins), self._receive)
 
     def _receive(self, length: int) -> list[int]:
         part = self.sent.popleft()
@@ -60,7 +68,7 @@ class _Pair:
 
     def assert_alike(self) -> None:
         gc.collect()
-        self.leader.tell(Do.REST)  # with what was done since the last pass
+        self.leader.tell(HostCommand.REST)  # with what was done since the last pass
         self.leader._send(None)
         self.leader._resting = True
         self.mirror.follow()
@@ -121,7 +129,7 @@ def test_a_mirror_that_is_out_of_step_says_so() -> None:
     pair.leader(mx.array([some(4, 1)]), cache)
     kv_cache._trim_all(cache, 1)  # told to nobody
     pair.leader(mx.array([some(4, 1)]), cache)
-    with pytest.raises(OutOfStep, match="holds 4 tokens, that of rank 0 3"):
+    with pytest.raises(CacheMismatch, match="holds 4 tokens, that of rank 0 3"):
         pair.mirror.follow()
 
 

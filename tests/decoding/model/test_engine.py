@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UnknownModel, UsageError
@@ -155,11 +155,11 @@ def test_reading_a_prompt_reports_and_can_be_cancelled(shallow_starter: Engine) 
     seen = []
     for step in generation.steps():
         seen.append(step)
-        if step == Reading(512, len(prompt) - 1):
+        if step == PrefillProgress(512, len(prompt) - 1):
             generation.cancel()
     assert generation.finish_reason == "cancelled"
     assert generation.tokens == []
-    assert seen == [Reading(0, len(prompt) - 1), Reading(512, len(prompt) - 1)]
+    assert seen == [PrefillProgress(0, len(prompt) - 1), PrefillProgress(512, len(prompt) - 1)]
 
 
 def test_refusals(shallow_starter: Engine, tmp_path: Path) -> None:

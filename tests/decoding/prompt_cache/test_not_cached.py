@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.generate.session import Recall, Session
+from akunu_py.decoding.generate.session import DiskPromptCaches, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
@@ -146,7 +146,7 @@ def smaller_context(case: Case) -> None:
 
 def read_faster(case: Case) -> None:
     case.saved()
-    case.patch.setattr(Recall, "_prefill_s", lambda self, tokens: tokens * 1e-9)
+    case.patch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: tokens * 1e-9)
 
 
 def private(case: Case) -> None:
@@ -189,7 +189,7 @@ WAYS: dict[Callable[[Case], None], tuple[NotCached, bool]] = {  # and whether it
 def test_each_way_to_lose_a_text_has_its_reason(
     way: Callable[[Case], None], tiny: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
     draw = random.Random(way.__name__)
     length = draw.randrange(400, 600)
     case = Case(tiny, some(length, length), draw.randrange(300, length - 50), monkeypatch)
@@ -208,7 +208,7 @@ def test_each_way_to_lose_a_text_has_its_reason(
 def test_memory_switched_off_knows_nothing_of_the_disk(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
     case = Case(tiny, some(400, 1), 300, monkeypatch)
     case.saved()
     generation = case.open().generate(case.prompt, PRIVATE)

@@ -10,7 +10,7 @@ import pytest
 
 from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.prompt_cache.history import TokenHistory
-from akunu_py.decoding.prompt_cache.memory import LEAST, Beginnings, PromptCaches
+from akunu_py.decoding.prompt_cache.memory import LEAST, PrefixStats, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import choices
@@ -140,7 +140,7 @@ def test_the_limit_holds_and_what_is_asked_for_stays(seed: int) -> None:
 
 
 def test_texts_that_begin_alike_are_asked_for_again_alike() -> None:
-    beginnings = Beginnings()
+    beginnings = PrefixStats()
     system, title = some(40, 1), some(50, 2)
 
     def text(begin: list[int], number: int) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.generate.session import Recall, Session
+from akunu_py.decoding.generate.session import DiskPromptCaches, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk, store
@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a token with the model takes a second, so that all is worth keeping."""
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
 
 
 class Clock:
@@ -230,7 +230,7 @@ def test_where_reading_the_prompt_is_faster_the_disk_is_left_alone(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert keep(opened(tiny), 1)
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: tokens * 1e-9)
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: tokens * 1e-9)
     assert read(opened(tiny), some(LENGTH, 1)) == 0
 
 

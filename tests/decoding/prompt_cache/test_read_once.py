@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.decoding.generate.session import Recall, Session
+from akunu_py.decoding.generate.session import DiskPromptCaches, Session
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
@@ -119,7 +119,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a token with the model takes a second, so that all is worth keeping."""
-    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
 
 
 def engine_of(tiny: Engine, name: str) -> Engine:

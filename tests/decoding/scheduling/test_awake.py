@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from akunu_py.decoding.scheduling.scheduler import Awake
+from akunu_py.decoding.scheduling.scheduler import SleepBlocker
 
 
 def test_long_work_is_told_to_the_system_and_its_end_too() -> None:
     now = [0.0]
-    awake = Awake(("sleep", "600"), lambda: now[0])
+    awake = SleepBlocker(("sleep", "600"), lambda: now[0])
     for seconds in (0, 4, 5, 60):
         now[0] = seconds
         awake.work()
@@ -25,7 +25,7 @@ def test_long_work_is_told_to_the_system_and_its_end_too() -> None:
 
 def test_a_system_without_the_command_is_left_alone() -> None:
     now = [0.0]
-    awake = Awake(("/no/such/caffeinate",), lambda: now[0])
+    awake = SleepBlocker(("/no/such/caffeinate",), lambda: now[0])
     for seconds in (0, 60, 120):
         now[0] = seconds
         awake.work()

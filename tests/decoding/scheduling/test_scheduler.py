@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
+from akunu_py.decoding.events import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+)
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job, JobHandle
@@ -33,13 +40,15 @@ def text_job(prompt: list[int], count: int = 12) -> Job:
     def events(session: Session) -> Iterator[Event | None]:
         generation = session.generate(prompt, GenerateOptions(max_tokens=count))
         for step in generation.steps():
-            if isinstance(step, Reading):
+            if isinstance(step, PrefillProgress):
                 yield step
                 continue
             if len(generation.tokens) == 1:
-                yield Begun(generation.stats.prompt_tokens, generation.stats.cached_tokens)
-            yield Text(step.text) if step.text else None
-        yield Ended(generation.finish_reason or "cancelled", generation.stats)
+                yield PromptProcessed(
+                    generation.stats.prompt_tokens, generation.stats.cached_tokens
+                )
+            yield TextDelta(step.text) if step.text else None
+        yield Finished(generation.finish_reason or "cancelled", generation.stats)
 
     return events
 
@@ -64,13 +73,13 @@ def served(directory: Path) -> Iterator[Served]:
 
 def all_of(events: queue.SimpleQueue[Event]) -> list[Event]:
     found: list[Event] = []
-    while not found or not isinstance(found[-1], Ended | Failed):
+    while not found or not isinstance(found[-1], Finished | Failed):
         found.append(events.get(timeout=60))
     return found
 
 
 def text_of(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Text))
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 def test_jobs_submitted_before_the_model_is_loaded_are_answered(served: Served) -> None:
@@ -88,10 +97,10 @@ def test_a_job_is_cancelled_while_it_waits(served: Served) -> None:
     waiting, events = served.submit(text_job(PROMPT))
     waiting.cancel()
     served.scheduler.start()
-    assert all_of(events) == [Ended("cancelled", Stats())]
+    assert all_of(events) == [Finished("cancelled", Stats())]
 
 
-@pytest.mark.parametrize("kind", [Reading, Text])
+@pytest.mark.parametrize("kind", [PrefillProgress, TextDelta])
 def test_a_job_is_cancelled_within_a_step(served: Served, kind: type) -> None:
     handles: queue.SimpleQueue[JobHandle] = queue.SimpleQueue()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -104,7 +113,7 @@ def test_a_job_is_cancelled_within_a_step(served: Served, kind: type) -> None:
     handles.put(served.scheduler.submit(text_job(PROMPT * 300, 500), watch))
     served.scheduler.start()
     *seen, last = all_of(events)
-    assert isinstance(last, Ended)
+    assert isinstance(last, Finished)
     assert last.reason == "cancelled"
     assert sum(isinstance(event, kind) for event in seen) == 1
     assert served.scheduler.counts().cancelled == 1
@@ -112,14 +121,14 @@ def test_a_job_is_cancelled_within_a_step(served: Served, kind: type) -> None:
 
 def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:
     def failing(session: Session) -> Iterator[Event]:
-        yield Reading(0, 1)
+        yield PrefillProgress(0, 1)
         raise RuntimeError("out of memory")
 
     def refused(session: Session) -> Iterator[Event]:
         raise ValueError("no such thing")
 
     def unfinished(session: Session) -> Iterator[Event]:
-        yield Text("and")
+        yield TextDelta("and")
 
     jobs = [text_job(PROMPT), failing, refused, unfinished, text_job([]), text_job(PROMPT)]
     answers = [served.submit(job)[1] for job in jobs]
@@ -156,7 +165,7 @@ def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path
     for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
         now[0] = at
         last = all_of(served.submit(text_job(PROMPT))[1])[-1]
-        assert isinstance(last, Ended) == works, at
+        assert isinstance(last, Finished) == works, at
         assert served.scheduler.state == ("ready" if works else "failed")
     assert served.scheduler.close()
 
@@ -173,7 +182,7 @@ def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
     served.scheduler.submit(text_job(PROMPT, 40), watch)
     begun.get(timeout=60)
     assert served.scheduler.close(60)
-    assert isinstance(last[0], Ended)
+    assert isinstance(last[0], Finished)
     assert last[0].reason == "length"
     assert isinstance(all_of(served.submit(text_job(PROMPT))[1])[0], Failed)
     with pytest.raises(Exception, match="closing"):
@@ -187,8 +196,8 @@ def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
     def endless(session: Session) -> Iterator[Event | None]:
         begun.set()
         goes_on.wait()
-        yield Text("too late")
-        yield Ended("stop", Stats())
+        yield TextDelta("too late")
+        yield Finished("stop", Stats())
 
     served, why = Served(directory), AkunuError("it is gone")
     running, told = served.submit(endless)

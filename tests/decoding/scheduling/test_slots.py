@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.events import Ended, Event, Failed, Reading
+from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate import session
 from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.model.engine import Engine
@@ -84,8 +84,8 @@ class Asked:
     def job(self, session: Session) -> Iterator[Event | None]:
         self.generation = session.generate(self.prompt, self.options)
         for step in self.generation.steps():
-            yield step if isinstance(step, Reading) else None
-        yield Ended(self.generation.finish_reason or "cancelled", self.generation.stats)
+            yield step if isinstance(step, PrefillProgress) else None
+        yield Finished(self.generation.finish_reason or "cancelled", self.generation.stats)
 
     @property
     def tokens(self) -> list[int]:
@@ -126,7 +126,7 @@ class Run:
             self.order.append(asked)
             if len(asked.events) == asked.cancel_after:
                 handle.cancel()
-            if isinstance(event, Ended | Failed):
+            if isinstance(event, Finished | Failed):
                 del handles[id(handle)]
 
 
@@ -189,7 +189,7 @@ def test_every_answer_is_the_one_that_it_is_alone(
     run.serve(requests)
     for asked in requests:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
-        assert isinstance(asked.events[-1], Ended), asked.events[-1]
+        assert isinstance(asked.events[-1], Finished), asked.events[-1]
         expected = list(alone.tokens)
         if asked.events[-1].reason == "cancelled":
             assert asked.cancel_after is not None
@@ -278,7 +278,7 @@ class Work:
         left = self.read
         while left:
             session.turn.left = left
-            yield Reading(self.read - left, self.read)
+            yield PrefillProgress(self.read - left, self.read)
             size = min(left, max(16, int(1000 * (session.turn.chunk_seconds or 1.0))))
             self.clock.now += size / 1000
             left -= size
@@ -287,7 +287,7 @@ class Work:
             yield None
             self.clock.now += self.pass_s
             self.written.append(self.clock.now)
-        yield Ended("stop", Stats())
+        yield Finished("stop", Stats())
 
     def begin(self, slots: Slots) -> None:
         slots.begin(JobHandle(self.job, lambda event: None, "", lambda: None, short=self.short))

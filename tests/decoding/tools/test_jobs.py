@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
     Event,
-    Reading,
-    Text,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
@@ -97,12 +97,12 @@ def run(engine: Engine, job: Any) -> list[Event]:
 def calls(events: list[Event]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for event in events:
-        if isinstance(event, CallBegun):
+        if isinstance(event, ToolCallStarted):
             found.append((event.name, ""))
-        elif isinstance(event, CallArguments):
+        elif isinstance(event, ToolCallArguments):
             name, text = found[-1]
             found[-1] = name, text + event.text
-    assert sum(isinstance(event, CallEnded) for event in events) == len(found)
+    assert sum(isinstance(event, ToolCallFinished) for event in events) == len(found)
     return [(name, json.loads(text)) for name, text in found]
 
 
@@ -111,12 +111,12 @@ def test_what_must_be_called_is(engine: Engine) -> None:
     for choice in (ToolChoice("required"), named) if engine.name == "mistral" else (named,):
         job = chat_job(engine, ASKED, options(engine), TOOLS, choice, parallel=False)
         events = run(engine, job)
-        assert not any(isinstance(event, Text) for event in events)
+        assert not any(isinstance(event, TextDelta) for event in events)
         [(name, arguments)] = calls(events)
         assert choice.name in ("", name)
         assert set(arguments) == {"on", "lamp"}
-        assert isinstance(events[0], Reading | Begun)
-        assert isinstance(events[-1], Ended)
+        assert isinstance(events[0], PrefillProgress | PromptProcessed)
+        assert isinstance(events[-1], Finished)
         assert events[-1].reason == "stop"
 
 
@@ -130,7 +130,7 @@ def test_what_must_not_be_called_is_not(engine: Engine) -> None:
     asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
     none = ToolChoice("none")
     texts = [
-        "".join(event.text for event in run(engine, job) if isinstance(event, Text))
+        "".join(event.text for event in run(engine, job) if isinstance(event, TextDelta))
         for job in (
             chat_job(engine, ASKED, asked, TOOLS, none),
             chat_job(engine, ASKED, asked, TOOLS[1:]),
@@ -146,7 +146,9 @@ def test_drafts_change_nothing(engine: Engine) -> None:
     for draft in ("off", "auto"):
         asked = replace(options(engine, 3, draft=draft), max_tokens=40)
         events = run(engine, chat_job(engine, ASKED, asked, TOOLS, ToolChoice("required")))
-        found.append([event for event in events if isinstance(event, CallArguments | Text)])
+        found.append(
+            [event for event in events if isinstance(event, ToolCallArguments | TextDelta)]
+        )
     assert "".join(each.text for each in found[0]) == "".join(each.text for each in found[1])
 
 
@@ -173,9 +175,9 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     parser = ToolCallParser(FORMATS["hermes"], TOOLS)
     events = [event for event in job._events(generation, parser, one_call=one_call) if event]
     assert calls(events) == [("other", {})] * (1 if one_call else 2)
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
-    assert any(isinstance(event, Text) for event in events) is not one_call
+    assert any(isinstance(event, TextDelta) for event in events) is not one_call
 
 
 def test_a_text_goes_on_without_calls(engine: Engine) -> None:
@@ -183,8 +185,8 @@ def test_a_text_goes_on_without_calls(engine: Engine) -> None:
     events = run(engine, text_job(engine.tokens.encode("abc"), asked))
     generation = Session(engine).generate(engine.tokens.encode("abc"), asked)
     text = generation.answer().text
-    assert "".join(event.text for event in events if isinstance(event, Text)) == text
-    assert isinstance(events[-1], Ended)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text
+    assert isinstance(events[-1], Finished)
     assert events[-1].reason == "length"
 
 

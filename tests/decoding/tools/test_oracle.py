@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlx_lm import tool_parsers
 
-from akunu_py.decoding.events import CallArguments, CallBegun
+from akunu_py.decoding.events import ToolCallArguments, ToolCallStarted
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.types import Tool
@@ -66,7 +66,7 @@ def test_whole_calls(name: str) -> None:
     end = "" if name == "minicpm5" else theirs.tool_call_end
     events = [*parser.add(theirs.tool_call_start + WRITTEN[name] + end), *parser.finish()]
     begun, arguments, _ = events
-    assert isinstance(begun, CallBegun)
-    assert isinstance(arguments, CallArguments)
+    assert isinstance(begun, ToolCallStarted)
+    assert isinstance(arguments, ToolCallArguments)
     assert begun.name == found["name"]
     assert json.loads(arguments.text) == found["arguments"]

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
+from akunu_py.decoding.events import (
+    Event,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from akunu_py.decoding.tools.formats import FORMATS, ToolFormat
 from akunu_py.decoding.tools.parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
 from akunu_py.types import Tool
@@ -93,10 +99,10 @@ def joined(events: list[Event]) -> list[Event]:
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            found[-1] = Text(last.text + event.text)
-        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
-            found[-1] = CallArguments(last.text + event.text)
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            found[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            found[-1] = ToolCallArguments(last.text + event.text)
         else:
             found.append(event)
     return found
@@ -107,13 +113,13 @@ def collected(events: list[Event]) -> Found:
     found: Found = []
     waiting = iter(joined(events))
     for event in waiting:
-        if isinstance(event, Text):
+        if isinstance(event, TextDelta):
             found.append(event.text)
             continue
-        assert isinstance(event, CallBegun)
+        assert isinstance(event, ToolCallStarted)
         arguments = next(waiting)
-        assert isinstance(arguments, CallArguments)
-        assert isinstance(next(waiting), CallEnded)
+        assert isinstance(arguments, ToolCallArguments)
+        assert isinstance(next(waiting), ToolCallFinished)
         found.append((event.name, json.loads(arguments.text)))
     return found
 
@@ -165,10 +171,10 @@ def test_what_is_cut_off_is_text_behind_a_marker(name: str) -> None:
     family, text, calls = written(name, CALLED)
     for at in range(len(text)):
         events = joined(parse(family, [text[:at]]))
-        made = sum(isinstance(event, CallEnded) for event in events)
-        begun = sum(isinstance(event, CallBegun) for event in events)
-        said = [event.text for event in events if isinstance(event, Text)]
-        arguments = [event.text for event in events if isinstance(event, CallArguments)]
+        made = sum(isinstance(event, ToolCallFinished) for event in events)
+        begun = sum(isinstance(event, ToolCallStarted) for event in events)
+        said = [event.text for event in events if isinstance(event, TextDelta)]
+        arguments = [event.text for event in events if isinstance(event, ToolCallArguments)]
         assert [json.loads(each) for each in arguments[:made]] == [a for _, a in calls[:made]]
         assert made <= begun <= made + 1
         assert len(said) <= 1
@@ -209,7 +215,9 @@ def test_no_text_is_too_odd(name: str, text: str, cuts: list[int]) -> None:
 def test_an_answer_without_calls_is_as_it_is(text: str, cuts: list[int]) -> None:
     for name in ("llama3", "hermes", "gemma4"):
         if not any(opener in text for opener in FORMATS[name].openers) and "find" not in text:
-            assert joined(parse(FORMATS[name], chopped(text, cuts))) == [Text(text)] * bool(text)
+            assert joined(parse(FORMATS[name], chopped(text, cuts))) == [TextDelta(text)] * bool(
+                text
+            )
 
 
 def test_arguments_stream() -> None:
@@ -218,7 +226,7 @@ def test_arguments_stream() -> None:
     for name in ("hermes", "qwen3_coder", "glm47", "gemma4", "mistral", "deepseek v3", "dsml"):
         family, text, _ = written(name, [("write_file", {"code": content})])
         events = parse(family, list(text))
-        parts = [event for event in events if isinstance(event, CallArguments)]
+        parts = [event for event in events if isinstance(event, ToolCallArguments)]
         assert len(parts) > len(content) / 2
 
 
@@ -227,11 +235,11 @@ def test_a_call_that_is_not_allowed_is_text() -> None:
     parser = ToolCallParser(FORMATS["hermes"], TOOLS, allowed=False)
     events = joined([*parser.add(text), *parser.finish()])
     assert len(events) == 1
-    assert isinstance(events[0], Text)
+    assert isinstance(events[0], TextDelta)
     assert events[0].text.replace(REFUSED, "") == text
 
 
 def test_a_malformed_call_is_text_behind_a_marker() -> None:
     text = 'So:\n<tool_call>\n{"name": "find", "arguments": {"a": bad}}\n</tool_call>\nHm.'
     *_, last = joined(parse(FORMATS["hermes"], [text]))
-    assert last == Text("\n" + MALFORMED + text.removeprefix("So:\n"))
+    assert last == TextDelta("\n" + MALFORMED + text.removeprefix("So:\n"))

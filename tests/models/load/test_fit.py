@@ -20,8 +20,8 @@ from akunu_py.models.load import fit
 from akunu_py.models.load.fit import (
     GIB,
     Activations,
-    Growth,
-    Needs,
+    CacheGrowth,
+    MemoryNeeds,
     choose_context,
     largest_context,
 )
@@ -35,7 +35,7 @@ from tests.support.family_table import FAMILIES, WINDOW
 
 # Their caches grow by other steps than 256 tokens.
 _ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")
-TIGHT = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 8192)
+TIGHT = MemoryNeeds(1000, CacheGrowth(10), Activations(0, 0, 0, 2), 8192)
 
 
 def cache_bytes(model: Any, tokens: int) -> int:
@@ -68,14 +68,14 @@ def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
 
 
 def test_long_passes_over_a_prompt_need_fused_attention_and_memory() -> None:
-    fused = Needs(GIB, Growth(1000), Activations(10_000, 0, 0, 2), 8192)
+    fused = MemoryNeeds(GIB, CacheGrowth(1000), Activations(10_000, 0, 0, 2), 8192)
     wide = fused.at(8192, fit.WIDE_PREFILL_ROWS).total
     assert wide - fused.at(8192).total == 1536 * 10_000 * 2
     for limit, rows in [(2 * wide, 2048), (wide, 512), (fused.at(8192).total, 512)]:
         granted = choose_context("m", fused, limit)
         assert (granted.context, granted.prefill_rows) == (8192, rows)
         assert granted.estimate == fused.at(8192, rows)
-    scores = Needs(GIB, Growth(1000), Activations(10_000, 8, 0, 2), 8192)
+    scores = MemoryNeeds(GIB, CacheGrowth(1000), Activations(10_000, 8, 0, 2), 8192)
     assert choose_context("m", scores, 100 * GIB).prefill_rows == 512
 
 
@@ -84,7 +84,7 @@ def test_float32_and_quantized_caches_are_counted_as_such() -> None:
     model.set_dtype(mx.bfloat16)
     half = plan.growth(model)
     model.set_dtype(mx.float32)
-    assert plan.growth(model) == Growth(half.per_token * 2)
+    assert plan.growth(model) == CacheGrowth(half.per_token * 2)
     with pytest.raises(UsageError, match="groups of 32"):  # its heads have 8 values
         plan.growth(model, 8)
     files = ModelFiles(Path("m"), {"config.json": {}}, [], {})
@@ -156,7 +156,7 @@ def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> Non
             TIGHT,
             limit,
             requested=8000,
-            with_8_bits=lambda: Needs(1000, Growth(5), TIGHT.activations, 8192),
+            with_8_bits=lambda: MemoryNeeds(1000, CacheGrowth(5), TIGHT.activations, 8192),
         )
     tight = choose_context("m", TIGHT, limit, requested=4096)
     assert tight.note.startswith("m needs about")
@@ -170,12 +170,12 @@ def test_the_default_context_shrinks_to_what_fits() -> None:
     assert "4,096 of its 8,192 tokens" in granted.note
     with pytest.raises(DoesNotFit, match="2,048 tokens"):
         choose_context("m", TIGHT, 1000 + 1024 * 10)
-    small = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 128)
+    small = MemoryNeeds(1000, CacheGrowth(10), Activations(0, 0, 0, 2), 128)
     assert choose_context("m", small, 4000).context == 128
 
 
 def test_the_largest_context_by_trying_them_all() -> None:
-    needs = Needs(500, Growth(7, ((1024, 3),), 90), Activations(3, 2, 5, 2), 5000)
+    needs = MemoryNeeds(500, CacheGrowth(7, ((1024, 3),), 90), Activations(3, 2, 5, 2), 5000)
     for limit in range(0, 12_000_000, 400_000):
         fitting = [n for n in range(256, 5000, 256) if needs.at(n).total <= limit]
         whole = needs.at(5000).total <= limit
@@ -183,7 +183,7 @@ def test_the_largest_context_by_trying_them_all() -> None:
 
 
 def test_windows_and_state_stop_growing() -> None:
-    growth = Growth(0, ((100, 8),), 50)
+    growth = CacheGrowth(0, ((100, 8),), 50)
     assert growth.at(10) == 10 * 8 + 50
     assert growth.at(10_000) == growth.at(1_000_000) == (100 + 511) * 8 + 50
 

@@ -28,7 +28,7 @@ from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import store
-from akunu_py.models.store.progress import Meter, Progress
+from akunu_py.models.store.progress import Progress, ProgressMeter
 from tests.support.paths import ROOT
 from tests.support.tiny_index import entry_of, leftovers
 from tests.support.tiny_index import offer as offer  # fixtures
@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_nothing(offer: Any) -> None:
 def test_rate_and_time_left() -> None:
     seen: list[Progress] = []
     now = [0.0]
-    meter = Meter(seen.append, lambda: now[0])
+    meter = ProgressMeter(seen.append, lambda: now[0])
     for second in range(20):
         now[0] = float(second)
         meter("download", second * 100, 10_000)
