@@ -111,7 +111,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         own = name != "bench"
         command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=own)
         if name == asked:
-            path = f"akunu_py.commands.{name}" if own else "akunu_py.bench.cli"
+            path = f"akunu_py.commands.{name}" if own else "akunu_py.bench.subcommands"
             module = importlib.import_module(path)
             command.set_defaults(run=module.run)
             if own:

@@ -39,10 +39,10 @@ from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.load import load_found
+from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
@@ -166,18 +166,18 @@ class Check:
         }
 
 
-def choose_models(named: Sequence[str]) -> list[store.StoredModel]:
+def choose_models(named: Sequence[str]) -> list[model_store.StoredModel]:
     """Return the starter and the named models; for none the largest 4-bit model up to _LARGEST."""
-    models = [store.resolve(name) for name in (DEFAULT_MODEL, *named)]
+    models = [model_store.resolve(name) for name in (DEFAULT_MODEL, *named)]
     if not named:
         there = [
             each
-            for each in store.list_models()
+            for each in model_store.list_models()
             if each.quantization.startswith("4-bit") and not each.damaged and each.size < _LARGEST
         ]
         models += sorted(there, key=lambda each: each.size)[-1:]
     for each in models:
-        store.check(each)
+        model_store.check(each)
     return list({each.path: each for each in models}.values())
 
 
@@ -187,7 +187,7 @@ def default_plan() -> CheckPlan:
 
 
 def run_check(
-    models: Sequence[store.StoredModel],
+    models: Sequence[model_store.StoredModel],
     plan: CheckPlan,
     check: Check,
     progress: Callable[[str], None],
@@ -234,7 +234,7 @@ def _add_rows(
 
 
 def check_model(
-    model: store.StoredModel, plan: CheckPlan, check: Check, progress: Callable[[str], None]
+    model: model_store.StoredModel, plan: CheckPlan, check: Check, progress: Callable[[str], None]
 ) -> None:
     """Check one model."""
 
@@ -245,7 +245,7 @@ def check_model(
     _check_start(model, check, show)  # before this process loads a model
     show("loading")
     before = mx.get_active_memory()
-    engine = load_found(model, LoadOptions())
+    engine = load_stored(model, LoadOptions())
     workloads = load_workloads(plan.workloads)
     prompts = [length for length in plan.prompts if length + 2 <= engine.plan.context_length]
     speed = SpeedPlan(workloads, [0.0], plan.max_tokens, plan.repeats, prompts)
@@ -259,7 +259,7 @@ def check_model(
     _check_idle(engine, plan, check)
 
 
-def _check_start(model: store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
+def _check_start(model: model_store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
         for when, limit in (("the first time", START_S), ("again", AGAIN_S)):
             show(f"akunu run to its first token, {when}")

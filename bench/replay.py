@@ -19,10 +19,10 @@ from akunu_py.bench.trace import Trace, TraceItem, load_trace, read_prompts, rec
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.memory import AnswerCache
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
 COMPARED = ("fixed 4", "prompt lookup", "auto")

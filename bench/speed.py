@@ -48,8 +48,8 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
+from akunu_py.ngram.answer_cache import CAPACITY_BITS, AnswerCache
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import CAPACITY_BITS, AnswerCache
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions
 
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)

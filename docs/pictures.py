@@ -13,7 +13,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
@@ -34,7 +34,7 @@ async def take(directory: Path) -> list[Path]:
     from akunu_py.decoding.generate.chat_model import LoadedChat
     from akunu_py.decoding.model.engine import Engine
 
-    model = store.get(DEFAULT_MODEL)
+    model = model_store.get(DEFAULT_MODEL)
     session = SessionThread(model.name, lambda name: LoadedChat(Engine.load(model.path, name=name)))
     options = GenerateOptions(max_tokens=220)
     app = ChatApp(ChatConfig(model.name, options, Settings(theme="dark"), session))

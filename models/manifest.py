@@ -37,7 +37,7 @@ class ModelFacts:
     context_length: int  # tokens
     parameters: int  # number of weights
     quantization: str  # storage types and their numbers of matrices
-    licence: str = ""
+    license: str = ""
     files: dict[str, FileRecord] = field(default_factory=dict)  # files hashed so far, by path
     repository: str = ""  # on the hub; the files are then links into the hub's cache
     commit: str = ""
@@ -58,7 +58,8 @@ class Manifest(ModelFacts):
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write akunu.json into `directory`."""
     raw = {"format": FORMAT} | asdict(manifest)
-    raw["quantisation"] = raw.pop("quantization")  # as the format spells it
+    # The format has British spelling.
+    raw["quantisation"], raw["licence"] = raw.pop("quantization"), raw.pop("license")
     text = json.dumps(raw, indent=2, ensure_ascii=False)
     (directory / FILE_NAME).write_text(text + "\n", "utf-8")
 
@@ -75,12 +76,13 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
         raise DamagedModel(f"{FILE_NAME}: expected format {FORMAT}, found {found!r:.40}")
-    texts = {key: _field(raw, key, str) for key in ("name", "source", "created", "licence")}
+    texts = {key: _field(raw, key, str) for key in ("name", "source", "created")}
     numbers = {key: _field(raw, key, int) for key in ("context_length", "parameters")}
     on_hub = {key: _field({key: ""} | raw, key, str) for key in ("repository", "commit")}
-    quantization = _field(raw, "quantisation", str)
+    quantization, license = _field(raw, "quantisation", str), _field(raw, "licence", str)
     files = _files(_field(raw, "files", dict))
-    return Manifest(**texts, **numbers, **on_hub, quantization=quantization, files=files)
+    spelled = {"quantization": quantization, "license": license}
+    return Manifest(**texts, **numbers, **on_hub, **spelled, files=files)
 
 
 def record_files(

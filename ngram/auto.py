@@ -1,7 +1,7 @@
 """`--draft auto`: draft the planned number of tokens, often none.
 
 `guess` predicts tokens, `GuessChain` chains them, `planner` chooses the length by the costs in
-`cost`, and `networks` decides when a neural drafter is better.
+`cost`, and `neural_drafters` decides when a neural drafter is better.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from itertools import pairwise
 
-from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
+from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
-from akunu_py.ngram.memory import AnswerCache
-from akunu_py.ngram.networks import (
+from akunu_py.ngram.neural_plan import (
     DraftPlan,
     LearnedDrafter,
     PlannedDrafter,
@@ -51,7 +51,7 @@ class AutoDrafter:
         stop_tokens: Collection[int] = (),
         rerun_on_reject: bool = False,
         memory: AnswerCache | None = None,
-        networks: Sequence[NeuralDrafter] = (),
+        neural_drafters: Sequence[NeuralDrafter] = (),
         learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
     ) -> None:
@@ -75,14 +75,16 @@ class AutoDrafter:
         self._searched = 0  # leading history tokens already searched for earlier answers
         self._planned = 0, 0  # range of `_guesses` that starts the last proposal
         known = {} if learned is None else learned
-        self.networks = [
+        self.neural_drafters = [
             PlannedDrafter(each, known.setdefault(each.key, LearnedDrafter.of(each)))
-            for each in networks
+            for each in neural_drafters
         ]
         self._ngrams = ngrams
-        self._network: PlannedDrafter | None = None  # the neural drafter of the last proposal
+        self._neural_drafter: PlannedDrafter | None = (
+            None  # the neural drafter of the last proposal
+        )
         self._behind: list[Guess] = []  # guesses drafted after its tokens
-        self._chooser = DraftChooser(self.networks)
+        self._chooser = DraftChooser(self.neural_drafters)
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
@@ -98,15 +100,15 @@ class AutoDrafter:
         """
         guesses, self._guesses = self._guesses, []
         drafted, self._drafted = self._drafted, 0
-        network, self._network = self._network, None
+        neural_drafter, self._neural_drafter = self._neural_drafter, None
         if not self._answering or len(tokens) > drafted + 1:
             self._end_answer()
             self.index.extend(tokens)
             self.tracker.begin_answer(max(0, self.index.size - 1))
             return
-        if network is not None:
-            network.learn(tokens)
-        if self.networks:
+        if neural_drafter is not None:
+            neural_drafter.learn(tokens)
+        if self.neural_drafters:
             self._learn_choice(guesses, tokens)
         if not self._ngrams:
             self.index.extend(tokens)
@@ -121,7 +123,7 @@ class AutoDrafter:
             self._guesses = guesses[learned:]  # for the pass that is still running
         for token in tokens[learned:]:
             guess = self.chain.first(self._recent)
-            if network is None:
+            if neural_drafter is None:
                 self._advance(guess, token)
             else:  # the n-grams learn from each neural token too
                 self._learn(guess, token)
@@ -142,7 +144,7 @@ class AutoDrafter:
         self.tracker.begin_answer(max(0, length - 1))
         self._guesses = []
         self._drafted = 0
-        self._network = None
+        self._neural_drafter = None
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         longest = max(0, min(limit, MAX_DRAFT))
@@ -167,7 +169,7 @@ class AutoDrafter:
         )
         choice: tuple[DraftPlan, PlannedDrafter] | None = None
         draft: list[int] | None = None
-        if self.networks and longest and not (ahead and length):
+        if self.neural_drafters and longest and not (ahead and length):
             terms = self._terms(costs, rate, limit, ongoing=ongoing)
             stops = bool(coming) and guesses[found - 1].token in self.stop_tokens
             choice = self._chooser.choose(coming, terms, longest, stops=stops)
@@ -176,7 +178,7 @@ class AutoDrafter:
             if ahead:  # neural drafters wait for the running step
                 draft, self._planned = [], (0, 0)
             else:
-                draft = self._from_network(guesses, *choice, terms)
+                draft = self._from_neural_drafter(guesses, *choice, terms)
                 self._planned = 0, choice[0].guesses
         if self._idle:
             place = min(self._idle, len(_RETURN)) - 1
@@ -202,25 +204,25 @@ class AutoDrafter:
             costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject
         )
 
-    def _from_network(
+    def _from_neural_drafter(
         self,
         guesses: Sequence[Guess],
         plan: DraftPlan,
-        network: PlannedDrafter,
+        neural_drafter: PlannedDrafter,
         terms: PlanningLimits,
     ) -> list[int]:
         """Draft guesses, then tokens of the neural drafter, then guesses again."""
-        self._network = network
+        self._neural_drafter = neural_drafter
         drafted = guesses[: plan.guesses]
         prefix = [guess.token for guess in drafted]
         known = self.index.tokens[self.unread :]
         longest = plan.guesses + plan.most
         # A drafter that computes part of the pass does so for its own tokens only.
-        goes_on = [] if network.network.reused else guesses
+        goes_on = [] if neural_drafter.neural_drafter.reused else guesses
         behind = Continuation(self.chain, goes_on, prefix, longest, self.guide)
-        own = network.draft(known, prefix, plan, terms, self.stop_tokens, behind.add)
+        own = neural_drafter.draft(known, prefix, plan, terms, self.stop_tokens, behind.add)
         behind.end()
-        self._behind = behind.guesses[: network.followed]
+        self._behind = behind.guesses[: neural_drafter.followed]
         return [*prefix, *own, *(guess.token for guess in self._behind)]
 
     def _end_answer(self) -> None:
@@ -258,10 +260,10 @@ class AutoDrafter:
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
     ) -> None:
         self._drafted = drafted
-        network, drafting, reused = self._network, 0.0, 0.0
-        if network is not None:
-            seconds, drafting = seconds - network.seconds, network.cost
-            reused = network.network.reused
+        neural_drafter, drafting, reused = self._neural_drafter, 0.0, 0.0
+        if neural_drafter is not None:
+            seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
+            reused = neural_drafter.neural_drafter.reused
         costs = self.curve.table(self._context)
         pipelined = self.curve.pipelined(self._context)
         hidden = costs[0] - pipelined if behind else 0.0
@@ -353,8 +355,8 @@ class DraftChooser:
     estimates is too high.
     """
 
-    def __init__(self, networks: Sequence[PlannedDrafter]) -> None:
-        self._networks = networks
+    def __init__(self, neural_drafters: Sequence[PlannedDrafter]) -> None:
+        self._networks = neural_drafters
         self._promised, self._held = _PREFERRED, _PREFERRED * _HOLDS
 
     def choose(
@@ -364,7 +366,7 @@ class DraftChooser:
 
         chances: of the guesses. stops: whether the last guess is a stop token.
         """
-        if any(network.competes(longest, terms) for network in self._networks):
+        if any(neural_drafter.competes(longest, terms) for neural_drafter in self._networks):
             trust = min(1.0, self._held / self._promised)
             chances = [trust * chance for chance in chances]
         costs, rate = terms.costs, terms.rate
@@ -374,12 +376,12 @@ class DraftChooser:
         coming = futures(chances, values)
         before = chances[:-1] if stops else chances
         least, best = values[0], None
-        for network in self._networks:
-            plan = network.plan(before, coming, longest, terms)
+        for neural_drafter in self._networks:
+            plan = neural_drafter.plan(before, coming, longest, terms)
             if plan.value > least:
-                least, best = plan.value, (plan, network)
-            elif not length and best is None and (trial := network.trial(longest, terms)):
-                best = trial, network
+                least, best = plan.value, (plan, neural_drafter)
+            elif not length and best is None and (trial := neural_drafter.trial(longest, terms)):
+                best = trial, neural_drafter
         return best
 
     def learn(self, preferred: Sequence[Guess], tokens: Sequence[int]) -> None:

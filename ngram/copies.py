@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from akunu_py.ngram.acceptance import (
+from akunu_py.ngram.acceptance_model import (
     CONTEXT_1,
     CONTEXT_2,
     CONTEXT_3,

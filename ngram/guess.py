@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from akunu_py.ngram.acceptance import (
+from akunu_py.ngram.acceptance_model import (
     BOTH_ANSWERS,
     CONTEXT_1,
     COPY_RATE,
@@ -27,6 +27,7 @@ from akunu_py.ngram.acceptance import (
     answer_class,
     match_class,
 )
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.copies import (
     Copies,
     Copy,
@@ -37,7 +38,6 @@ from akunu_py.ngram.copies import (
     EditGuesses,
 )
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
-from akunu_py.ngram.memory import AnswerCache
 
 # A match that is a token longer has six times the votes.
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]

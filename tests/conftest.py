@@ -15,7 +15,7 @@ import pytest
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models.pull.pull import pull
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.types import LoadOptions
 from tests.support.engines import altered
 
@@ -86,18 +86,18 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def starter() -> store.StoredModel:
+def starter() -> model_store.StoredModel:
     """The real starter in the user's store, fetched if it is not there."""
     try:
-        model = store.get("starter")
-        store.check(model)
+        model = model_store.get("starter")
+        model_store.check(model)
     except (UnknownModel, DamagedModel):
         model = pull("starter")
     return model
 
 
 @pytest.fixture(scope="session")
-def starter_engine(starter: store.StoredModel) -> Engine:
+def starter_engine(starter: model_store.StoredModel) -> Engine:
     """The real starter, loaded once. Engines are immutable."""
     return Engine.load(starter.path, name="starter")
 
@@ -114,7 +114,9 @@ def shallow_starter(starter_engine: Engine) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def shallow_directory(starter: store.StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shallow_directory(
+    starter: model_store.StoredModel, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The directory of a model like `shallow_starter`, for processes in which no answer has to make
     sense. Read only: tests share its files."""
     from tests.support.shallow import write_shallow

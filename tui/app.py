@@ -26,18 +26,18 @@ from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.conversations import LibraryController, Resume
+from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import ChatCommands
-from akunu_py.tui.screens.conversations import ChosenConversation, ConversationsScreen
+from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.tui.screens.main import ChatState, ChatView
-from akunu_py.tui.screens.models import ModelsScreen
-from akunu_py.tui.screens.settings import SettingsController, SettingsScreen
+from akunu_py.tui.screens.model_picker import ModelsScreen
+from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
@@ -290,10 +290,10 @@ class ChatApp(App[None]):
         else:
             await self.turns.send(event.text)
 
-    async def on_prompt_box_queued_wanted(self) -> None:
+    async def on_prompt_box_queued_prompt_requested(self) -> None:
         await self.answering.take_back_last()
 
-    def on_prompt_box_editor_wanted(self) -> None:
+    def on_prompt_box_editor_requested(self) -> None:
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
     async def _edit_prompt(self) -> None:
@@ -326,7 +326,7 @@ class ChatApp(App[None]):
         if self.view.offers_last:
             await self.library.continue_last()
 
-    def on_prompt_box_search_wanted(self, event: PromptBox.SearchWanted) -> None:
+    def on_prompt_box_search_requested(self, event: PromptBox.SearchRequested) -> None:
         if event.earlier:
             self.push_screen(HistoryScreen(event.earlier), self._take_prompt)
         else:
@@ -350,11 +350,11 @@ class ChatApp(App[None]):
         self.copy_to_clipboard(event.href)
         self.notify(event.href, title="Link copied", markup=False)
 
-    def on_code_block_copy_wanted(self, event: CodeBlock.CopyWanted) -> None:
+    def on_code_block_copy_requested(self, event: CodeBlock.CopyRequested) -> None:
         self.turns.copy_block(event.code, event.language)
         self.view.transcript.mark(event.block)
 
-    def on_answer_view_not_drawn(self, event: AnswerView.NotDrawn) -> None:
+    def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
         file = crashes.keep(event.error)
         where = f"; the details are in {file}" if file else ""
         error = type(event.error).__name__
@@ -457,8 +457,8 @@ class ChatApp(App[None]):
     def on_transcript_left(self) -> None:
         self.view.prompt.focus()
 
-    @on(Transcript.EndWanted)
-    @on(PromptBox.FollowWanted)
+    @on(Transcript.EndRequested)
+    @on(PromptBox.FollowRequested)
     async def _follow(self) -> None:
         await self.view.transcript.action_follow()
 

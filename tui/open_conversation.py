@@ -172,7 +172,7 @@ class Conversation:
 
         Returns the sibling that the branch starts with, None at either end.
         """
-        sibling = self.tree.neighbour(message, direction)
+        sibling = self.tree.neighbor(message, direction)
         if sibling is not None:
             self.tree.activate(sibling)
             self._read_branch()

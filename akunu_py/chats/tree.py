@@ -137,7 +137,7 @@ class Tree:
         """Activate `message` among its siblings, even in an inactive branch."""
         self._active[self._messages[message].parent] = message
 
-    def neighbour(self, message: str, direction: int) -> str | None:
+    def neighbor(self, message: str, direction: int) -> str | None:
         """Return the previous (-1) or next (1) sibling, if any."""
         siblings = self.siblings(message)
         place = siblings.index(message) + direction

@@ -11,9 +11,9 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.arguments import add_actions, add_format
 from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.store import all_files, forget, remove
+from akunu_py.decoding.prompt_cache.prompt_cache_store import all_files, forget, remove
 from akunu_py.errors import AkunuError, DamagedCache, UsageError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.text import collapse, human_size, say
 
 _MIN_DIGITS = 3  # of an abbreviated id
@@ -69,7 +69,7 @@ def remove_caches(args: argparse.Namespace) -> None:
     if args.id:
         freed = sum(remove(path) for path in _named(args.id))
     else:
-        freed = forget(store.resolve(args.model).path if args.model else None)
+        freed = forget(model_store.resolve(args.model).path if args.model else None)
     say(f"{human_size(freed)} freed")
 
 

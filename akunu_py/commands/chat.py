@@ -12,8 +12,8 @@ from akunu_py.arguments import add_generation, add_hosts, check_hosts, loading_f
 from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models.store import store
-from akunu_py.models.store.store import installed
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import installed
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
@@ -21,7 +21,7 @@ from akunu_py.types import DEFAULT_MODEL
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.chat_model import ChatModel
     from akunu_py.decoding.generate.session import Generation
-    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.tui.workers.session_thread import SessionThread
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     settings, problems = read_settings()
     own = own_server(args)
     server = "off" if own else args.server or settings.server
-    model: store.StoredModel | None = None
+    model: model_store.StoredModel | None = None
     if is_address(server):
         wanted = name_at(server, args.model)
     else:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
 
     from akunu_py.tui.app import ChatApp, ChatConfig, recall, remember
-    from akunu_py.tui.controllers.conversations import Resume
+    from akunu_py.tui.controllers.library import Resume
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
 
@@ -130,7 +130,7 @@ def own_server(args: argparse.Namespace) -> OwnServer | None:
 
 def settings_and_model(
     asked: str | None,
-) -> tuple[Settings, list[str], str, store.StoredModel | None]:
+) -> tuple[Settings, list[str], str, model_store.StoredModel | None]:
     """Return the settings, problems to show, and the model's name and files.
 
     The files are None if the model must be downloaded first. An unusable model in the settings or
@@ -151,7 +151,7 @@ def session_thread(
     args: argparse.Namespace,
     settings: Settings,
     name: str,
-    model: store.StoredModel | None,
+    model: model_store.StoredModel | None,
     server: str,
     learned_states: list[LearnedState],
     own: OwnServer | None = None,
@@ -170,12 +170,12 @@ def session_thread(
         choice = server if wanted == name or not is_address(server) else "auto"
         loading, stored = loading_from(args), None
         if not is_address(choice):  # the server may have a model that is missing here
-            stored = model if model and wanted == model.name else store.resolve(wanted)
+            stored = model if model and wanted == model.name else model_store.resolve(wanted)
         remember = settings.memory and not args.no_memory
         if own is not None:
             from akunu_py.serve.own.served import ServedChat
 
-            client, served = own.have(stored or store.resolve(wanted))
+            client, served = own.have(stored or model_store.resolve(wanted))
             note = "\n".join(filter(None, (own.holds(), served.model.note)))
             facts = replace(served.model, server="", note=note)
             return ServedChat(client, facts, remember=remember)
@@ -184,9 +184,9 @@ def session_thread(
 
             client, served = found
             return ServedChat(client, served.model, remember=remember)
-        from akunu_py.decoding.load import load_found, load_learned
+        from akunu_py.decoding.load import load_learned, load_stored
 
-        engine = load_found(stored or store.resolve(wanted), loading, settings)
+        engine = load_stored(stored or model_store.resolve(wanted), loading, settings)
         learned = load_learned(engine, no_memory=args.no_memory, settings=settings)
         learned_states.append(learned)
         return LoadedChat(engine, learned, on_answered)
@@ -208,10 +208,10 @@ def require_terminal() -> None:
         raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
-def find_model(wanted: str) -> store.StoredModel | None:
+def find_model(wanted: str) -> model_store.StoredModel | None:
     """Return the model, or None if it is the default model and not installed."""
     if wanted == DEFAULT_MODEL:
         return installed(DEFAULT_MODEL)
-    model = store.resolve(wanted)
-    store.check(model)
+    model = model_store.resolve(wanted)
+    model_store.check(model)
     return model

@@ -31,7 +31,7 @@ from akunu_py.completion.request import (
 )
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         from akunu_py.completion.protocols.json_lines import serve_jsonl
 
         if not is_address(server):
-            store.check(store.resolve(args.model))  # fail before the first request
+            model_store.check(model_store.resolve(args.model))  # fail before the first request
         serve_jsonl(load, base, acceptance, settings.unload_s)
     return 0
 
@@ -99,7 +99,7 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
         draft=args.draft,
         draft_tokens=args.draft_tokens,
     )
-    model = store.resolve(args.model) if server == "auto" else None
+    model = model_store.resolve(args.model) if server == "auto" else None
     found = server_for(server, asked, model, loading_from(args))
     if found is not None:
         from akunu_py.serve.own.served import ServedCompleter
@@ -108,9 +108,9 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
         if not facts.fills_in and _should_fill_in(args):
             print_warnings([_better_model(facts.name)])
         return ServedCompleter(client, facts.name, options)
-    from akunu_py.decoding.load import engine_from, load_learned
+    from akunu_py.decoding.load import engine_from_arguments, load_learned
 
-    engine = engine_from(args)
+    engine = engine_from_arguments(args)
     from akunu_py.completion.completer import Completer
 
     completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))

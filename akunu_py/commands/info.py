@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from akunu_py import paths
 from akunu_py.errors import UsageError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import human_size, say
 from akunu_py.version import __version__
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from akunu_py.decoding import device
 
-    models = store.list_models()
+    models = model_store.list_models()
     size, total = human_size(sum(each.size for each in models)), human_size(device.total_memory())
     rows = [
         ("akunu", __version__),

@@ -20,7 +20,7 @@ from akunu_py.arguments import add_model, add_values, positive
 from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import UsageError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, say
 
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     url, key = f"http://127.0.0.1:{args.port}", os.environ.get(KEY_VARIABLE, "")
     found = find_server(url, key)
     if found is None or args.model:
-        wanted = store.resolve(args.model or load_settings().model).name
+        wanted = model_store.resolve(args.model or load_settings().model).name
     else:
         wanted = found.model
     if args.show:

@@ -24,10 +24,10 @@ from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError, 
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
-from akunu_py.models.pull.there import SIGN
-from akunu_py.models.store import cleanup, hub_cache, store
+from akunu_py.models.pull.endpoint import SIGN
+from akunu_py.models.store import cleanup, hub_cache, model_store
+from akunu_py.models.store.model_store import StoredModel, Usage, read_usage
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter
-from akunu_py.models.store.store import StoredModel, Usage, read_usage
 from akunu_py.text import human_size, on_one_line, say
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> None:
-    installed = store.list_models()
+    installed = model_store.list_models()
     rows = [
         (
             model.name,
@@ -116,7 +116,7 @@ def list_models(args: argparse.Namespace) -> None:
                     human_size(entry.download_bytes),
                     human_size(entry.memory_8k),
                     ", ".join(entry.purpose),
-                    entry.licence,
+                    entry.license,
                 )
                 for entry in more
             ],
@@ -170,7 +170,7 @@ def recommend_models(args: argparse.Namespace) -> None:
         if entry is None:
             say(f"{recommendation.purpose}: {recommendation.why}")
             continue
-        say(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.licence})")
+        say(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.license})")
         say(f"  {entry.description}")
         say(f"  why: {recommendation.why}")
         if machine is not None:
@@ -191,7 +191,7 @@ def import_model(args: argparse.Namespace) -> None:
 def show(args: argparse.Namespace) -> None:
     """Print the facts of an installed model or of a catalog entry."""
     try:
-        model = store.get(args.name)
+        model = model_store.get(args.name)
     except UnknownModel:
         if args.name not in catalog.load_catalog():
             raise
@@ -200,13 +200,13 @@ def show(args: argparse.Namespace) -> None:
     if args.verify:
         verify_model(model)
     else:
-        store.check(model)
+        model_store.check(model)
     _print_facts(_stored_facts(model, verified=args.verify))
 
 
 def verify(args: argparse.Namespace) -> None:
     """Verify one model or all models, even after a damaged one."""
-    models = [store.get(args.name)] if args.name else store.list_models()
+    models = [model_store.get(args.name)] if args.name else model_store.list_models()
     damaged = []
     for model in models:
         try:
@@ -224,10 +224,12 @@ def verify(args: argparse.Namespace) -> None:
         raise DamagedModel(f"{len(damaged)} of {len(models)} models are damaged; see above")
 
 
-def verify_model(model: store.StoredModel) -> None:
+def verify_model(model: model_store.StoredModel) -> None:
 
     with progress_bar() as progress:
-        store.verify(model, lambda done, total: progress(f"verifying {model.name}", done, total))
+        model_store.verify(
+            model, lambda done, total: progress(f"verifying {model.name}", done, total)
+        )
 
 
 def remove_leftovers(args: argparse.Namespace) -> None:
@@ -243,11 +245,11 @@ def remove_leftovers(args: argparse.Namespace) -> None:
 
 
 def forget(args: argparse.Namespace) -> None:
-    from akunu_py.decoding import learned
-    from akunu_py.decoding.prompt_cache.store import forget
+    from akunu_py.decoding import learned_state
+    from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
-    model = store.resolve(args.name)
-    freed = learned.forget(model.path) + forget(model.path)
+    model = model_store.resolve(args.name)
+    freed = learned_state.forget(model.path) + forget(model.path)
     say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
 
 
@@ -263,10 +265,10 @@ def remove(args: argparse.Namespace) -> None:
         if linked and not also:
             size = human_size(linked)
             also = _agrees(f"Also delete {size} from the hub's cache? Other programs may use them.")
-    from akunu_py.decoding.prompt_cache.store import forget
+    from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     freed = forget(paths.models_dir() / args.name)
-    freed += store.remove(args.name)
+    freed += model_store.remove(args.name)
     if origin and also:
         freed += hub_cache.delete(*origin)
     say(f"removed {args.name}, {human_size(freed)} freed")
@@ -292,7 +294,7 @@ def parse_memory(text: str) -> int:
 def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
     """Return the model's bytes in the hub's cache, with its repository and commit."""
     try:
-        model = store.get(name)
+        model = model_store.get(name)
     except DamagedModel:
         return 0, None
     if not model.repository:
@@ -305,14 +307,14 @@ def _agrees(question: str) -> bool:
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
-    names = ("name", "title", "repository", "download_bytes", "memory_8k", "licence")
+    names = ("name", "title", "repository", "download_bytes", "memory_8k", "license")
     entry = recommendation.entry
     facts = {name: getattr(entry, name) for name in names} if entry else {"name": None}
     return facts | {"why": recommendation.why}
 
 
-def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
-    from akunu_py.decoding import learned
+def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
+    from akunu_py.decoding import learned_state
 
     usage = read_usage(model.name)
     where = [("path", str(model.path))]
@@ -328,12 +330,12 @@ def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str
         ("size", human_size(model.size)),
         ("context", f"{model.context_length} tokens" if model.context_length else ""),
         ("weights", model.quantization),
-        ("license", model.licence),
+        ("license", model.license),
         ("source", model.source),
         ("created", model.created),
         ("used", usage.used or "never"),
         *_measured_facts(usage),
-        ("memory", f"{human_size(learned.remembered_bytes(model.path))} of cached answers"),
+        ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
         ("checked", "all hashes" if verified else "sizes; for hashes: --verify"),
     ]
 
@@ -364,7 +366,7 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
         ("context", f"{entry.context} tokens"),
         ("memory", f"{human_size(entry.memory_8k)} with 8,192 tokens of context"),
         ("suits", f"Macs with {entry.minimum_ram} GB or more"),
-        ("license", entry.licence),
+        ("license", entry.license),
         ("homepage", entry.homepage),
         ("status", f"not installed; akunu models pull {entry.name}"),
     ]
@@ -501,7 +503,7 @@ def _pull_on(
     wanted = {"reference": reference, "name": model.name if model.repository else None}
     python = env.get("AKUNU_PYTHON", sys.executable)
     given = [f"{name}={value}" for name, value in env.items()]
-    command = [python, "-P", "-m", "akunu_py.models.pull.there", json.dumps(wanted)]
+    command = [python, "-P", "-m", "akunu_py.models.pull.endpoint", json.dumps(wanted)]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(

@@ -22,7 +22,7 @@ from akunu_py.arguments import (
     constraint_from,
     options_from,
 )
-from akunu_py.decoding.load import engine_from, load_learned, note_peak
+from akunu_py.decoding.load import engine_from_arguments, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import ends_within
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
-    engine = engine_from(args)
+    engine = engine_from_arguments(args)
     from akunu_py.decoding.generate.session import Session  # slow, so after all usage errors
 
     learned = load_learned(engine, no_memory=args.no_memory)

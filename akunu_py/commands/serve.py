@@ -25,14 +25,14 @@ from akunu_py.arguments import (
 )
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Session
-    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.learned_state import LearnedState
 
 
 DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
@@ -82,8 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = store.resolve(args.model or load_settings().model)
-    store.check(found)
+    found = model_store.resolve(args.model or load_settings().model)
+    model_store.check(found)
     loading_from(args)  # fail before taking the port
     if args.until_eof:
         threading.Thread(
@@ -148,9 +148,9 @@ def _load(
     args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[HostLost, bool], None]
 ) -> Session:
     """Load the model; call in the scheduler's thread. on_lost: see `Ring`."""
-    from akunu_py.decoding.load import engine_from, load_learned
+    from akunu_py.decoding.load import engine_from_arguments, load_learned
 
-    engine = engine_from(args)
+    engine = engine_from_arguments(args)
     from akunu_py.decoding.generate.session import Session
 
     if engine.ring is not None:

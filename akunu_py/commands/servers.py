@@ -17,8 +17,8 @@ from typing import TypeVar
 from akunu_py.arguments import Parser, add_hosts, add_loading, as_arguments
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
-from akunu_py.models.store import store
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions
@@ -70,7 +70,7 @@ def name_at(url: str, asked: str | None) -> str:
 
 def _name(model: str) -> str:
     try:
-        return store.resolve(model).name
+        return model_store.resolve(model).name
     except AkunuError:  # the server may have a model that is not on this machine
         return model
 

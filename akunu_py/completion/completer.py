@@ -40,7 +40,7 @@ from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_f
 from akunu_py.decoding.events import PrefillProgress, PromptProcessed
 from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.session import Generation, Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
@@ -96,9 +96,9 @@ class Completer:
         """Return the name of the model."""
         return self.engine.name
 
-    def relieve(self) -> None:
+    def release_under_pressure(self) -> None:
         """Release memory under pressure."""
-        memory_guard.relieve(self.session.target.caches)
+        memory_guard.release_under_pressure(self.session.target.caches)
 
     def close(self) -> None:
         """Save the learned costs for the next run."""

@@ -113,7 +113,7 @@ class CompletionMaker(Protocol):
     def recall(self, request: CompletionRequest) -> Completion | None:
         """Return the rest of an earlier completion; see `Completer.recall`."""
 
-    def relieve(self) -> None:
+    def release_under_pressure(self) -> None:
         """Release memory under pressure; called when idle."""
 
     def close(self) -> None:

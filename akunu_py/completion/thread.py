@@ -96,7 +96,7 @@ class CompletionThread:
             load=self._try_to_load,
             serve=self._serve,
             unload=self._unload,
-            idle=Idle(self._relieve, self._rest, unload_s),
+            idle=Idle(self._release_under_pressure, self._rest, unload_s),
         )
 
     @property
@@ -182,9 +182,9 @@ class CompletionThread:
             self._completer.close()
         self._completer = CompletionFailure("closed")
 
-    def _relieve(self) -> bool:
+    def _release_under_pressure(self) -> bool:
         if self._completer is not None and not isinstance(self._completer, CompletionFailure):
-            self._completer.relieve()
+            self._completer.release_under_pressure()
         return False
 
     def _rest(self) -> None:

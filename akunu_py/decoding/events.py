@@ -1,7 +1,8 @@
 """Events of one request, in the order in which they occur.
 
-Reading events come during the prefill, Begun after it, then the answer. Ended or Failed comes
-last, once. A tool call is one ToolCallStarted, any number of ToolCallArguments, and one ToolCallFinished.
+PrefillProgress comes during the prefill, PromptProcessed after it, then the answer. Finished or
+Failed comes last, once. A tool call is one ToolCallStarted, any number of ToolCallArguments, and
+one ToolCallFinished.
 """
 
 from __future__ import annotations

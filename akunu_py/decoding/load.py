@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.arguments import loading_from
 from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
-from akunu_py.models.store import store
-from akunu_py.models.store.store import note_usage
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import note_usage
 from akunu_py.settings import Settings, load_settings
 from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Generation
-    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
 
 
@@ -31,24 +31,24 @@ def load_engine(model: str | None, options: LoadOptions) -> Engine:
 
     Prints warnings about memory to stderr.
     """
-    engine = load_found(store.resolve(model or load_settings().model), options)
+    engine = load_stored(model_store.resolve(model or load_settings().model), options)
     print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
     return engine
 
 
-def engine_from(args: argparse.Namespace) -> Engine:
+def engine_from_arguments(args: argparse.Namespace) -> Engine:
     """Load the engine that the common command-line options describe."""
     return load_engine(args.model, loading_from(args))
 
 
-def load_found(
-    found: store.StoredModel, options: LoadOptions, settings: Settings | None = None
+def load_stored(
+    found: model_store.StoredModel, options: LoadOptions, settings: Settings | None = None
 ) -> Engine:
     """Load an installed model, and record its use and the memory of its weights.
 
     settings: read from the file if None.
     """
-    store.check(found)
+    model_store.check(found)
     import mlx.core as mx
 
     from akunu_py.decoding.model.engine import Engine
@@ -75,10 +75,10 @@ def load_found(
     return engine
 
 
-def _load_partitioned(hosts: str, found: store.StoredModel, options: LoadOptions) -> Engine:
+def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadOptions) -> Engine:
     """Load a model on several hosts, without neural drafters."""
+    from akunu_py.decoding.hosts.host_group import HostGroup
     from akunu_py.decoding.hosts.hostfile import read_hosts
-    from akunu_py.decoding.hosts.ring import HostGroup
     from akunu_py.decoding.model.engine import Engine
 
     ring = HostGroup(read_hosts(hosts), found, options)
@@ -94,7 +94,7 @@ def _load_partitioned(hosts: str, found: store.StoredModel, options: LoadOptions
 
 
 def _load_with_default_draft_model(
-    found: store.StoredModel, options: LoadOptions, default: str
+    found: model_store.StoredModel, options: LoadOptions, default: str
 ) -> Engine:
     """Load with the draft model of the settings; if that fails, load without and note why."""
     from akunu_py.decoding.model.engine import Engine
@@ -111,8 +111,8 @@ def _load_with_default_draft_model(
 
 
 def _draft_model(name: str) -> tuple[str, Path]:
-    small = store.resolve(name)
-    store.check(small)
+    small = model_store.resolve(name)
+    model_store.check(small)
     return small.name, small.path
 
 
@@ -144,8 +144,8 @@ def load_learned(
 ) -> LearnedState:
     """Return what earlier runs learned about the model. settings: read from the file if None."""
     from akunu_py.decoding import device
-    from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
+    from akunu_py.decoding.learned_state import LearnedState
+    from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 
     settings = settings or load_settings()
     layout = f"{engine.plan.weights} on {device.device_name()}"

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from akunu_py.decoding.token_ids import inside
+from akunu_py.decoding.token_ids import in_vocabulary
 from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions, TokenLogprobs
 
@@ -87,9 +87,9 @@ class Sampler:
         if self._offsets is None or self._offsets.shape[0] != vocabulary:
             bias, allowed = dict(self.options.logit_bias), self.options.allowed_tokens
             offsets = [-math.inf if allowed else 0.0] * vocabulary
-            for token in inside(allowed, vocabulary):
+            for token in in_vocabulary(allowed, vocabulary):
                 offsets[token] = 0.0
-            for token in inside(list(bias), vocabulary):
+            for token in in_vocabulary(list(bias), vocabulary):
                 offsets[token] += bias[token]
             self._offsets = mx.array(offsets)
         return self._offsets

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 _BLOCK = 256  # tokens compared at once
 
 
-def first_outside(tokens: Sequence[int], vocabulary: int) -> int | None:
+def first_invalid(tokens: Sequence[int], vocabulary: int) -> int | None:
     """Return the position of the first token that is not in the vocabulary, None if all are."""
     if not tokens or 0 <= min(tokens) <= max(tokens) < vocabulary:
         return None
     return next(at for at, token in enumerate(tokens) if not 0 <= token < vocabulary)
 
 
-def inside(tokens: Sequence[int], vocabulary: int) -> list[int]:
+def in_vocabulary(tokens: Sequence[int], vocabulary: int) -> list[int]:
     """Return the tokens that are in the vocabulary."""
     return [token for token in tokens if 0 <= token < vocabulary]
 

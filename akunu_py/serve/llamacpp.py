@@ -22,7 +22,6 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.interface import (
     CommentEncoder,
     Dialect,
@@ -32,7 +31,8 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.sampling import SamplingBody, generate_options
+from akunu_py.serve.dialect.request_errors import RequestError
+from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options
 from akunu_py.serve.dialect.service import Service, check_model, completion_events
 from akunu_py.serve.openai.shapes import error_body as openai_error
 from akunu_py.types import SamplingOptions

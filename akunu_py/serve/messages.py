@@ -27,7 +27,6 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.bodies import BETWEEN, Body, Ignored, check_tool, joined, refuse_extra
-from akunu_py.serve.dialect.errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.interface import (
     Dialect,
     Endpoint,
@@ -36,7 +35,8 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.sampling import SamplingBody, generate_options, schema_constraint
+from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
+from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 

@@ -10,11 +10,11 @@ from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
 from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import AnswerCache
-from akunu_py.ngram.networks import LearnedDrafter
+from akunu_py.ngram.neural_plan import LearnedDrafter
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     Drafter,
@@ -85,9 +85,9 @@ class UnsavedState(LearnedState):
         self,
         curve: CostCurve,
         memory: AnswerCache | None = None,
-        networks: dict[str, LearnedDrafter] | None = None,
+        neural_drafters: dict[str, LearnedDrafter] | None = None,
     ) -> None:
-        self.curve, self.networks = curve, {} if networks is None else networks
+        self.curve, self.neural_drafters = curve, {} if neural_drafters is None else neural_drafters
         self.memory = memory
         self.warnings = []
 

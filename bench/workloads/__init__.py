@@ -32,7 +32,7 @@ class Workload:
     turns: tuple[WorkloadTurn, ...]
     about: str = ""
     maker: str = ""
-    licence: str = ""
+    license: str = ""
     max_tokens: int = 128  # limit of an answer; longer ones of small models end in loops
 
     def talk(self, answer: Callable[[list[Message]], str]) -> list[str]:

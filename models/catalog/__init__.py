@@ -35,7 +35,7 @@ class CatalogEntry:
     name: str
     title: str
     description: str  # what the model is good at
-    licence: str
+    license: str
     homepage: str
     parameters: int  # number of weights
     context: int  # tokens, the model's own maximum

@@ -99,12 +99,12 @@ def plan_import(source: Path) -> ImportPlan:
             for entry in _entries(tensor, slots[tensor.name], config, dtype)
         ]
         types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
-        licence = file.metadata.get("general.license")
+        license = file.metadata.get("general.license")
         facts = ModelFacts(
             context_length=config["max_position_embeddings"],
             parameters=sum(math.prod(tensor.shape) for tensor in kept),
             quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
-            licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
+            license=license if isinstance(license, str) and len(license) < 100 else "",
         )
         return ImportPlan(file, config, entries, tokenizer, facts)
 

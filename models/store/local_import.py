@@ -18,9 +18,9 @@ from akunu_py.files import open_regular
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.model_files import boundary, text_config
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import Builder, install
 from akunu_py.models.store.progress import ProgressCallback, no_callback
-from akunu_py.models.store.store import Builder, install
 
 GROUP_SIZE = 64  # mlx-lm's default
 _BLOCK = 1 << 22
@@ -33,7 +33,7 @@ def import_model(
     name: str | None = None,
     bits: int | None = None,
     progress: ProgressCallback = no_callback,
-) -> store.StoredModel:
+) -> model_store.StoredModel:
     """Import the directory or GGUF file `source` as `name` (default: derived from the file name).
 
     bits: quantize float weights to this width. progress: called with a phase ("import", "copy",
@@ -47,7 +47,7 @@ def import_model(
     name = _new_name(source, name)
     build, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
 
-    def refuse(model: store.StoredModel) -> bool:
+    def refuse(model: model_store.StoredModel) -> bool:
         raise _taken(name)  # another process installed the name meanwhile
 
     return install(name, build, need, progress, keep=refuse)
@@ -57,7 +57,7 @@ def _new_name(source: Path, name: str | None) -> str:
     path = source.resolve()
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name if path.is_dir() else path.stem)
     chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-.")[:96]
-    if not store.is_name(chosen):
+    if not model_store.is_name(chosen):
         raise UsageError(
             f"invalid model name {chosen[:80]!r} (use letters, digits, '.', '_', '+', '-'); choose "
             "another with --name"

@@ -1,4 +1,4 @@
-"""Progress of a pull or an import: a `ProgressMeter` turns callbacks into `Progress` for front ends."""
+"""Progress of a pull or an import; `ProgressMeter` turns callbacks into `Progress` values."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.models.store import store
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_fim import write_chat_model
@@ -252,9 +252,9 @@ def test_the_largest_4_bit_model_that_is_quick_is_taken(monkeypatch: pytest.Monk
         model("large", 9e9, "4-bit, groups of 64"),
     ]
     by_name = {each.name: each for each in there}
-    monkeypatch.setattr(store, "list_models", lambda: there)
-    monkeypatch.setattr(store, "resolve", by_name.__getitem__)
-    monkeypatch.setattr(store, "check", lambda model: None)
+    monkeypatch.setattr(model_store, "list_models", lambda: there)
+    monkeypatch.setattr(model_store, "resolve", by_name.__getitem__)
+    monkeypatch.setattr(model_store, "check", lambda model: None)
     assert [each.name for each in check.choose_models([])] == ["starter", "fitting"]
     assert [each.name for each in check.choose_models(["large", "starter"])] == ["starter", "large"]
     there[1:] = []

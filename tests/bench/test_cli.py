@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import write_quick_model
 from tests.support.command import assert_one_line_error, run_here
 

@@ -13,10 +13,10 @@ from akunu_py.bench.curve import CURVES, Curve, parse_curve
 from akunu_py.bench.replay import PromptLookupDrafter, replay
 from akunu_py.bench.trace import TraceItem, load_trace, parse_trace
 from akunu_py.errors import UsageError
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.ngram.memory import AnswerCache
 
 TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [3, 4, 5]}]}}
 

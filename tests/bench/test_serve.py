@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.bench.serve import HttpConversation, Server, ServerTimes, print_servers
+from akunu_py.bench.serving import HttpConversation, Server, ServerTimes, print_servers
 from akunu_py.errors import AkunuError
 from tests.support.command import run_here
 

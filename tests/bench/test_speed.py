@@ -20,7 +20,7 @@ from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
@@ -157,7 +157,7 @@ def test_workloads_name_their_maker_and_licence() -> None:
     assert [workload.name for workload in workloads] == list(NAMES)
     for workload in workloads:
         assert workload.maker
-        assert workload.licence in ("CC0-1.0", "MIT")
+        assert workload.license in ("CC0-1.0", "MIT")
         assert any(turn.assistant is None for turn in workload.turns)
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from akunu_py.chats import database
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import VERSION, schema_version
-from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, branched, exchange_of
@@ -173,7 +173,7 @@ def test_a_locked_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 store = ConversationStore.open(Path(sys.argv[1]))
 parent = None

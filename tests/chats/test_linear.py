@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from akunu_py.chats import export, search
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json
-from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree, tree_of
 
 _STEPS = 100  # of SQLite's machine, between two calls of its progress handler

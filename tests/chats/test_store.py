@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.chats.store import UNDO_S, ConversationStore
+from akunu_py.chats.conversation_store import UNDO_S, ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of

@@ -18,7 +18,7 @@ def test_the_active_branch() -> None:
     tree = branched()
     assert texts(tree)[1:] == ["First in, first *out*.", "Thank you!", "You are welcome."]
     assert tree.siblings("queue-1") == ("queue-1", "queue-2")
-    assert (tree.neighbour("queue-1", 1), tree.neighbour("queue-1", -1)) == ("queue-2", None)
+    assert (tree.neighbor("queue-1", 1), tree.neighbor("queue-1", -1)) == ("queue-2", None)
     tree.activate("queue-2")
     assert texts(tree)[1:] == ["A line of people."]
     tree.activate("queue-1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.cli import main
 from tests.support.chats import T0, branched, exchange_of
 

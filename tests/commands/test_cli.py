@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
 

@@ -81,7 +81,7 @@ def test_draft_context_changes_no_token(engine: Engine, mode: Any) -> None:
 def test_completions_are_not_remembered(engine: Engine) -> None:
     class Kept:
         memory, curve, caches = None, AutoDrafter().curve, None
-        networks: ClassVar[dict[str, Any]] = {}
+        neural_drafters: ClassVar[dict[str, Any]] = {}
         remembered = 0
 
         def remember(self, tokens: Sequence[int]) -> None:

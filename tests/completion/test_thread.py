@@ -199,7 +199,9 @@ def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
     host = Host(directory)
     loads: list[str] = []
     relieved: list[Completer] = []
-    monkeypatch.setattr(Completer, "relieve", lambda completer: relieved.append(completer))
+    monkeypatch.setattr(
+        Completer, "release_under_pressure", lambda completer: relieved.append(completer)
+    )
 
     def load() -> Completer:
         loads.append("load")

@@ -13,7 +13,7 @@ from akunu_py.bench.fidelity import first_divergence
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
 
 # The virtual GPU of a hosted runner computes as it likes.

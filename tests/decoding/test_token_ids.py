@@ -14,7 +14,7 @@ from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.token_ids import first_outside, inside
+from akunu_py.decoding.token_ids import first_invalid, in_vocabulary
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.engines import altered
@@ -39,8 +39,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @given(st.lists(IDS, max_size=8), st.integers(1, 300))
 def test_what_is_outside_is_found(tokens: list[int], vocabulary: int) -> None:
     good = [0 <= token < vocabulary for token in tokens]
-    assert first_outside(tokens, vocabulary) == (good.index(False) if False in good else None)
-    assert inside(tokens, vocabulary) == [t for t, each in zip(tokens, good, strict=True) if each]
+    assert first_invalid(tokens, vocabulary) == (good.index(False) if False in good else None)
+    assert in_vocabulary(tokens, vocabulary) == [
+        t for t, each in zip(tokens, good, strict=True) if each
+    ]
 
 
 @given(
@@ -60,7 +62,7 @@ def test_options_change_no_memory_but_the_logits(
     valid = replace(
         options,
         logit_bias=tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS),
-        allowed_tokens=tuple(inside(allowed, WEIGHTS)),
+        allowed_tokens=tuple(in_vocabulary(allowed, WEIGHTS)),
     )
     assert all(0 <= token < WEIGHTS for token in sampled)
     if valid.allowed_tokens or not allowed:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.completion.acceptance import read_counts
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU
 from tests.support.lsp_ghost import GHOST as SERVER
 from tests.support.paths import EDITORS

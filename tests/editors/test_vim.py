@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU
 from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.acceptance import read_counts
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU
 from tests.support.lsp_ghost import GHOST

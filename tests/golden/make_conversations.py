@@ -11,8 +11,8 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import VERSION
-from akunu_py.chats.store import ConversationStore
 from tests.support.chats import T0, branched, exchange_of
 
 

@@ -41,10 +41,10 @@ from akunu_py.bench.command import (
 from akunu_py.bench.result import describe_machine, half_range, median, today
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import AkunuError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.types import DRAFT_MODES, DraftMode, Stats, WeightMode
 from tests.measure.tool import run_tool
 
@@ -267,8 +267,8 @@ class ChatBench:
         name = self._next_chat()
         path = self._conversations(name)
         path.parent.mkdir(parents=True)
-        with contextlib.closing(ConversationStore.open(path)) as store:
-            store.save_tree(tree)
+        with contextlib.closing(ConversationStore.open(path)) as model_store:
+            model_store.save_tree(tree)
         with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
             terminal.open_chat(tree.title, end)
             keys = self._options.keys * min(2, self._options.repeats)
@@ -301,9 +301,9 @@ class ChatBench:
     def _answers(self, name: str) -> list[tuple[str, Stats]]:
         """The answers that the chat saved, the first one first. Raises AkunuError where one did not
         come to its end."""
-        with contextlib.closing(ConversationStore.open(self._conversations(name))) as store:
-            (saved,) = store.list()
-            messages = store.load(saved.id).messages
+        with contextlib.closing(ConversationStore.open(self._conversations(name))) as model_store:
+            (saved,) = model_store.list()
+            messages = model_store.load(saved.id).messages
         answers = [each for each in messages if each.role == "assistant"]
         if unfinished := [each for each in answers if each.finish_reason not in ("stop", "length")]:
             raise AkunuError(
@@ -557,8 +557,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     (workload,) = load_workloads([options.workload])
-    model = store.resolve(options.model)
-    store.check(model)
+    model = model_store.resolve(options.model)
+    model_store.check(model)
     chat_options = ChatOptions(
         model.path.absolute(),
         workload.turns[-1].user,

@@ -27,11 +27,11 @@ from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.ngram.memory import AnswerCache
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, Drafter, DraftMode
-from tests.measure.networks import (
+from tests.measure.neural_drafters import (
     NetworkFigures,
     SimulatedNetworks,
     add_networks,
@@ -205,9 +205,9 @@ def replay_on_device(
     for name, items in trace.workloads.items():
         learned = AnswerCache() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
-        networks = SimulatedNetworks(figures)
-        drafter = partial(network_drafter, mode, costs, networks, learned, draft_tokens)
-        counts = replay_items(items, curve, options, drafter, learned, networks)
+        neural_drafters = SimulatedNetworks(figures)
+        drafter = partial(network_drafter, mode, costs, neural_drafters, learned, draft_tokens)
+        counts = replay_items(items, curve, options, drafter, learned, neural_drafters)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
         del found[name]["draft_us_per_token"]  # no time of this machine
@@ -221,14 +221,14 @@ def replay_items(
     options: DeviceOptions,
     make_drafter: Callable[[], Drafter],
     memory: AnswerCache | None = None,
-    networks: SimulatedNetworks | None = None,
+    neural_drafters: SimulatedNetworks | None = None,
 ) -> ReplayCounts:
     """What decoding the items takes, one after the other on the same device."""
     device = Device(curve, options)
-    counts, networks = ReplayCounts(), networks or SimulatedNetworks()
-    networks.spend, networks.clock = device.draft, lambda: device.told.now
+    counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedNetworks()
+    neural_drafters.spend, neural_drafters.clock = device.draft, lambda: device.told.now
     for item in items:
-        networks.item = item
+        neural_drafters.item = item
         drafter = make_drafter()
         drafter.extend(item.prompt)
         drafter.extend(item.output[:1])
@@ -279,7 +279,7 @@ def run(options: argparse.Namespace) -> int:
         parse_device(options.device),
         draft_tokens=options.draft_tokens,
         memory=options.memory,
-        figures=[parse_network(text) for text in options.network],
+        figures=[parse_network(text) for text in options.neural_drafter],
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
     as_json = {

@@ -183,7 +183,7 @@ async def seconds_to_draw(texts: Sequence[str]) -> float:
     from textual.containers import VerticalScroll
     from textual.widgets import Markdown
 
-    from akunu_py.tui.transcript.parser import markdown_parser
+    from akunu_py.tui.transcript.markdown_parser import markdown_parser
 
     class Page(App[None]):
         def compose(self) -> ComposeResult:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.measure.early_exit import main
 from tests.support.bench_fakes import write_quick_model
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.ngram.acceptance import NO_OUTCOMES, AcceptanceModel, Candidate, push, sigmoid
+from akunu_py.ngram.acceptance_model import NO_OUTCOMES, AcceptanceModel, Candidate, push, sigmoid
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.memory import AnswerCache
 from akunu_py.types import Drafter
 
 CHEAP = {1: 1.0, 5: 1.1, 32: 1.5}

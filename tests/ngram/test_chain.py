@@ -15,7 +15,7 @@ from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter, Continuation
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import NeuralDrafter
-from tests.measure.networks import (
+from tests.measure.neural_drafters import (
     NetworkFigures,
     SimulatedNetworks,
     replay_mixture,
@@ -155,15 +155,17 @@ def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> No
 class Told(AutoDrafter):
     """Notes which sources draft together, in which order."""
 
-    def __init__(self, seen: set[tuple[str, ...]], networks: Sequence[NeuralDrafter]) -> None:
-        super().__init__(CostCurve(FREE), networks=networks)
+    def __init__(
+        self, seen: set[tuple[str, ...]], neural_drafters: Sequence[NeuralDrafter]
+    ) -> None:
+        super().__init__(CostCurve(FREE), neural_drafters=neural_drafters)
         self.seen = seen
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         draft = super().propose(limit, ahead=ahead)
         sources = ["n-grams"] * len(self._guesses[slice(*self._planned)])
-        if self._network is not None:
-            sources += [self._network.network.name] * self._network.verified
+        if self._neural_drafter is not None:
+            sources += [self._neural_drafter.neural_drafter.name] * self._neural_drafter.verified
             sources += ["n-grams"] * len(self._behind)
         assert len(sources) == len(draft)
         self.seen.add(tuple(name for name, _ in groupby(sources)))
@@ -171,17 +173,17 @@ class Told(AutoDrafter):
 
 
 def test_each_token_has_a_source() -> None:
-    networks, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
-    make = lambda: Told(seen, networks.made("auto"))  # noqa: E731
-    replay_networks([item], make, parse_curve("m5max"), networks)
+    neural_drafters, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
+    make = lambda: Told(seen, neural_drafters.made("auto"))  # noqa: E731
+    replay_networks([item], make, parse_curve("m5max"), neural_drafters)
     assert any("mtp" in names[:-1] for names in seen), seen
 
 
 def test_what_was_drafted_ahead_is_judged_by_its_own_tokens() -> None:
     """Not by that of the step that is under way, which comes first."""
-    networks, text = SimulatedNetworks([RIGHT]), [*range(100), *range(40)]
-    networks.item = TraceItem(tuple(text), tuple(range(40, 60)))
-    drafter = drafter_of(text, networks=networks.made("auto"))
+    neural_drafters, text = SimulatedNetworks([RIGHT]), [*range(100), *range(40)]
+    neural_drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
+    drafter = drafter_of(text, neural_drafters=neural_drafters.made("auto"))
     chooser = drafter._chooser
     promised, held = chooser._promised, chooser._held
     draft = drafter.propose(8, ahead=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.memory import LONGEST_MATCH, MAX_CHAIN, AnswerCache
+from akunu_py.ngram.answer_cache import LONGEST_MATCH, MAX_CHAIN, AnswerCache
 
 
 def test_finds_what_followed_the_longest_context() -> None:

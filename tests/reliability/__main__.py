@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from tests.reliability import (
     concurrency,
     faults_caches,
@@ -69,7 +69,7 @@ def main() -> int:
 def harm(directory: Path, seed: int, seconds: float, only: str = "") -> Source:
     """Takes turns between the sources, the shorter ones more often, until the time is up."""
     end = time.monotonic() + seconds
-    starter = store.get("starter").path
+    starter = model_store.get("starter").path
     found = sources(directory, starter, seed)
     named = {name: source for name, source in found.items() if name.startswith(only)}
     try:
@@ -97,7 +97,7 @@ def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source
     made("signals", _signals, 3)
     made("chats", _chats, 2)
     made("files", _files, 4)
-    made("network", lambda at, random: _network(at, tiny, random), 3)
+    made("network", lambda at, random: _neural_drafter(at, tiny, random), 3)
     made("limits", _limits, 1)
     made("together", lambda at, random: _together(at, tiny, random), 1)
     made("writers", lambda at, random: _writers(at.directory, random), 6)
@@ -164,7 +164,7 @@ def _files(home: Home, random: Random) -> Source:
         yield faults_files.altered(home, path, harm, random, command)
 
 
-def _network(home: Home, files: dict[str, bytes], random: Random) -> Source:
+def _neural_drafter(home: Home, files: dict[str, bytes], random: Random) -> Source:
     with faults_commands.local_hub(home, files) as hub:
         pull = faults_commands.pull_of(hub)
         while True:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import APPLICATION_ID, _make_tables
-from akunu_py.chats.store import ConversationStore
 from tests.reliability.faults import _PANIC, Command, Done, Home, Outcome, check_store, finished
 from tests.reliability.faults_chat import Chat, kept, terminals
 from tests.reliability.faults_commands import commands, local_hub, pull_of, slowly

@@ -69,7 +69,7 @@ class Facts:
 
     name: str
     where: str
-    licence: str
+    license: str
     purpose: str
 
 
@@ -97,7 +97,7 @@ def facts(name: str) -> Facts:
 def render() -> str:
     """The page."""
     rows = [facts(name) for name in sorted(declared())]
-    lines = [f"| {row.name} | {row.where} | {row.licence} | {row.purpose} |" for row in rows]
+    lines = [f"| {row.name} | {row.where} | {row.license} | {row.purpose} |" for row in rows]
     more = [f"| {name} | {licence_of(name)} |" for name in sorted(brought_along())]
     return (
         _HEAD + "\n".join(lines) + _MORE.format(system=platform.system()) + "\n".join(more) + "\n"

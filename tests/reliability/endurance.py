@@ -32,9 +32,9 @@ from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding.device import device_name
 from akunu_py.decoding.generate.chat_model import LoadedChat
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
@@ -270,7 +270,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
             os.environ[variable] = directory
-        model = store.get(args.model).path if args.model else tiny_model(Path(directory) / "tiny")
+        model = (
+            model_store.get(args.model).path if args.model else tiny_model(Path(directory) / "tiny")
+        )
         os.environ["XDG_DATA_HOME"] = directory
         print(f"{args.model or 'random weights'} on {device_name()}\n")
         runs: dict[str, tuple[Callable[[Path, int, int], list[Sample]], int]] = {

@@ -17,10 +17,14 @@ from random import Random
 
 from akunu_py import paths
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
+from akunu_py.decoding.prompt_cache.prompt_cache_store import (
+    DiskLimits,
+    PromptCacheStore,
+    all_files,
+)
 from akunu_py.types import GenerateOptions
 from tests.reliability.faults import Outcome, fill, finished, small_disk
 from tests.support.engines import altered

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from random import Random
 
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from tests.reliability.faults import (
     Command,
     Done,

@@ -24,7 +24,7 @@ _LENGTH = 40  # tokens of an answer
 
 def killed_store(directory: Path, random: Random) -> Outcome:
     """Kills a process that saves messages; every one that `save` returned for must be there."""
-    from akunu_py.chats.store import ConversationStore
+    from akunu_py.chats.conversation_store import ConversationStore
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the conversation store, writing", f"after {seconds:.3f} s")
@@ -43,15 +43,15 @@ def killed_store(directory: Path, random: Random) -> Outcome:
 
 def killed_memory(directory: Path, random: Random) -> Outcome:
     """Kills a process that remembers answers; nothing may be set aside, and none may be lost."""
-    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.learned_state import LearnedState
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the memory, writing", f"after {seconds:.3f} s")
     before = _remembered(directory)
     said = _killed("memory", directory, seconds, outcome)
     os.environ["XDG_CACHE_HOME"] = str(directory)
-    learned = LearnedState(MODEL, "tokens", "layout", memory=True)
-    outcome.check(not learned.warnings, f"warnings: {learned.warnings}")
+    learned_state = LearnedState(MODEL, "tokens", "layout", memory=True)
+    outcome.check(not learned_state.warnings, f"warnings: {learned_state.warnings}")
     grown = _remembered(directory) - before
     expected = len(said) * (_LENGTH + 1)
     outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
@@ -60,7 +60,7 @@ def killed_memory(directory: Path, random: Random) -> Outcome:
 
 
 def _remembered(directory: Path) -> int:
-    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.learned_state import LearnedState
 
     os.environ["XDG_CACHE_HOME"] = str(directory)
     memory = LearnedState(MODEL, "tokens", "layout", memory=True).memory
@@ -87,7 +87,7 @@ def _killed(part: str, directory: Path, seconds: float, outcome: Outcome) -> lis
 
 
 def _write_messages(directory: Path) -> None:
-    from akunu_py.chats.store import ConversationStore
+    from akunu_py.chats.conversation_store import ConversationStore
     from akunu_py.chats.tree import ChatMessage
 
     store = ConversationStore.open(directory / "conversations.db")
@@ -101,10 +101,10 @@ def _write_messages(directory: Path) -> None:
 
 
 def _remember_answers(directory: Path) -> None:
-    from akunu_py.decoding import learned
+    from akunu_py.decoding import learned_state
 
-    learned._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
-    state = learned.LearnedState(MODEL, "tokens", "layout", memory=True)
+    learned_state._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
+    state = learned_state.LearnedState(MODEL, "tokens", "layout", memory=True)
     while True:
         state.remember(range(_LENGTH))
         if state.warnings:

@@ -76,9 +76,9 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
 
     directory: where the model is, once it was made, and those answers.
     """
-    from akunu_py.decoding.hosts import division
-    from akunu_py.decoding.load import load_found
-    from akunu_py.models.store import store
+    from akunu_py.decoding.hosts import partition
+    from akunu_py.decoding.load import load_stored
+    from akunu_py.models.store import model_store
     from akunu_py.types import LoadOptions
     from tests.support.host_models import write_named
     from tests.support.patient_ranks import patient_ranks
@@ -87,16 +87,16 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
     if not model.exists():
         model.mkdir()
         write_named(model, name, layers=2 if way == "shard" else 4)
-    found = store.resolve(str(model))
+    found = model_store.resolve(str(model))
     if not answers.exists():
-        plain = _answers(load_found(found, LoadOptions()), MODES[:1], count)
+        plain = _answers(load_stored(found, LoadOptions()), MODES[:1], count)
         answers.write_text(json.dumps([answer[:2] for answer in plain]))
     whole = json.loads(answers.read_text()) * len(MODES)
     with (
-        mock.patch.object(division, "choose", return_value=way),
+        mock.patch.object(partition, "choose", return_value=way),
         contextlib.nullcontext() if spin else patient_ranks(),
     ):
-        engine = load_found(found, LoadOptions(hosts=str(size)))
+        engine = load_stored(found, LoadOptions(hosts=str(size)))
     assert engine.ring is not None
     with _counted() as counts:
         divided = _answers(engine, MODES, count, [tokens for tokens, _ in whole], counts)

@@ -19,7 +19,7 @@ from typing import Any
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_constraint
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.types import Constraint
 
 SLOW = 1.0  # seconds to compile that are worth a line
@@ -28,7 +28,7 @@ SLOW = 1.0  # seconds to compile that are worth a line
 def main(path: Path) -> int:
     data = path.read_bytes()
     schemas = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["schemas"]
-    engine = Engine.load(store.get("starter").path)
+    engine = Engine.load(model_store.get("starter").path)
     counts: collections.Counter[str] = collections.Counter()
     slowest = 0.0
     for entry in schemas:

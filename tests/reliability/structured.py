@@ -41,7 +41,7 @@ from akunu_py.decoding.kv_cache import holds
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 from tests.measure.structured import count
 from tests.support.json_schema import is_valid
@@ -53,7 +53,7 @@ _CURVE = parse_curve(CURVES["m5max"])
 
 def main(path: Path, answers: int, length: int, start: int, end: int | None) -> int:
     schemas = json.loads(gzip.decompress(path.read_bytes()))["schemas"]
-    engine = Engine.load(store.get("starter").path)
+    engine = Engine.load(model_store.get("starter").path)
     counts: dict[str, dict[str, ReplayCounts]] = {}
     wrong = done = cut = refused = 0
     for number in _spread(answers)[start:end]:

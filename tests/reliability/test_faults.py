@@ -19,7 +19,7 @@ import pytest
 
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import (
     faults_caches,

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.store import ConversationStore
 from tests.reliability.fuzz import changed, clear, damaged, explore, lengths
 from tests.support.chats import branched
 

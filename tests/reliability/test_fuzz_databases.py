@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import render
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.rows import messages_of
-from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree, tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.screens.conversations import moment
+from akunu_py.tui.screens.conversation_list import moment
 from tests.reliability.fuzz import NUMBERS, TEXTS, clear, explore, json_like, lengths
 from tests.support.chats import T0, branched, exchange_of
 

@@ -26,7 +26,7 @@ from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.manifest import FILE_NAME, read_manifest
-from akunu_py.models.store.store import note_usage, read_usage
+from akunu_py.models.store.model_store import note_usage, read_usage
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
 

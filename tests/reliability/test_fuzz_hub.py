@@ -20,7 +20,7 @@ import pytest
 from akunu_py.errors import AkunuError, FetchError
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
-from akunu_py.models.store import cleanup, hub_cache, store
+from akunu_py.models.store import cleanup, hub_cache, model_store
 from tests.reliability.fuzz import counted, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -410,7 +410,7 @@ def test_what_links_lead_to_is_never_written(server: Hub, home: Path, kind: str)
                 os.mkfifo(place)
             else:
                 place.symlink_to(victim if kind == "symlink" else home / "new")
-            for work in (lambda: store.remove("tiny-model"), lambda: pull(REPOSITORY)):
+            for work in (lambda: model_store.remove("tiny-model"), lambda: pull(REPOSITORY)):
                 with contextlib.suppress(AkunuError):
                     work()
             assert victim.read_bytes() == b"mine" * 10, (kind, place)

@@ -185,7 +185,7 @@ def test_what_is_no_file_of_its_kind(
 def test_an_endless_model_card(altered: Path) -> None:
     for make in (_fifo, _zeros, _sparse):
         make(altered / "README.md")
-        assert plan_directory(altered).facts.licence == ""
+        assert plan_directory(altered).facts.license == ""
         (altered / "README.md").unlink()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.serve.dialect.errors import RequestError
-from akunu_py.serve.http.app import dialect_of
+from akunu_py.serve.dialect.request_errors import RequestError
+from akunu_py.serve.http.asgi import dialect_of
 from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
 from tests.support.serving import Reply, Served, ask, served, write_served_model
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.json import as_json
-from akunu_py.chats.store import ConversationStore
 from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
@@ -73,7 +73,7 @@ def hostile_home(home: Path) -> None:
         context_length=10,
         parameters=10,
         quantization=evil,
-        licence=evil,
+        license=evil,
         files={"config.json": FileRecord(2, "0" * 64)},
     )
     write_manifest(model, manifest)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.workarounds.private_kernels import keep_kernels_private
 from tests.reliability.watched import Home, can_trace
 from tests.support.chats import exchange_of

@@ -81,7 +81,7 @@ def listed() -> dict[str, tuple[str, str]]:
     """The page's first table: where each is installed, and its licence."""
     page = (ROOT / FILE).read_text("utf-8").partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    return {name: (where, licence) for name, where, licence, _ in rows[1:]}
+    return {name: (where, license) for name, where, license, _ in rows[1:]}
 
 
 def test_the_list_of_dependencies_is_that_of_the_project() -> None:
@@ -93,9 +93,9 @@ def test_the_list_of_dependencies_is_that_of_the_project() -> None:
 def test_licences_are_permissive() -> None:
     named = listed()
     for name in declared():
-        found = facts(name).licence  # "?": not on this system
-        for licence in (named[name][1], found if found != "?" else "mit"):
-            assert any(word in licence.lower() for word in PERMISSIVE), (name, licence)
+        found = facts(name).license  # "?": not on this system
+        for license in (named[name][1], found if found != "?" else "mit"):
+            assert any(word in license.lower() for word in PERMISSIVE), (name, license)
 
 
 def test_security_names_what_is_tested_here() -> None:

@@ -42,11 +42,11 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.models.store import store
-from akunu_py.serve.http.answering import events_of
-from akunu_py.serve.http.app import create_app
+from akunu_py.models.store import model_store
+from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
+from akunu_py.serve.http.request_handler import events_of
 from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.serving import LONG_CONTEXT, write_long_model
@@ -231,7 +231,7 @@ def launched(client: str, url: str) -> Launch:
 
 def main(clients: list[str]) -> int:
     home = Path(tempfile.mkdtemp(prefix="akunu-clients-"))
-    starter = store.resolve("starter").path
+    starter = model_store.resolve("starter").path
     tiny = write_long_model(home / MODEL, starter)
     os.chdir(home)
     for client in clients:

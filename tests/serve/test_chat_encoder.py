@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Event
-from akunu_py.serve.openai.chat import ChatEncoder, whole_chat
+from akunu_py.serve.openai.chat_completions import ChatEncoder, whole_chat
 from akunu_py.serve.openai.shapes import ReplyHead
 from tests.support.serve_events import answers, put_together
 

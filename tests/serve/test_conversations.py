@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.serve.dialect import bodies
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.messages import MessagesBody, tools_of
 from akunu_py.serve.messages import messages_of as from_messages
 from akunu_py.serve.responses.bodies import ResponsesBody

@@ -13,11 +13,11 @@ from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve.dialect import bodies
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
 from akunu_py.serve.openai.bodies import ChatBody
-from akunu_py.serve.openai.chat import prepare_chat
+from akunu_py.serve.openai.chat_completions import prepare_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import prepare_response
 from akunu_py.types import GenerateOptions

@@ -20,7 +20,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import Job, JobHandle
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.serve.http.answering import events_of
+from akunu_py.serve.http.request_handler import events_of
 from akunu_py.types import Stats
 
 END = Finished("stop", Stats())

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from akunu_py.serve.dialect.errors import RequestError
-from akunu_py.serve.http.app import DIALECTS, create_app
+from akunu_py.serve.dialect.request_errors import RequestError
+from akunu_py.serve.http.asgi import DIALECTS, create_app
 from akunu_py.serve.http.guard import AccessRules, is_loopback
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import listen

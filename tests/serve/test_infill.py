@@ -17,8 +17,8 @@ from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptPro
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
-from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.interface import PreparedRequest, WholeAnswer
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.llamacpp import InfillBody, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions

@@ -18,7 +18,7 @@ from akunu_py.decoding.events import (
     ToolCallArguments,
     ToolCallStarted,
 )
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.messages import MessageEncoder, error_body, whole_message
 from akunu_py.types import Stats
 from tests.support.serve_events import answers, put_together

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions

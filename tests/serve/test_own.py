@@ -29,7 +29,7 @@ from akunu_py.completion.thread import CompletionFailure, CompletionThread, Tick
 from akunu_py.decoding.generate.chat_model import ChatModel, LoadedChat
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
-from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.own.client import ServerClient, running_server, server_at

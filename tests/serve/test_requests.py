@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.serving import Reply, Served, ask, served, write_long_model
 from tests.support.sse_reader import named_events
 

@@ -17,7 +17,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.responses.bodies import ResponsesTool
 from akunu_py.serve.responses.dialect import (
     ResponseContext,

@@ -14,7 +14,7 @@ from functools import cache, partial
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode

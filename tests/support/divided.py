@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.command import AKUNU
 
-FOLLOWER = "akunu_py.decoding.hosts.follower"
+FOLLOWER = "akunu_py.decoding.hosts.partition_worker"
 PROMPT = " ".join(str(each * 7 % 90) for each in range(40))
 
 

@@ -53,7 +53,7 @@ class Echo:
     def recall(self, request: CompletionRequest) -> None:
         return None
 
-    def relieve(self) -> None:
+    def release_under_pressure(self) -> None:
         pass
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ class Ghost:
     def recall(self, request: CompletionRequest) -> None:
         return None
 
-    def relieve(self) -> None:
+    def release_under_pressure(self) -> None:
         pass
 
     def close(self) -> None:

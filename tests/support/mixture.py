@@ -18,9 +18,13 @@ class Mixture:
     pipelines = False
 
     def __init__(
-        self, network: NeuralDrafter, whole: Sequence[int], vocabulary: int, seed: int
+        self, neural_drafter: NeuralDrafter, whole: Sequence[int], vocabulary: int, seed: int
     ) -> None:
-        self._network, self._whole, self._vocabulary = network, list(whole), vocabulary
+        self._neural_drafter, self._whole, self._vocabulary = (
+            neural_drafter,
+            list(whole),
+            vocabulary,
+        )
         self._random = random.Random(seed)
         self._known: list[int] = []
         self._shape = 0, 0, 0
@@ -33,9 +37,9 @@ class Mixture:
         before, own, behind = (self._random.randrange(4) for _ in range(3))
         draft, left = self._guesses(0, min(before, limit)), limit
         before, made = len(draft), list[int]()
-        if own and left > before and self._network.begin([*self._known, *draft]):
+        if own and left > before and self._neural_drafter.begin([*self._known, *draft]):
             while len(made) < min(own, left - before):
-                token, _ = self._network.guess()
+                token, _ = self._neural_drafter.guess()
                 if token < 0:
                     break
                 made.append(token)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from mlx._distributed_utils.launch import RemoteProcess
 
-from akunu_py.decoding.hosts import division, follower, process, ring
+from akunu_py.decoding.hosts import host_group, partition, partition_worker, process
 
 _ROOT = Path(__file__).parents[2]
 
@@ -30,14 +30,14 @@ def patient_ranks() -> Iterator[None]:
     def start(*args: Any) -> Any:
         *others, command = args
         return RemoteProcess(
-            *others, [each if each != follower.__name__ else __name__ for each in command]
+            *others, [each if each != partition_worker.__name__ else __name__ for each in command]
         )
 
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with (
         mock.patch.dict(os.environ, PYTHONPATH=path),
         mock.patch.object(process, "RemoteProcess", start),
-        mock.patch.object(ring, "connect", _connect),
+        mock.patch.object(host_group, "connect", _connect),
     ):
         yield
 
@@ -55,9 +55,9 @@ def _connect(backend: str, others: Sequence[int]) -> Any:
     return group
 
 
-_impatient = division.connect
+_impatient = partition.connect
 
 if __name__ == "__main__":
     sys.modules["tests.support.patient_ranks"] = sys.modules[__name__]
-    with mock.patch.object(division, "connect", _connect):
-        follower.main()
+    with mock.patch.object(partition, "connect", _connect):
+        partition_worker.main()

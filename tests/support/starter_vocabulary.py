@@ -7,14 +7,14 @@ import string
 from functools import cache
 
 from akunu_py.models.gguf.tokenizer import PRE_TOKENIZERS
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 
 
 @cache
 def starter_vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
     """Its tokens by id and its merges, and more: numbers, and what only merges where a word goes
     on behind a letter or a sign. The starter must be in the store."""
-    text = (store.get("starter").path / "tokenizer.json").read_text("utf-8")
+    text = (model_store.get("starter").path / "tokenizer.json").read_text("utf-8")
     model = json.loads(text)["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     merges = [tuple(pair) for pair in model["merges"]]

@@ -44,7 +44,7 @@ def entry_of(wheel: Path, **changes: Any) -> catalog.CatalogEntry:
         "name": "tiny",
         "title": "Tiny",
         "description": "",
-        "licence": "MIT",
+        "license": "MIT",
         "homepage": "",
         "parameters": 1,
         "context": 128,

@@ -14,10 +14,10 @@ from textual.widgets import Input, TextArea
 
 from akunu_py import paths
 from akunu_py.errors import Cancelled
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
-from akunu_py.models.store.store import StoredModel
 from akunu_py.tui import themes
-from akunu_py.tui.screens.models import ModelsScreen
+from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved
 
 

@@ -176,7 +176,10 @@ async def test_an_answer_that_fails_halfway_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    ["akunu_py.tui.transcript.blocks.natural_widths", "akunu_py.tui.transcript.parser.to_unicode"],
+    [
+        "akunu_py.tui.transcript.blocks.natural_widths",
+        "akunu_py.tui.transcript.markdown_parser.to_unicode",
+    ],
 )
 async def test_a_bug_in_drawing_hides_nothing(
     broken: str, monkeypatch: pytest.MonkeyPatch, own_directories: None

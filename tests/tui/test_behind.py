@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from textual.widgets import OptionList
 
-from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.screens.conversations import ChosenConversation, ConversationsScreen
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen
 from akunu_py.tui.screens.dialog import QuestionScreen
 from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished
 from akunu_py.tui.workers.store_thread import StoreThread

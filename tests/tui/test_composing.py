@@ -18,7 +18,7 @@ from akunu_py.tui.prompt.box import NamedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from akunu_py.tui.screens.dialog import Dialog
 from akunu_py.tui.screens.help import HelpScreen
-from akunu_py.tui.screens.models import ModelsScreen
+from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.terminal import edit_text, editor
 from tests.support.tui_chat import Chat, chat, until
 

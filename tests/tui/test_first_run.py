@@ -12,12 +12,12 @@ import pytest
 from textual.widgets import OptionList
 
 from akunu_py.errors import FetchError, UnknownModel
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
-from akunu_py.models.store.store import StoredModel
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.main import Welcome
-from akunu_py.tui.screens.models import ModelsScreen
+from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.workers import downloads
 from akunu_py.tui.workers.session_thread import ModelLoaded
 from akunu_py.types import GenerateOptions
@@ -51,7 +51,7 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
     source = Source()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(downloads, "_pull", source.pull)
-    monkeypatch.setattr(store, "resolve", source.resolve)
+    monkeypatch.setattr(model_store, "resolve", source.resolve)
     return source
 
 

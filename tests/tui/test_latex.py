@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.tui.transcript.parser import markdown_parser, to_unicode
+from akunu_py.tui.transcript.markdown_parser import markdown_parser, to_unicode
 
 
 def shown(text: str) -> str:

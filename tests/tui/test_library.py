@@ -15,8 +15,8 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.screens.conversations import ChosenConversation, ConversationsScreen, moment
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen, moment
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import at_rest, until
@@ -304,7 +304,7 @@ def test_picture(
     size: tuple[int, int],
     theme: str,
 ) -> None:
-    monkeypatch.setattr("akunu_py.tui.screens.conversations.Path.cwd", lambda: Path("/home/me"))
+    monkeypatch.setattr("akunu_py.tui.screens.conversation_list.Path.cwd", lambda: Path("/home/me"))
     app = LibraryHost(path, theme)
 
     async def press(pilot: Pilot[None]) -> None:

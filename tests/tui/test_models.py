@@ -17,11 +17,11 @@ from textual.widgets import OptionList, Static
 from akunu_py.errors import FetchError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Machine
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
-from akunu_py.models.store.store import StoredModel
 from akunu_py.tui.screens.main import describe_offer
-from akunu_py.tui.screens.models import ModelsScreen, better_model
+from akunu_py.tui.screens.model_picker import ModelsScreen, better_model
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
@@ -32,7 +32,7 @@ ENTRIES = {
     name: replace(
         _BASE, name=name, title=title, description=about, grade=grade, context=32768,
         download_bytes=size, weight_bytes=size, memory_8k=size + GB // 2, purpose=purpose,
-        licence="Apache-2.0",
+        license="Apache-2.0",
     )
     for name, title, about, grade, size, purpose in (
         ("starter", "Starter, 4-bit", "Small. Makes facts up.", 1, GB // 10, ("chat",)),
@@ -49,13 +49,15 @@ MACHINE = Machine(MEMORY, 100e9)
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
-    monkeypatch.setattr("akunu_py.tui.screens.models.look_at_machine", lambda: (GB // 50, MACHINE))
-    monkeypatch.setattr("akunu_py.tui.screens.models.free_space", lambda: 310 * GB)
+    monkeypatch.setattr(
+        "akunu_py.tui.screens.model_picker.look_at_machine", lambda: (GB // 50, MACHINE)
+    )
+    monkeypatch.setattr("akunu_py.tui.screens.model_picker.free_space", lambda: 310 * GB)
     stored = [
-        StoredModel("starter", tmp_path, GB // 10, 8192, licence="Apache-2.0"),
+        StoredModel("starter", tmp_path, GB // 10, 8192, license="Apache-2.0"),
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),
     ]
-    monkeypatch.setattr(store, "list_models", lambda: stored)
+    monkeypatch.setattr(model_store, "list_models", lambda: stored)
 
 
 @pytest.fixture
@@ -254,7 +256,7 @@ def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
     monkeypatch.setattr(
-        "akunu_py.tui.screens.models.look_at_machine",
+        "akunu_py.tui.screens.model_picker.look_at_machine",
         lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)),
     )
     assert better_model("starter") is None, "it would fit, but be slower than one reads"

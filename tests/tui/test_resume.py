@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.commands import chat as command
 from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, recall, remember
-from akunu_py.tui.controllers.conversations import Resume
-from akunu_py.tui.screens.conversations import ConversationsScreen
+from akunu_py.tui.controllers.library import Resume
+from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome, describe_offer
-from akunu_py.tui.screens.models import model_rows
+from akunu_py.tui.screens.model_picker import model_rows
 from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions

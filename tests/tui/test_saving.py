@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
-from akunu_py.tui.screens.conversations import ConversationsScreen
+from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.workers import store_thread as store_module
 from akunu_py.tui.workers.session_thread import AnswerFinished, SessionThread
 from akunu_py.tui.workers.store_thread import StoreThread

@@ -15,9 +15,9 @@ from textual.message import Message as TextualMessage
 from akunu_py.decoding.generate import model_thread as thread_module
 from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
 from akunu_py.decoding.generate.session import DiskPromptCaches, Generation, Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
+from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,

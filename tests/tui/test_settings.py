@@ -19,7 +19,7 @@ from textual.widgets import Input, Select, Static, TextArea
 
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
-from akunu_py.tui.screens.settings import SettingsScreen
+from akunu_py.tui.screens.settings_form import SettingsScreen
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, sizes_and_themes
 
@@ -273,7 +273,7 @@ def test_picture(
     snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], theme: str
 ) -> None:
     path = Path("/home/me/.config/akunu/settings.toml")
-    monkeypatch.setattr("akunu_py.tui.screens.settings.settings_file", lambda: path)
+    monkeypatch.setattr("akunu_py.tui.screens.settings_form.settings_file", lambda: path)
     host, _ = form(Settings(personas=PERSONAS, persona="coder"))
     host.theme = theme
 

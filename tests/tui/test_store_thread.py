@@ -14,7 +14,7 @@ import pytest
 from textual.message import Message as TextualMessage
 
 from akunu_py.chats import database
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.tui.workers import store_thread

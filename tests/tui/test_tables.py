@@ -10,7 +10,7 @@ from textual.style import Style
 
 from akunu_py.settings import Settings
 from akunu_py.tui.transcript.blocks import column_widths, draw, natural_widths
-from akunu_py.tui.transcript.parser import markdown_parser
+from akunu_py.tui.transcript.markdown_parser import markdown_parser
 from tests.support.tui_chat import chat, until
 
 WORDS = st.lists(

@@ -14,7 +14,7 @@ from signal import SIGKILL
 
 import pytest
 
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import akunu
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture

@@ -14,12 +14,12 @@ from textual.message import Message
 
 from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
 from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.screens.settings import SettingsController
+from akunu_py.tui.screens.settings_form import SettingsController
 from akunu_py.tui.status import Phase, reported
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.workers.session_thread import (
@@ -195,7 +195,7 @@ class AnswerController:
         if name is None:
             return
         try:
-            model = await asyncio.to_thread(store.resolve, name)
+            model = await asyncio.to_thread(model_store.resolve, name)
         except AkunuError as error:
             is_loading = name in self._downloads.all
             self._view.refuse(f"{name} is still downloading" if is_loading else str(error))

@@ -13,7 +13,7 @@ from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt.attachments import attach, join, mentions, missing, split
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.transcript.parser import parse
+from akunu_py.tui.transcript.markdown_parser import parse
 
 
 @dataclass(frozen=True, slots=True)

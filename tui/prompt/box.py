@@ -51,17 +51,17 @@ class PromptBox(TextArea):
 
         direction: int  # -1 for up, 1 for down
 
-    class QueuedWanted(Message):
+    class QueuedPromptRequested(Message):
         """Posted for Up in an empty box, to take back a queued prompt."""
 
-    class EditorWanted(Message):
+    class EditorRequested(Message):
         """Posted for Ctrl+X Ctrl+E, to edit the prompt in the user's editor."""
 
-    class FollowWanted(Message):
+    class FollowRequested(Message):
         """Posted for End in an empty box: the transcript follows its end again."""
 
     @dataclass
-    class SearchWanted(Message):
+    class SearchRequested(Message):
         """Posted to search earlier prompts."""
 
         earlier: Sequence[str]  # oldest first
@@ -154,7 +154,7 @@ class PromptBox(TextArea):
         typed = event.is_printable or event.key in _ERASING_KEYS
         after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"
         if after_ctrl_x and event.key == "ctrl+e":
-            self.post_message(self.EditorWanted())
+            self.post_message(self.EditorRequested())
         elif event.key == "ctrl+x" and not self.selected_text:
             pass  # TextArea would cut the line
         elif self._popup.take_key(event.key, is_typed=typed) or (
@@ -212,11 +212,11 @@ class PromptBox(TextArea):
         return line
 
     def action_search(self) -> None:
-        self.post_message(self.SearchWanted(self._sent))
+        self.post_message(self.SearchRequested(self._sent))
 
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.has_queued and not self.text:
-            self.post_message(self.QueuedWanted())
+            self.post_message(self.QueuedPromptRequested())
         elif not select and self._sent and (not self.text or self._is_browsing):
             newest = len(self._sent)
             self._recall(max(0, (self._recalled if self._is_browsing else newest) or 0) - 1)
@@ -233,7 +233,7 @@ class PromptBox(TextArea):
         if self.text:
             super().action_cursor_line_end(select)
         else:
-            self.post_message(self.FollowWanted())
+            self.post_message(self.FollowRequested())
 
     def action_cursor_page_up(self) -> None:
         self.post_message(self.Paged(-1))

@@ -17,7 +17,7 @@ from textual.widgets import TextArea
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.settings import load_settings
 from akunu_py.text import displayable
 from akunu_py.tui import themes
@@ -74,7 +74,7 @@ def choices_of(command: str) -> list[str]:
     """Return the argument names of a command."""
     try:
         if command == "model":
-            return [model.name for model in store.list_models() if not model.damaged]
+            return [model.name for model in model_store.list_models() if not model.damaged]
         if command == "persona":
             return list(load_settings().personas)
     except AkunuError:

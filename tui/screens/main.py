@@ -23,7 +23,7 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import keys_of_actions
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.screens.dialog import QuestionScreen
-from akunu_py.tui.screens.models import ModelRow, better_model
+from akunu_py.tui.screens.model_picker import ModelRow, better_model
 from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice

@@ -30,7 +30,7 @@ from textual.widgets._markdown import (
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import TableCells, has_gap
+from akunu_py.tui.transcript.markdown_parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
 _GAP, _NARROW_GAP = " │ ", "│"

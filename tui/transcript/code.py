@@ -18,7 +18,7 @@ from textual.style import Style
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-from akunu_py.tui.transcript.parser import has_gap
+from akunu_py.tui.transcript.markdown_parser import has_gap
 
 _MEASURE = 96  # columns, as wide as text; long lines use all available space
 _INDENT = 1  # minimum columns for each level of a list or quote
@@ -40,14 +40,14 @@ class CodeBlock(MarkdownFence):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"code--head", "code--key", "code--mark"}
 
-    class CopyWanted(Message):
+    class CopyRequested(Message):
         """Posted when `copy` is clicked."""
 
         def __init__(self, block: CodeBlock, code: str, language: str) -> None:
             super().__init__()
             self.block, self.code, self.language = block, code, language
 
-    class WrapWanted(Message):
+    class WrapRequested(Message):
         """Posted when `wrap` is clicked."""
 
     def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
@@ -167,10 +167,10 @@ class CodeBlock(MarkdownFence):
         self.scroll_code(-1)
 
     def action_copy(self) -> None:
-        self.post_message(self.CopyWanted(self, f"{self.code}\n", self.lexer))
+        self.post_message(self.CopyRequested(self, f"{self.code}\n", self.lexer))
 
     def action_wrap(self) -> None:
-        self.post_message(self.WrapWanted())
+        self.post_message(self.WrapRequested())
 
 
 def _clickable(

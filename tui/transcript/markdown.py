@@ -21,7 +21,7 @@ from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote, TableBlock
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import markdown_parser, parse
+from akunu_py.tui.transcript.markdown_parser import markdown_parser, parse
 
 _BLOCKS = 30  # blocks in a section: several screens
 _COLUMNS = 74  # assumed width, to estimate the height of an undrawn section

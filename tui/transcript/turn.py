@@ -182,11 +182,11 @@ class AnswerView(Vertical):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"answer--about", "answer--action"}
 
-    class StateShown(Message):
+    class StateChanged(Message):
         """Posted when the answer starts or ends, or when its footer changes."""
 
     @dataclass
-    class NotDrawn(Message):
+    class MarkdownFailed(Message):
         """Posted when a bug in Markdown rendering forces plain text."""
 
         error: Exception
@@ -268,7 +268,7 @@ class AnswerView(Vertical):
             foot = Content.assemble(ending, "   " if ending else "", row)
         self._foot.update(foot)
         self._foot.display = bool(foot)
-        self.post_message(self.StateShown())
+        self.post_message(self.StateChanged())
 
     async def show_drafting(self, drafting: bool) -> None:
         """Switch between Markdown and plain text with marked drafts."""
@@ -320,7 +320,7 @@ class AnswerView(Vertical):
             self._text.display = failed.display
             await self.mount(self._text, after=failed)
             await failed.remove()
-            self.post_message(self.NotDrawn(error))
+            self.post_message(self.MarkdownFailed(error))
 
 
 def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:

@@ -233,9 +233,9 @@ class Transcript(SteadyScroll):
         """A hint below the transcript that an answer grows below the viewport."""
 
         def on_click(self) -> None:
-            self.post_message(Transcript.EndWanted())
+            self.post_message(Transcript.EndRequested())
 
-    class EndWanted(Message):
+    class EndRequested(Message):
         """Posted when the reader asks to follow the end again."""
 
     class Left(Message):
@@ -466,7 +466,7 @@ class Transcript(SteadyScroll):
         """Switch between wrapping and truncating code lines in all blocks."""
         self.toggle_class("-wrap")
 
-    on_code_block_wrap_wanted = action_wrap_code
+    on_code_block_wrap_requested = action_wrap_code
 
     def action_scroll_code(self, steps: int) -> None:
         """Scroll the code blocks of the chosen message."""
@@ -519,7 +519,7 @@ class Transcript(SteadyScroll):
         async with self._mounting:
             await (self._column.move_up() if up else self._column.move_down())
 
-    def on_answer_view_state_shown(self) -> None:
+    def on_answer_view_state_changed(self) -> None:
         self.call_after_refresh(self._scrolled)
 
     def _scrolled(self) -> None:

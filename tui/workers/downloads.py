@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from textual.message import Message
 
 from akunu_py.errors import AkunuError, Cancelled
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
-from akunu_py.models.store.store import StoredModel
 
 _INTERVAL_S = 0.1
 Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ConversationError, describe
 

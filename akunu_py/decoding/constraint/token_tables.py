@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from akunu_py.decoding.learned import directory_of
+from akunu_py.decoding.learned_state import directory_of
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.errors import UsageError
 from akunu_py.files import read_bounded, write_atomically

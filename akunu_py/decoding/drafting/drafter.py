@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.decoding.drafting.early_exit import ExitDrafter
 from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter, NeuralDrafterBase
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -14,7 +14,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.networks import LearnedDrafter, PlannedDrafter
+from akunu_py.ngram.neural_plan import LearnedDrafter, PlannedDrafter
 from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions, NeuralDrafter
 
 
@@ -37,7 +37,7 @@ class Drafting:
         self._memory = learned.memory if learned else None
         known = sibling or learned
         self.curve: CostCurve = known.curve if known else CostCurve()
-        self.networks: dict[str, LearnedDrafter] = known.networks if known else {}
+        self.neural_drafters: dict[str, LearnedDrafter] = known.neural_drafters if known else {}
         self._made_for: tuple[DraftMode, int] | None = None
         self._inner: Drafter = NoDrafter()
         self._drafter = TrackedDrafter(self._inner, None)
@@ -96,17 +96,17 @@ class Drafting:
 
     @property
     def _planned(self) -> list[PlannedDrafter]:
-        return self._inner.networks if isinstance(self._inner, AutoDrafter) else []
+        return self._inner.neural_drafters if isinstance(self._inner, AutoDrafter) else []
 
     @property
-    def network_seconds(self) -> float:
+    def neural_seconds(self) -> float:
         """Time that neural drafters took since the drafter was made."""
         return sum(each.total_seconds for each in self._planned)
 
     def release(self) -> None:
         """Release neural drafters' state that does not stay with the history."""
         for each in self._planned:
-            each.network.forget()
+            each.neural_drafter.forget()
 
     def costs(self, context: int) -> Sequence[float] | None:
         """Return the planned costs of 1, 2, ... rows, None before a plain step was timed."""
@@ -127,8 +127,8 @@ class Drafting:
             stop_tokens=self._engine.tokens.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
             memory=self._memory,
-            networks=networks_for(self._engine, self._target, mode),
-            learned=self.networks,
+            neural_drafters=neural_drafters_for(self._engine, self._target, mode),
+            learned=self.neural_drafters,
             ngrams=mode in ("auto", "ngram"),
         )
 
@@ -168,7 +168,7 @@ class TrackedDrafter:
 
 
 # By the draft mode that uses only this one.
-NETWORKS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
+NEURAL_DRAFTERS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
     "mtp": MtpDrafter,
     "model": ModelDrafter,
     "exit": ExitDrafter,
@@ -177,15 +177,15 @@ NETWORKS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:
     """Raise UsageError if `mode` needs a neural drafter that the engine lacks."""
-    kind = NETWORKS.get(mode)
+    kind = NEURAL_DRAFTERS.get(mode)
     if kind is not None and (why := kind.missing(engine)):
         raise UsageError(f"--draft {mode}: {why}")
 
 
-def networks_for(engine: Engine, target: Target, mode: DraftMode) -> list[NeuralDrafter]:
+def neural_drafters_for(engine: Engine, target: Target, mode: DraftMode) -> list[NeuralDrafter]:
     """Make the neural drafters that `mode` uses."""
     return [
         kind.make(engine, target)
-        for name, kind in NETWORKS.items()
+        for name, kind in NEURAL_DRAFTERS.items()
         if (name == mode or (mode == "auto" and kind.in_auto)) and not kind.missing(engine)
     ]

@@ -12,7 +12,7 @@ from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, TextPi
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
     from akunu_py.decoding.generate.session import Generation, Session
-    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
 
 
@@ -129,7 +129,7 @@ class LoadedAnswer:
     ) -> None:
         self._session, self._on_answered = session, on_answered
         self._generation = session.chat(messages, options)
-        self._before = session.drafting.network_seconds
+        self._before = session.drafting.neural_seconds
         self._rows: Counter[int] = Counter()  # passes by rows
         self.cancel = self._generation.cancel
 
@@ -171,7 +171,7 @@ class LoadedAnswer:
             spent = sum(
                 costs[min(each, len(costs)) - 1] * count for each, count in self._rows.items()
             )
-            spent += max(0.0, self._session.drafting.network_seconds - self._before)
+            spent += max(0.0, self._session.drafting.neural_seconds - self._before)
             speedup = stats.decoded_tokens * costs[0] / spent
         return Gauges(_memory(), speedup)
 

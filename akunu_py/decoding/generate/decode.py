@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding.target import Target
-from akunu_py.decoding.token_ids import common_prefix, first_outside
+from akunu_py.decoding.token_ids import common_prefix, first_invalid
 from akunu_py.types import Drafter, Piece
 
 _MAX_PENDING = 8  # with more pending tokens a pass has no draft
@@ -97,7 +97,7 @@ def draft(target: Target, drafter: Drafter, limit: int, *, ahead: bool = False) 
     room = limit - 1 if len(target.pending) <= _MAX_PENDING else 0
     drafted = drafter.propose(room, ahead=ahead)
     vocabulary = target.vocabulary  # the answer cache's file may hold other token ids
-    return drafted if vocabulary is None else drafted[: first_outside(drafted, vocabulary)]
+    return drafted if vocabulary is None else drafted[: first_invalid(drafted, vocabulary)]
 
 
 def collect(target: Target, launched: _Pass, stop: Collection[int]) -> tuple[list[int], int]:

@@ -20,7 +20,7 @@ _LEAST_ANSWER = 256  # answer tokens that must fit; the rest may never be genera
 _STEP = 256  # growth of caches in tokens
 
 
-def relieve(caches: PromptCaches) -> None:
+def release_under_pressure(caches: PromptCaches) -> None:
     """Release MLX's buffers, and unused prompt caches at critical pressure."""
     pressure = device.memory_pressure()
     if pressure == "critical":
@@ -35,7 +35,7 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     Raises DoesNotFit, with what would fit, if that is not enough and the engine is not forced.
     """
     caches = target.caches
-    relieve(caches)
+    release_under_pressure(caches)
     context = engine.plan.context_length
     cached = target.reach(prompt)
     fewest = min(len(prompt) + min(max_tokens, _LEAST_ANSWER), context)

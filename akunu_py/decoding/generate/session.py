@@ -20,17 +20,17 @@ from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.decode import decode, ended, plain_step
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.cache_file import Stopped
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore, is_forgotten
+from akunu_py.decoding.prompt_cache.prompt_cache_store import LEAST, PromptCacheStore, is_forgotten
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
-from akunu_py.decoding.token_ids import common_prefix, first_outside
+from akunu_py.decoding.token_ids import common_prefix, first_invalid
 from akunu_py.errors import DamagedModel, DoesNotFit, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import (
@@ -103,7 +103,7 @@ class Session:
         if a cache was saved (there may be more to save).
         """
         caches = self.target.caches  # which other sessions may share
-        memory_guard.relieve(caches)
+        memory_guard.release_under_pressure(caches)
         histories = [*caches.in_use, *caches.histories()]
         return self.recall is not None and self.recall.write(histories, stopped, seconds)
 
@@ -294,7 +294,7 @@ class Generation:
     def _take_room(self, left: int) -> Generator[TextPiece]:
         """Reserve memory for the next leg, releasing the history and waiting if needed."""
         target, turn, nothing = self._target, self._session.turn, TextPiece("", Piece(()))
-        memory_guard.relieve(target.caches)
+        memory_guard.release_under_pressure(target.caches)
         known = [*target.tokens, *target.pending]
         needed = self._needed(len(known) + min(left, _LEG))
         if not turn.crowded and target.caches.has_room(needed, target.history):
@@ -433,7 +433,7 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         )
     if not prompt:
         raise EmptyPrompt("the prompt is empty; give a text to answer")
-    if (at := first_outside(prompt, engine.tokens.vocabulary)) is not None:
+    if (at := first_invalid(prompt, engine.tokens.vocabulary)) is not None:
         raise DamagedModel(
             f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "
             f"{engine.tokens.vocabulary} tokens; fetch the model again"
@@ -446,7 +446,7 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             engine.plan.context_length - 1,
         )
     biased = [token for token, _ in options.sampling.logit_bias]
-    if (at := first_outside(biased, engine.tokens.vocabulary)) is not None:
+    if (at := first_invalid(biased, engine.tokens.vocabulary)) is not None:
         raise UsageError(
             f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, none is {biased[at]}"
         )

@@ -40,7 +40,7 @@ class RankProcess:
     def __init__(self, hosts: Hosts, rank: int, arguments: dict[str, Any]) -> None:
         self.rank, self.host = rank, hosts.names[rank]
         self.label = hosts.label(rank)
-        command = ["-P", "-m", "akunu_py.decoding.hosts.follower", json.dumps(arguments)]
+        command = ["-P", "-m", "akunu_py.decoding.hosts.partition_worker", json.dumps(arguments)]
         python = hosts.env.get("AKUNU_PYTHON", sys.executable)
         env = [f"{name}={value}" for name, value in hosts.env.items()]
         self._remote = RemoteProcess(rank, self.host, python, None, hosts.files, env, command)

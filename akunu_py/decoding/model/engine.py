@@ -28,7 +28,7 @@ from akunu_py.models.load.model_files import boundary
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.hosts.ring import HostGroup
+    from akunu_py.decoding.hosts.host_group import HostGroup
 
 _DEFAULTS = LoadOptions()
 

@@ -89,8 +89,8 @@ class CacheHeader:
 
 
 def write(
-    file: BinaryIO, about: CacheMetadata, metadata: Mapping[str, str], tensors: Sequence[CacheTensor],
-    stopped: Stopped,
+    file: BinaryIO, about: CacheMetadata, metadata: Mapping[str, str],
+    tensors: Sequence[CacheTensor], stopped: Stopped,
 ) -> None:  # fmt: skip
     """Write a whole file. metadata: mlx-lm's. Raises SaveStopped if `stopped`, OSError."""
     words = json.dumps({"format": FORMAT, **asdict(about)})

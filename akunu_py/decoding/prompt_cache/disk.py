@@ -29,7 +29,7 @@ from akunu_py.decoding.prompt_cache.cache_file import (
     disk_errors,
 )
 from akunu_py.decoding.prompt_cache.history import TokenHistory
-from akunu_py.decoding.token_ids import first_outside
+from akunu_py.decoding.token_ids import first_invalid
 from akunu_py.errors import DamagedCache, StoreError, UsageError
 from akunu_py.files import open_regular, read_bounded, replacing
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES
@@ -119,7 +119,7 @@ def _checked(path: Path, engine: Engine, header: cache_file.CacheHeader) -> Toke
     about, length = header.about, len(header.about.tokens)
     if (
         not length
-        or first_outside([*about.tokens, *about.pending], engine.tokens.vocabulary) is not None
+        or first_invalid([*about.tokens, *about.pending], engine.tokens.vocabulary) is not None
     ):
         raise ValueError("expected tokens of this model")
     like = kv_cache.new_cache(engine.model, engine.plan.kv_bits)

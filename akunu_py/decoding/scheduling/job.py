@@ -25,7 +25,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.tools.parser import ToolCallParser, parser_for
+from akunu_py.decoding.tools.tool_call_parser import ToolCallParser, parser_for
 from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 
 if TYPE_CHECKING:

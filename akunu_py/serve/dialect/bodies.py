@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from akunu_py.files import parse_json
-from akunu_py.serve.dialect.errors import RequestError, invalid
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.text import on_one_line
 from akunu_py.types import Message
 

@@ -27,7 +27,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Stats, TokenLogprobs, ToolCall
 

@@ -23,7 +23,7 @@ from akunu_py.completion.request import CompleteOptions, Completion
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.types import GenerateOptions
 
 _MAX_COMPLETERS = 4  # kept, one for each set of options

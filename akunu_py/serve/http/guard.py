@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.interface import Dialect
-from akunu_py.serve.http.answering import send_json
+from akunu_py.serve.dialect.request_errors import RequestError
+from akunu_py.serve.http.request_handler import send_json
 
 _OPEN = ("/health",)  # needs no key
 

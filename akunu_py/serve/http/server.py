@@ -22,10 +22,10 @@ from akunu_py.decoding.scheduling.scheduler import Scheduler, State
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.http.answering import events_of
-from akunu_py.serve.http.app import Backend, create_app
+from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.request_handler import events_of
 from akunu_py.serve.own.running import RunningServer, announced
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions

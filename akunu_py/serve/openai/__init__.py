@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from akunu_py.serve.dialect.interface import Dialect, Endpoint
 from akunu_py.serve.openai.bodies import ChatBody
-from akunu_py.serve.openai.chat import prepare_chat
+from akunu_py.serve.openai.chat_completions import prepare_chat
 from akunu_py.serve.openai.completions import CompletionsBody, prepare_completions
 from akunu_py.serve.openai.shapes import error_body
 

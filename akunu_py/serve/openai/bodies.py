@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool
-from akunu_py.serve.dialect.errors import invalid
-from akunu_py.serve.dialect.sampling import SamplingBody
+from akunu_py.serve.dialect.request_errors import invalid
+from akunu_py.serve.dialect.sampling_body import SamplingBody
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 
 

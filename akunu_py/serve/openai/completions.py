@@ -17,7 +17,6 @@ from akunu_py.decoding.events import (
     ThinkingDelta,
 )
 from akunu_py.decoding.scheduling.job import text_job
-from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
     CommentEncoder,
@@ -26,7 +25,13 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.sampling import SamplingBody, choices, generate_options, includes_usage
+from akunu_py.serve.dialect.request_errors import invalid
+from akunu_py.serve.dialect.sampling_body import (
+    SamplingBody,
+    choices,
+    generate_options,
+    includes_usage,
+)
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.openai.shapes import (
     ReplyHead,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from akunu_py.decoding.events import Finished
-from akunu_py.serve.dialect.errors import ErrorKind, RequestError
+from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 
 _ERROR_TYPES: dict[ErrorKind, str] = {

@@ -22,7 +22,6 @@ from akunu_py.decoding.generate.chat_model import LoadedAnswer, facts_of
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.interface import (
     CommentEncoder,
     Dialect,
@@ -31,6 +30,7 @@ from akunu_py.serve.dialect.interface import (
     WholeAnswer,
     frame,
 )
+from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service, completion_events
 from akunu_py.types import GenerateOptions, Message
 

@@ -109,7 +109,7 @@ class ServedCompleter:
         self._options = asdict(options)
         self._cache = CompletionCache()
 
-    def relieve(self) -> None:
+    def release_under_pressure(self) -> None:
         """Do nothing: the memory is the server's."""
 
     def close(self) -> None:

@@ -22,7 +22,6 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.serve.dialect.bodies import BETWEEN, joined
-from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.serve.dialect.interface import (
     Dialect,
     Endpoint,
@@ -31,7 +30,8 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.sampling import (
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
+from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
     SamplingBody,
     effort_variables,

@@ -25,7 +25,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import check_tool, refuse_extra
-from akunu_py.serve.dialect.errors import RequestError, invalid
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
 

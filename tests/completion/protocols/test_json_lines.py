@@ -16,7 +16,7 @@ import pytest
 
 from akunu_py.completion.protocols.json_lines import BadLine, RequestLine, parse, read_lines
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, assert_one_line_error, run_here
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model

@@ -15,7 +15,7 @@ from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.acceptance import read_counts
 from akunu_py.completion.protocols.lsp import NEXT_EDIT, PART
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 from tests.support.lsp_ghost import GHOST
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.protocols.lsp import read_frames
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 
 

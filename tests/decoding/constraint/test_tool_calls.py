@@ -17,7 +17,7 @@ from akunu_py.decoding.constraint import tool_calls
 from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint
 from akunu_py.decoding.events import TextDelta, ToolCallArguments, ToolCallFinished, ToolCallStarted
 from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.parser import ToolCallParser
+from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.json_schema.regex import limits
 from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid

@@ -13,8 +13,8 @@ from akunu_py.decoding.constraint import tool_calls
 from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint, constrained
 from akunu_py.decoding.events import TextDelta, ToolCallArguments, ToolCallFinished, ToolCallStarted
 from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.decoding.tools.syntaxes import CallLayout
+from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.errors import UsageError
 from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice

@@ -130,13 +130,13 @@ def test_whatever_they_say_the_answer_is_the_targets(
     truth, _ = answer(Target(model, kv_bits), prompt, sampling, NoDrafter())
     for told in ([], [*prompt, *truth]):
         target = Timeless(model, kv_bits)
-        network = Told(layers, target, told, kv_bits)
-        drafter = AutoDrafter(CostCurve(FREE), networks=[network], ngrams=ngrams)
+        neural_drafter = Told(layers, target, told, kv_bits)
+        drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=ngrams)
         tokens, accepted = answer(target, prompt, sampling, drafter)
         assert tokens == truth[: len(tokens)]
         seen |= set(accepted)
-        assert network.begun
-        assert network.compared or not told
+        assert neural_drafter.begun
+        assert neural_drafter.compared or not told
     assert seen >= set(range(1, LONGEST))
 
 
@@ -147,11 +147,11 @@ def test_guesses_come_before_their_tokens_and_behind_them(sampling: SamplingOpti
     truth, _ = answer(Target(model, None), prompt, sampling, NoDrafter())
     for seed in range(4):
         target = Timeless(model, None)
-        network = Told(FirstLayers(model, 1), target, [*prompt, *truth], None)
-        drafter = Mixture(network, [*prompt, *truth], VOCABULARY, seed)
+        neural_drafter = Told(FirstLayers(model, 1), target, [*prompt, *truth], None)
+        drafter = Mixture(neural_drafter, [*prompt, *truth], VOCABULARY, seed)
         tokens, _ = answer(target, prompt, sampling, drafter)
         assert tokens == truth[: len(tokens)]
-        assert network.compared > 3
+        assert neural_drafter.compared > 3
         ends |= drafter.ends()
     assert ends >= {1, 2, 3}
 
@@ -184,7 +184,7 @@ def test_the_exit_is_where_the_layers_behind_it_add_nothing() -> None:
 def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the layers behind the exit add nothing, the same answers in fewer passes. Only
     where they are asked for; and where the cache cannot be ahead of itself that is refused."""
-    monkeypatch.setattr(ExitDrafter, "clock", lambda network: 0.0)
+    monkeypatch.setattr(ExitDrafter, "clock", lambda neural_drafter: 0.0)
     monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     engine = load_tiny(tmp_path, ["<|end|>"])
     last = engine.model.layers[1]
@@ -200,7 +200,7 @@ def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             found = session.generate(prompt, GenerateOptions(60, mode, sampling=sampling)).answer()
             tokens.add(found.tokens)
             passes[mode] = found.stats.target_passes
-            assert ("exit 1" in session.drafting.networks) == (mode == "exit")
+            assert ("exit 1" in session.drafting.neural_drafters) == (mode == "exit")
         assert len(tokens) == 1
         assert passes["exit"] < 0.7 * passes["off"]
     sliding = replace(engine, model=build("llama-sliding"))

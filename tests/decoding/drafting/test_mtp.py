@@ -137,7 +137,7 @@ def test_whatever_it_says_the_answer_is_the_targets(family: str) -> None:
 
         def draft(target: Target, ngrams: bool = ngrams, made: list[Told] = made) -> Drafter:
             made.append(Told(head, target))
-            return AutoDrafter(CostCurve(FREE), networks=made, ngrams=ngrams)
+            return AutoDrafter(CostCurve(FREE), neural_drafters=made, ngrams=ngrams)
 
         assert answer(model, sampling, draft)[0] == plain(model, sampling)
         assert made[0].begun
@@ -157,7 +157,7 @@ def test_its_cache_follows_the_targets(
 
     def draft(target: Target) -> Drafter:
         made.append(Told(head, target, [*PROMPT, *truth]))
-        return AutoDrafter(CostCurve(FREE), networks=made, ngrams=False)
+        return AutoDrafter(CostCurve(FREE), neural_drafters=made, ngrams=False)
 
     tokens, accepted = answer(model, GREEDY, draft, 2 * COUNT)
     assert tokens == truth
@@ -172,20 +172,20 @@ def test_guesses_come_before_its_tokens_and_behind_them(family: str) -> None:
     model, head = loaded(family)
     truth, ends = plain(model, SEEDED, 2 * COUNT), set[int]()
     for seed in range(4):
-        networks, made = list[Told](), list[Mixture]()
+        neural_drafters, made = list[Told](), list[Mixture]()
 
         def draft(
             target: Target,
             seed: int = seed,
-            networks: list[Told] = networks,
+            neural_drafters: list[Told] = neural_drafters,
             made: list[Mixture] = made,
         ) -> Drafter:
-            networks.append(Told(head, target, [*PROMPT, *truth]))
-            made.append(Mixture(networks[0], [*PROMPT, *truth], VOCABULARY, seed))
+            neural_drafters.append(Told(head, target, [*PROMPT, *truth]))
+            made.append(Mixture(neural_drafters[0], [*PROMPT, *truth], VOCABULARY, seed))
             return made[0]
 
         assert answer(model, SEEDED, draft, 2 * COUNT)[0] == truth
-        assert networks[0].compared > 3
+        assert neural_drafters[0].compared > 3
         ends |= made[0].ends()
     assert ends >= {1, 2, 3}
 
@@ -232,7 +232,7 @@ def test_a_perfect_head_drafts_for_a_session(
 ) -> None:
     """The same answers with and without it, in far fewer passes: its model looks at the last token
     only, and so does the head."""
-    monkeypatch.setattr(MtpDrafter, "clock", lambda network: 0.0)
+    monkeypatch.setattr(MtpDrafter, "clock", lambda neural_drafter: 0.0)
     published = perfect_weights(directory, family)
     engine = Engine.load(directory)
     assert engine.mtp_head is not None

@@ -74,12 +74,12 @@ def answer(
     target.sampler = Sampler(sampling)
     target.reuse_prefix(prompt)
     read(target)
-    network = Spoiled(draft, target, wrong)
-    drafter = AutoDrafter(CostCurve(FREE), networks=[network], ngrams=ngrams)
+    neural_drafter = Spoiled(draft, target, wrong)
+    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=ngrams)
     drafter.extend(prompt)
     pieces = list(decode.decode(target, drafter, count, ()))
     tokens = [token for piece in pieces for token in piece.tokens]
-    return tokens, network, [piece.accepted for piece in pieces]
+    return tokens, neural_drafter, [piece.accepted for piece in pieces]
 
 
 def plain(name: str, sampling: SamplingOptions) -> list[int]:
@@ -91,12 +91,12 @@ def plain(name: str, sampling: SamplingOptions) -> list[int]:
     return [token for piece in pieces for token in piece.tokens]
 
 
-def right(prompt: Sequence[int], truth: Sequence[int], network: Spoiled) -> list[bool]:
+def right(prompt: Sequence[int], truth: Sequence[int], neural_drafter: Spoiled) -> list[bool]:
     """Of each guess that was made behind the truth, whether it is the truth."""
     whole = [*prompt, *truth]
     return [
         token == whole[len(known)]
-        for known, token in network.guesses
+        for known, token in neural_drafter.guesses
         if len(known) < len(whole) and known == whole[: len(known)]
     ]
 
@@ -106,9 +106,9 @@ def test_its_cache_goes_back_with_the_targets(name: str) -> None:
     """The target drafts for itself, and every third guess is spoiled: behind each of them it says
     what it would have said without."""
     truth = greedy(name, False)[:COUNT]
-    tokens, network, _ = answer(name, build(name), SamplingOptions(), wrong=0.3)
+    tokens, neural_drafter, _ = answer(name, build(name), SamplingOptions(), wrong=0.3)
     assert tokens == truth
-    found = right(prompt_of(name, False), truth, network)
+    found = right(prompt_of(name, False), truth, neural_drafter)
     assert len(found) > COUNT // 2
     assert sum(found) >= len(found) - 1  # a near-tie may fall otherwise
 
@@ -120,13 +120,13 @@ def test_whatever_it_says_the_answer_is_the_targets(name: str, temperature: floa
     it draws from the same noise."""
     sampling = SamplingOptions(temperature=temperature, top_p=0.9, repetition_penalty=1.1, seed=5)
     truth = plain(name, sampling)
-    foreign, network, _ = answer(name, build("qwen3"), sampling, 0.0, ngrams=temperature > 0)
+    foreign, neural_drafter, _ = answer(name, build("qwen3"), sampling, 0.0, ngrams=temperature > 0)
     assert foreign == truth
-    assert network.guesses
-    tokens, network, accepted = answer(name, build(name), sampling, 0.0)
+    assert neural_drafter.guesses
+    tokens, neural_drafter, accepted = answer(name, build(name), sampling, 0.0)
     assert tokens == truth
     assert len(accepted) < COUNT / 3
-    found = right(prompt_of(name, False), truth, network)
+    found = right(prompt_of(name, False), truth, neural_drafter)
     assert sum(found) >= len(found) - 1
 
 
@@ -138,15 +138,15 @@ def test_guesses_come_before_its_tokens_and_behind_them(name: str, temperature: 
     truth, prompt, ends = plain(name, sampling), prompt_of(name, False), set[int]()
     for seed in range(4):
         target = Timeless(build(name))
-        network = Spoiled(build(name), target, 0.3)
-        drafter = Mixture(network, [*prompt, *truth], VOCABULARY, seed)
+        neural_drafter = Spoiled(build(name), target, 0.3)
+        drafter = Mixture(neural_drafter, [*prompt, *truth], VOCABULARY, seed)
         target.sampler = Sampler(sampling)
         target.reuse_prefix(prompt)
         read(target)
         drafter.extend(prompt)
         pieces = list(decode.decode(target, drafter, COUNT, ()))
         assert [token for piece in pieces for token in piece.tokens] == truth
-        found = right(prompt, truth, network)
+        found = right(prompt, truth, neural_drafter)
         assert sum(found) >= len(found) - 1 > 3
         ends |= drafter.ends()
     assert ends >= {1, 2, 3}
@@ -195,7 +195,7 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Whose own copy always pays as its draft model."""
-    monkeypatch.setattr(ModelDrafter, "clock", lambda network: 0.0)
+    monkeypatch.setattr(ModelDrafter, "clock", lambda neural_drafter: 0.0)
     monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
     engine = Engine.load(target, draft_model=("copy", target))

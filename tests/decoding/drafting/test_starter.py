@@ -51,13 +51,13 @@ class Clock:
         monkeypatch.setattr(Target, "clock", lambda target: self.now)
         for kind, takes in ((ModelDrafter, COPY), (ExitDrafter, LAYERS)):
             monkeypatch.setattr(kind, "guess", self._taking(takes, kind.guess))
-            monkeypatch.setattr(kind, "clock", lambda network: self.now)
+            monkeypatch.setattr(kind, "clock", lambda neural_drafter: self.now)
 
     def _taking(self, takes: float, guess: Any) -> Any:
-        def guessed(network: Any) -> tuple[int, float]:
+        def guessed(neural_drafter: Any) -> tuple[int, float]:
             self.now += takes
             self.guesses += 1
-            found: tuple[int, float] = guess(network)
+            found: tuple[int, float] = guess(neural_drafter)
             return found
 
         return guessed
@@ -86,7 +86,7 @@ def test_what_does_not_pay_is_left_alone(
     alone: DraftMode = "ngram" if mode == "auto" else "off"
     truth, plain, _ = answers(starter_engine, alone, clock)
     told, times, session = answers(copied, mode, clock)
-    (learned,) = session.drafting.networks.values()
+    (learned,) = session.drafting.neural_drafters.values()
     print(mode, "guesses", clock.guesses, times, plain, "expected", learned.expected[:2])
     assert told == truth
     assert clock.guesses

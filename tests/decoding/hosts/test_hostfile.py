@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts import partition
 from akunu_py.decoding.hosts.hostfile import read_hosts
 from akunu_py.decoding.hosts.process import difference, likeness
 from akunu_py.errors import UnsupportedModel, UsageError
@@ -72,13 +72,13 @@ def test_so_are_other_numbers_and_files(given: str) -> None:
 
 def test_what_cannot_be_divided_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     write_named(tmp_path, "llama")
-    assert division.choose(tmp_path, "tiny", 2) == division.choose(tmp_path, "tiny", 4) == "shard"
+    assert partition.choose(tmp_path, "tiny", 2) == partition.choose(tmp_path, "tiny", 4) == "shard"
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["num_key_value_heads"] == 4
     with pytest.raises(
         UnsupportedModel, match="heads do not divide by 3; mlx-lm does not pipeline"
     ):
-        division.choose(tmp_path, "tiny", 3)
+        partition.choose(tmp_path, "tiny", 3)
     done = run_here("run", "--raw", "--hosts", "3", "--model", str(tmp_path), "1 2")
     assert done.returncode == 1
     assert "cannot be divided among 3 hosts" in done.stderr
@@ -86,8 +86,8 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_started(tmp_path: 
 
 def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
     write_named(tmp_path, "qwen2")
-    assert division.choose(tmp_path, "tiny", 2) == "shard"
-    assert division.choose(tmp_path, "tiny", 3) == "pipeline"
+    assert partition.choose(tmp_path, "tiny", 2) == "shard"
+    assert partition.choose(tmp_path, "tiny", 3) == "pipeline"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.generate import decode
-from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts import partition
 from akunu_py.decoding.hosts.passes import (
     LENGTH,
     CacheMismatch,
@@ -141,8 +141,8 @@ def test_what_one_rank_cannot_take_back_none_can(name: str) -> None:
     rows = mx.array([some(70, 1)])
     model(rows, cache=whole)
     for own in ([0], [1], [len(whole) - 1]):
-        held = {division._kind(whole[at]) for at in own}
-        missing = [e for e in kv_cache.new_cache(model) if division._kind(e) not in held]
+        held = {partition._kind(whole[at]) for at in own}
+        missing = [e for e in kv_cache.new_cache(model) if partition._kind(e) not in held]
         part = kv_cache.SharedCache([whole[at] for at in own], missing)
         part.write_stand_ins(70)
         assert kv_cache.is_recurrent(part) == kv_cache.is_recurrent(whole)

@@ -13,10 +13,14 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.decoding.generate.session import DiskPromptCaches, Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
-from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
+from akunu_py.decoding.prompt_cache.prompt_cache_store import (
+    DiskLimits,
+    PromptCacheStore,
+    all_files,
+)
 from akunu_py.types import GenerateOptions, NotCached
 from tests.support.engines import altered
 from tests.support.families import build

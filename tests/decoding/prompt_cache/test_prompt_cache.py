@@ -17,7 +17,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered

@@ -13,10 +13,10 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.decoding.generate.session import DiskPromptCaches, Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import cache_file, disk, store
-from akunu_py.decoding.prompt_cache.store import (
+from akunu_py.decoding.prompt_cache import cache_file, disk, prompt_cache_store
+from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
     PromptCacheStore,
     all_files,
@@ -134,9 +134,9 @@ def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
     assert session.save_idle()
     files = all_files()
     assert sorted(cache_file.read(path).about.conversation for path in files) == ["a", "c"]
-    store.forget_conversation("b")
+    prompt_cache_store.forget_conversation("b")
     assert all_files() == files
-    store.forget_conversation("a")
+    prompt_cache_store.forget_conversation("a")
     (left,) = all_files()
     assert cache_file.read(left).about.conversation == "c"
     # It is in memory still, here and in a server: neither writes it.
@@ -149,7 +149,7 @@ def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
     read(session, some(LENGTH, 4), second)
 
     def deletes() -> bool:
-        store.forget_conversation("b")
+        prompt_cache_store.forget_conversation("b")
         return False
 
     session.save_idle(deletes)
@@ -159,11 +159,11 @@ def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
 
 def test_the_list_of_what_was_deleted_stays_small_and_damage_does_no_harm(tiny: Engine) -> None:
     path = paths.prompt_caches_dir() / "forgotten"
-    store.forget_conversation("a")
+    prompt_cache_store.forget_conversation("a")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_bytes(b"rubbish\n\xff \xfe\nx a\n" + b"1 b\n" * 50_000)
     for name in ("c", "d"):
-        store.forget_conversation(name)
+        prompt_cache_store.forget_conversation(name)
     assert path.stat().st_size < 1 << 18
     assert [is_forgotten(name, 2.0) for name in "abcd"] == [False, False, True, True]
     assert is_forgotten("b", 1.0)
@@ -304,7 +304,7 @@ def test_a_disk_that_refuses_is_asked_again_later(
         patch.setattr(cache_file, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         assert not keep(session, 1)
     assert not session.save_idle()
-    clock.now += store._PAUSE + 1
+    clock.now += prompt_cache_store._PAUSE + 1
     assert session.save_idle()
 
 

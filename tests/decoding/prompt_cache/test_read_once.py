@@ -16,9 +16,9 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from akunu_py.decoding.generate.session import DiskPromptCaches, Session
-from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
+from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.engines import altered

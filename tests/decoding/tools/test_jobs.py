@@ -26,8 +26,8 @@ from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.decoding.tools.rendering import format_of
+from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.types import (
     GenerateOptions,
     Message,

@@ -12,7 +12,7 @@ from mlx_lm import tool_parsers
 
 from akunu_py.decoding.events import ToolCallArguments, ToolCallStarted
 from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.parser import ToolCallParser
+from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.types import Tool
 
 SCHEMA = {

@@ -19,7 +19,7 @@ from akunu_py.decoding.events import (
     ToolCallStarted,
 )
 from akunu_py.decoding.tools.formats import FORMATS, ToolFormat
-from akunu_py.decoding.tools.parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
+from akunu_py.decoding.tools.tool_call_parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
 from akunu_py.types import Tool
 from tests.support.tool_call_formats import EXAMPLES, Call
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.tools.parser import parser_for
 from akunu_py.decoding.tools.rendering import abilities, render
+from akunu_py.decoding.tools.tool_call_parser import parser_for
 from akunu_py.types import Message, Tool, ToolCall
 
 WEATHER = Tool("weather", "Says it.", {"type": "object", "properties": {"city": {}}})

@@ -23,7 +23,7 @@ from akunu_py.models.catalog import (
     recommend,
 )
 from akunu_py.models.load.fit import GIB, activations_from, comfortable, usable_memory
-from akunu_py.models.store import hub_cache, store
+from akunu_py.models.store import hub_cache, model_store
 from tests.support.paths import DOCS, GOLDEN
 
 # Facts of the architectures, from each model's config.json; sources: docs/log/2026-11-catalog.md.
@@ -64,10 +64,10 @@ def model_of(name: str) -> Any:
 def test_every_entry_is_complete() -> None:
     assert "starter" in ENTRIES
     for entry in ENTRIES.values():
-        assert store.is_name(entry.name)
+        assert model_store.is_name(entry.name)
         assert entry.homepage.startswith("https://")
         assert entry.description.endswith(".")
-        assert entry.licence
+        assert entry.license
         assert 0.9 < entry.download_bytes / entry.weight_bytes < 1.4
         if entry.kind == "hub":
             assert hub_cache.parse_reference(entry.repository) == (entry.repository, None)
@@ -183,7 +183,7 @@ def test_sizes_agree_with_rounded_ones(name: str, published: int) -> None:
     ("change", "words"),
     [
         ({"extra": 1}, "extra"),
-        ({"licence": None}, "licence"),
+        ({"license": None}, "license"),
         ({"parameters": "8B"}, "parameters must be int"),
         ({"kind": "ftp"}, "kind must be one of"),
         ({"purpose": ["poetry"]}, "purpose must be of"),
@@ -254,6 +254,6 @@ def test_the_documented_table_is_the_catalog() -> None:
         expected.append(
             f"| `{entry.name}` | {title} ({', '.join(entry.purpose)}) "
             f"| {entry.download_bytes / 1e9:.2f} GB | {entry.memory_8k / 1e9:.1f} GB "
-            f"| {entry.minimum_ram} GB | {entry.context:,} | {entry.licence} |"
+            f"| {entry.minimum_ram} GB | {entry.context:,} | {entry.license} |"
         )
     assert table.strip().splitlines() == expected

@@ -12,7 +12,7 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
 from akunu_py.models.gguf.convert import import_gguf
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.paths import GOLDEN
 from tests.support.tiny_gguf import Tiny, vocabulary, write_tiny
 

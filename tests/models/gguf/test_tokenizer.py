@@ -25,7 +25,7 @@ from akunu_py.models.gguf.tokenizer import (
     TokenizerPlan,
     plan_tokenizer,
 )
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
 from tests.support.starter_vocabulary import starter_vocabulary

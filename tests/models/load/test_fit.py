@@ -27,8 +27,8 @@ from akunu_py.models.load.fit import (
 )
 from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.models.load.model_files import ModelFiles
-from akunu_py.models.store import store
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build, leaves
 from tests.support.family_table import FAMILIES, WINDOW
@@ -222,14 +222,14 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
 
 def test_usage_is_recorded_where_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
-    store.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
-    assert store.read_usage("m") == store.Usage()
+    model_store.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
+    assert model_store.read_usage("m") == model_store.Usage()
     (tmp_path / "none" / "akunu" / "models").mkdir(parents=True)
-    store.note_usage("m", tokens=3)
-    store.note_usage("m", measured_peak=5)
-    kept = store.read_usage("m")
+    model_store.note_usage("m", tokens=3)
+    model_store.note_usage("m", measured_peak=5)
+    kept = model_store.read_usage("m")
     assert (kept.tokens, kept.measured_peak, bool(kept.used)) == (3, 5, True)
     path = tmp_path / "none" / "akunu" / "models" / ".usage" / "m.json"
     for rubbish in ("{", "[1]", json.dumps({"tokens": "x", "used": 3}), "x" * 20_000):
         path.write_text(rubbish)
-        assert store.read_usage("m") == store.Usage()
+        assert model_store.read_usage("m") == model_store.Usage()

@@ -22,7 +22,7 @@ from akunu_py.errors import (
 )
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import find_installed, pull
-from akunu_py.models.store import cleanup, hub_cache, store
+from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.progress import Progress
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
@@ -44,8 +44,8 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     server.files |= {"mtp.safetensors": empty, "mtp.bin": b"pickle"}
     model = pull(REPOSITORY, seen.append)
     assert (model.name, model.repository, model.commit) == (NAME, REPOSITORY, server.commit)
-    assert model.licence == "mit"
-    store.verify(model)
+    assert model.license == "mit"
+    model_store.verify(model)
     engine = Engine.load(model.path)
     answer = Session(engine).generate([1, 2, 3], GenerateOptions(max_tokens=4)).answer()
     assert len(answer.tokens) == 4
@@ -83,7 +83,7 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
     assert {name for name, _, _ in server.requests if name in server.files} == set()
     assert everything(home / "hub") == blobs
     assert (model.path / WEIGHTS).resolve().is_relative_to(home / "hub")
-    store.verify(model)
+    model_store.verify(model)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
 )
 def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     assert not server.faults[WEIGHTS]
 
 
@@ -144,9 +144,9 @@ def test_lasting_faults_are_one_line_errors_and_resumable(
         pull(REPOSITORY)
     assert "\n" not in str(caught.value)
     assert "hf_secret" not in str(caught.value)
-    assert store.list_models() == []
+    assert model_store.list_models() == []
     server.faults.clear()
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     assert partials(home) == []
 
 
@@ -169,7 +169,7 @@ def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> 
 def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
     server.elsewhere = server.url.replace("127.0.0.1", "localhost")
     server.faults[WEIGHTS].extend([Fault(), Fault(cut=30_000)])
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     asked = [(wanted, key) for name, wanted, key in server.requests if name == WEIGHTS]
     assert asked == [
         ("", "Bearer hf_secret"),
@@ -187,7 +187,7 @@ def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
     partial.write_bytes(b"y" * 30_000)
     server.faults.clear()
     server.requests.clear()
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
 
 
@@ -222,7 +222,7 @@ def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:
     model = pull(REPOSITORY)
     assert "auto_map" not in json.loads((model.path / "config.json").read_text())
     assert not (model.path / "modeling_tiny.py").exists()
-    store.verify(model)
+    model_store.verify(model)
 
 
 @pytest.mark.parametrize("harm", ["sha", "digest", "size"])
@@ -261,9 +261,9 @@ def test_revisions(server: Hub) -> None:
 
 def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> None:
     model = pull(REPOSITORY, name="mine")
-    assert store.resolve("mine") == store.resolve(REPOSITORY) == model
+    assert model_store.resolve("mine") == model_store.resolve(REPOSITORY) == model
     with pytest.raises(UnknownModel, match="akunu models pull some/other"):
-        store.resolve("some/other")
+        model_store.resolve("some/other")
     other = json.loads((model.path / "akunu.json").read_text()) | {"repository": "x/y"}
     (model.path / "akunu.json").write_text(json.dumps(other))
     with pytest.raises(UsageError, match="another model is installed as 'mine'"):
@@ -272,10 +272,10 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
 
 def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     pull(REPOSITORY)
-    store.remove(NAME)
+    model_store.remove(NAME)
     server.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     with pytest.raises(FetchError, match="HF_HUB_OFFLINE forbids"):
         pull("someone/else")
     assert server.requests == []
@@ -301,17 +301,17 @@ def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
     model = pull(REPOSITORY)
     shutil.rmtree(home / "hub")
     with pytest.raises(DamagedModel, match=f"missing.*akunu models pull {REPOSITORY}"):
-        store.check(store.get(NAME))
+        model_store.check(model_store.get(NAME))
     assert [leftover.name for leftover in cleanup.find_leftovers()] == [NAME]
-    store.verify(pull(REPOSITORY))
-    assert store.get(NAME).path == model.path
+    model_store.verify(pull(REPOSITORY))
+    assert model_store.get(NAME).path == model.path
 
 
 def test_rm_keeps_the_hubs_files_unless_asked(server: Hub, home: Path) -> None:
     model = pull(REPOSITORY)
     size = hub_cache.linked_bytes(model.path)
     assert size > len(server.files[WEIGHTS])
-    store.remove(NAME)
+    model_store.remove(NAME)
     assert WEIGHTS in everything(home / "hub")
     pull(REPOSITORY)
     assert hub_cache.delete(REPOSITORY, model.commit) >= size
@@ -330,7 +330,7 @@ def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path
     old = len(server.files["tokenizer_config.json"]) - 1
     assert hub_cache.delete(REPOSITORY, first.commit) == old
     assert len(list((home / "hub").rglob("blobs/*"))) == blobs - 1
-    store.verify(second)
+    model_store.verify(second)
     assert hub_cache.delete(REPOSITORY, first.commit) == 0
     assert hub_cache.cached_model(REPOSITORY, "main")
     assert hub_cache.delete(REPOSITORY, second.commit) > old

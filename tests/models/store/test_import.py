@@ -21,7 +21,7 @@ from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedM
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
 from akunu_py.models.load import mlx_directory, model_files
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_mamba, write_tiny
 from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory
@@ -67,8 +67,8 @@ def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     }
-    store.verify(model)
-    assert (model.context_length, model.licence) == (512, "apache-2.0")
+    model_store.verify(model)
+    assert (model.context_length, model.license) == (512, "apache-2.0")
     assert model.manifest is not None
     expected = sum(values.size for values in weights_of(CASES["qwen3"]).values())
     assert model.manifest.parameters == expected
@@ -88,7 +88,7 @@ def test_quantized_on_the_way(source: Path, bits: int) -> None:
     assert model.size < 0.5 * sum(file.stat().st_size for file in source.glob("model*"))
     error = np.abs(logits(model.path) - logits(source)).mean() / logits(source).std()
     assert error < (0.4 if bits == 4 else 0.05)
-    store.verify(model)
+    model_store.verify(model)
 
 
 def test_an_mlx_directory_is_imported_as_it_is(source: Path) -> None:
@@ -106,8 +106,8 @@ def test_an_mlx_directory_is_imported_as_it_is(source: Path) -> None:
 def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "Tiny LM.gguf", Tiny(metadata={"general.license": "mit"}))
     model = import_model(path)
-    assert (model.name, model.licence) == ("Tiny-LM", "mit")
-    store.verify(model)
+    assert (model.name, model.license) == ("Tiny-LM", "mit")
+    model_store.verify(model)
     with pytest.raises(UsageError, match="quantized already"):
         import_model(path, name="again", bits=4)
 
@@ -118,7 +118,7 @@ def test_the_advice_for_a_damaged_import(tmp_path: Path) -> None:
     (model.path / "config.json").write_text("{}")
     again = f"akunu models rm mine && akunu models import '{path.resolve()}' --name mine"
     with pytest.raises(DamagedModel, match=re.escape(again)):
-        store.check(store.get("mine"))
+        model_store.check(model_store.get("mine"))
 
 
 def test_a_plain_gguf_file_is_quantized_on_the_way(tmp_path: Path) -> None:

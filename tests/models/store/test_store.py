@@ -12,9 +12,9 @@ from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.store import store
-from akunu_py.models.store.disk import lock_model
-from akunu_py.models.store.store import install, note_usage
+from akunu_py.models.store import model_store
+from akunu_py.models.store.directories import lock_model
+from akunu_py.models.store.model_store import install, note_usage
 
 
 @pytest.fixture(autouse=True)
@@ -27,29 +27,29 @@ def build(work: Path, directory: Path) -> ModelFacts:
     (directory / "config.json").write_text('{"max_position_embeddings": 64}')
     (directory / "model.safetensors").write_bytes(b"x" * 1000)
     return ModelFacts(
-        source="made here", context_length=64, parameters=1000, quantization="none", licence="MIT"
+        source="made here", context_length=64, parameters=1000, quantization="none", license="MIT"
     )
 
 
-def add(name: str) -> store.StoredModel:
+def add(name: str) -> model_store.StoredModel:
     return install(name, build, 1)
 
 
 def test_an_empty_store_lists_nothing(root: Path) -> None:
-    assert store.list_models() == []
+    assert model_store.list_models() == []
     assert not root.exists()
 
 
 def test_models_are_listed_by_name_with_what_is_known() -> None:
     add("b")
     add("a")
-    first, second = store.list_models()
+    first, second = model_store.list_models()
     assert (first.name, second.name) == ("a", "b")
     assert first.size == 1031
     assert first.context_length == 64
     assert first.source == "made here"
     assert first.damaged == ""
-    assert store.get("a") == first
+    assert model_store.get("a") == first
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ def test_a_broken_entry_is_listed_as_damaged(root: Path, text: str | None) -> No
     (root / "bad").mkdir()
     if text is not None:
         (root / "bad" / "akunu.json").write_text(text)
-    bad, good = store.list_models()
+    bad, good = model_store.list_models()
     assert bad.damaged
     assert not good.damaged
     with pytest.raises(DamagedModel, match="`akunu models rm bad`, then pull or import it again"):
-        store.get("bad")
+        model_store.get("bad")
 
 
 def test_binary_rubbish_and_odd_names_are_listed_too(root: Path) -> None:
     (root / "bad").mkdir(parents=True)
     (root / "bad" / "akunu.json").write_bytes(bytes(range(256)))
     (root / "bad name\n").mkdir()
-    assert [bool(model.damaged) for model in store.list_models()] == [True, True]
+    assert [bool(model.damaged) for model in model_store.list_models()] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b", ""])
@@ -93,38 +93,38 @@ def test_a_manifest_cannot_name_files_outside_the_model(name: str, root: Path) -
     manifest = json.loads(path.read_text())
     manifest["files"][name] = {"size": 1, "sha256": ""}
     path.write_text(json.dumps(manifest))
-    assert "outside" in store.list_models()[0].damaged
+    assert "outside" in model_store.list_models()[0].damaged
 
 
 def test_hidden_directories_and_plain_files_are_no_models(root: Path) -> None:
     add("m")
     (root / ".partial-x-1").mkdir()
     (root / "README").write_text("")
-    assert [model.name for model in store.list_models()] == ["m"]
+    assert [model.name for model in model_store.list_models()] == ["m"]
 
 
 def test_an_unknown_name_lists_the_models() -> None:
     with pytest.raises(UnknownModel, match="store is empty; run `akunu models pull starter`"):
-        store.get("nonesuch")
+        model_store.get("nonesuch")
     add("smol-chat")
     with pytest.raises(UnknownModel, match=r"did you mean 'smol-chat'.*installed: smol-chat.*list"):
-        store.get("smol-chta")
+        model_store.get("smol-chta")
     with pytest.raises(UnknownModel, match=r"did you mean 'starter'"):
-        store.get("satrter")
+        model_store.get("satrter")
     with pytest.raises(UnknownModel, match="run `akunu models pull starter`"):
-        store.resolve("starter")
+        model_store.resolve("starter")
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", "a\nb", "-x", ".x", "x" * 97, "é"]
 )
 def test_names_cannot_leave_the_store(name: str) -> None:
-    for use in (store.get, store.remove):
+    for use in (model_store.get, model_store.remove):
         with pytest.raises(UnknownModel) as caught:
             use(name)
         assert "\n" not in str(caught.value)
     with pytest.raises(UnknownModel):
-        store.resolve(name)
+        model_store.resolve(name)
 
 
 def test_a_directory_may_be_named_by_its_path(
@@ -133,80 +133,80 @@ def test_a_directory_may_be_named_by_its_path(
     directory = tmp_path / "mine"
     directory.mkdir()
     with pytest.raises(UnknownModel, match=r"config\.json"):
-        store.resolve(str(directory))
+        model_store.resolve(str(directory))
     (directory / "config.json").write_text('{"text_config": {"max_position_embeddings": 99}}')
-    model = store.resolve(str(directory))
+    model = model_store.resolve(str(directory))
     assert (model.name, model.context_length, model.path) == ("mine", 99, directory)
     monkeypatch.chdir(tmp_path)
-    assert store.resolve("mine").path.resolve() == directory
-    assert store.resolve("./mine").path.resolve() == directory
+    assert model_store.resolve("mine").path.resolve() == directory
+    assert model_store.resolve("./mine").path.resolve() == directory
     add("mine")  # the store comes first for a bare name
-    assert store.resolve("mine").path == root / "mine"
-    assert store.resolve(str(root / "mine")).manifest is not None
+    assert model_store.resolve("mine").path == root / "mine"
+    assert model_store.resolve(str(root / "mine")).manifest is not None
 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("")
     with pytest.raises(UnknownModel, match="found the file"):
-        store.resolve(str(tmp_path / "x.gguf"))
+        model_store.resolve(str(tmp_path / "x.gguf"))
     with pytest.raises(UnknownModel, match="nothing there"):
-        store.resolve(str(tmp_path / "no"))
+        model_store.resolve(str(tmp_path / "no"))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DamagedModel, match="unreadable"):
-        store.resolve(str(tmp_path))
+        model_store.resolve(str(tmp_path))
 
 
 def test_check_finds_missing_and_cut_files(root: Path) -> None:
     model = add("m")
-    store.check(model)
+    model_store.check(model)
     (root / "m" / "model.safetensors").write_bytes(b"x" * 999)
     with pytest.raises(DamagedModel, match=r"model\.safetensors: expected 1000 bytes, found 999"):
-        store.check(model)
+        model_store.check(model)
     (root / "m" / "model.safetensors").unlink()
     with pytest.raises(DamagedModel, match=r"model\.safetensors is missing; run `akunu models rm"):
-        store.check(model)
+        model_store.check(model)
 
 
 def test_verify_finds_an_altered_byte(root: Path) -> None:
     model = add("m")
     seen: list[tuple[int, int]] = []
-    store.verify(model, lambda done, total: seen.append((done, total)))
+    model_store.verify(model, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (model.size, model.size)
     (root / "m" / "model.safetensors").write_bytes(b"x" * 999 + b"y")
-    store.check(model)
+    model_store.check(model)
     with pytest.raises(DamagedModel, match=r"model\.safetensors was altered"):
-        store.verify(model)
+        model_store.verify(model)
 
 
 def test_check_of_a_directory_outside_reads_the_weights_header(tmp_path: Path) -> None:
     directory = tmp_path / "mine"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
-    model = store.resolve(str(directory))
+    model = model_store.resolve(str(directory))
     with pytest.raises(DamagedModel, match="contains no model"):
-        store.check(model)
+        model_store.check(model)
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + b"\0" * 8
     weights = directory / "model.safetensors"
     weights.write_bytes(whole)
-    store.check(model)
-    store.verify(model)
+    model_store.check(model)
+    model_store.verify(model)
     for broken in (whole[:-1], whole[:20], b"", whole + b"\0", b"\xff" * 64, b"\2" + b"\0" * 9):
         weights.write_bytes(broken)
         with pytest.raises(DamagedModel) as caught:
-            store.check(model)
+            model_store.check(model)
         assert "akunu models rm" not in str(caught.value)
 
 
 def test_remove_frees_the_space_and_takes_damaged_ones_too(root: Path) -> None:
     add("m")
-    assert store.remove("m") > 1000
-    assert store.list_models() == []
+    assert model_store.remove("m") > 1000
+    assert model_store.list_models() == []
     (root / "bad").mkdir()
-    store.remove("bad")
+    model_store.remove("bad")
     assert [path.name for path in root.iterdir() if not path.name.startswith(".lock")] == []
     with pytest.raises(UnknownModel):
-        store.remove("m")
+        model_store.remove("m")
 
 
 def test_remove_does_not_follow_a_link(root: Path, tmp_path: Path) -> None:
@@ -214,16 +214,16 @@ def test_remove_does_not_follow_a_link(root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     os.rename(root / "m", outside)
     (root / "m").symlink_to(outside)
-    assert store.get("m").size > 0
-    assert store.remove("m") == 0
+    assert model_store.get("m").size > 0
+    assert model_store.remove("m") == 0
     assert (outside / "config.json").exists()
 
 
 def test_remove_does_not_disturb_another_process() -> None:
     add("m")
     with lock_model("m"), pytest.raises(StoreError, match="another akunu"):
-        store.remove("m")
-    assert store.get("m")
+        model_store.remove("m")
+    assert model_store.get("m")
 
 
 def test_verify_of_all_continues_after_a_damaged_one(
@@ -261,7 +261,7 @@ def test_gc_removes_leftovers_of_dead_processes_and_nothing_else(
     assert not (root / ".partial-dead-1").exists()
     assert (root / ".partial-busy-1").exists()
     assert [path.name for path in (root / ".usage").iterdir()] == ["living.json"]
-    store.remove("living")
+    model_store.remove("living")
     assert list((root / ".usage").iterdir()) == []
     assert main(["models", "gc"]) == 0
     assert main(["models", "gc"]) == 0
@@ -272,7 +272,7 @@ def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
     root.parent.mkdir(parents=True)
     root.write_text("")
     with pytest.raises(StoreError) as caught:
-        store.list_models()
+        model_store.list_models()
     assert str(root) in str(caught.value)
     with pytest.raises(StoreError, match="XDG_DATA_HOME"):
         add("m")
@@ -287,7 +287,7 @@ def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path
         add("a")
     assert not target.exists()
     target.mkdir()
-    store.partial_directory("b").symlink_to(target)
+    model_store.partial_directory("b").symlink_to(target)
     with pytest.raises(StoreError, match=r"cannot (install|lock)"):
         add("b")
     assert not list(target.iterdir())
@@ -301,4 +301,4 @@ def test_files_that_never_end(name: str, root: Path) -> None:
         path.unlink()
         make(path)
         with pytest.raises(DamagedModel):
-            store.verify(store.get("a"))
+            model_store.verify(model_store.get("a"))

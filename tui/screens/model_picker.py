@@ -22,7 +22,7 @@ from akunu_py.decoding.generate.model_thread import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recommend
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.workers.downloads import Download, DownloadEnded, DownloadMoved, Downloads
@@ -47,7 +47,7 @@ class ModelRow:
     size: int = 0  # bytes on disk or to download, 0 if unknown
     memory: int = 0  # bytes needed with 8,192 tokens of context, 0 if unknown
     context: int = 0  # tokens, 0 if unknown
-    licence: str = ""
+    license: str = ""
     is_stored: bool = False
     fits: Fits = "unknown"
     damaged: str = ""  # what is wrong with the files
@@ -57,7 +57,7 @@ class ModelRow:
     def facts(self) -> str:
         """The license, context and size in one line."""
         parts = [
-            self.licence,
+            self.license,
             f"{self.context:,} tokens of context" if self.context else "",
             f"{human_size(self.size)} {'on disk' if self.is_stored else 'download'}"
             if self.size
@@ -70,7 +70,7 @@ class ModelRow:
 class ModelsScreen(ListDialog[str]):
     """The list of models. The result is the one to use, None for no change."""
 
-    CSS_PATH = [DIALOG_STYLE, "models.tcss"]  # noqa: RUF012 - as in Textual
+    CSS_PATH = [DIALOG_STYLE, "model_picker.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,ctrl+j", "move(1)", "Next model", show=False),
         Binding("up,ctrl+k", "move(-1)", "Previous model", show=False),
@@ -307,7 +307,7 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
     """
     entries = catalog.load_catalog()
     try:
-        stored = store.list_models()
+        stored = model_store.list_models()
     except AkunuError:
         stored = []
     here = [_stored_row(model, entries.get(model.name), memory, machine) for model in stored]
@@ -356,7 +356,7 @@ def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
 
 
 def _stored_row(
-    model: store.StoredModel,
+    model: model_store.StoredModel,
     entry: CatalogEntry | None,
     memory: int | None,
     machine: Machine | None,
@@ -369,7 +369,7 @@ def _stored_row(
         row,
         size=model.size,
         context=model.context_length,
-        licence=model.licence,
+        license=model.license,
         is_stored=True,
         damaged=model.damaged,
     )
@@ -386,7 +386,7 @@ def _catalog_row(entry: CatalogEntry, memory: int | None, machine: Machine | Non
         entry.download_bytes,
         entry.memory_8k,
         entry.context,
-        entry.licence,
+        entry.license,
         fits=fits,
         tokens_per_s=machine.tokens_per_s(entry) if machine else 0.0,
     )

@@ -13,16 +13,16 @@ import pytest
 
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
-from akunu_py.decoding import learned as learned_module
+from akunu_py.decoding import learned_state as learned_module
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned import LearnedState, forget, remembered_bytes
+from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, forget
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
-from tests.measure.networks import NetworkCosts, NetworkFigures, SimulatedNetworks
+from tests.measure.neural_drafters import NetworkCosts, NetworkFigures, SimulatedNetworks
 from tests.support.command import run_here
 
 MODEL = Path("/models/tiny")
@@ -86,9 +86,9 @@ def test_off_means_nothing_is_kept() -> None:
 
 def test_forgetting_deletes_it() -> None:
     opened().remember(ANSWER)
-    assert remembered_bytes(MODEL) > 0
+    assert answer_cache_bytes(MODEL) > 0
     assert forget(MODEL) > 0
-    assert remembered_bytes(MODEL) == 0
+    assert answer_cache_bytes(MODEL) == 0
     assert recalled(opened()) is None
     assert forget(MODEL) == 0
 
@@ -101,7 +101,7 @@ def test_the_journal_is_folded_into_a_bounded_file(monkeypatch: pytest.MonkeyPat
         other.remember([1, 2, 3, 4, 5])
     assert [path.suffix for path in files()] in ([""], ["", ".journal"])
     assert recalled(opened()) == 14, "the other process's answers were lost"
-    assert remembered_bytes(MODEL) < 64e6
+    assert answer_cache_bytes(MODEL) < 64e6
 
 
 def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
@@ -165,20 +165,22 @@ def test_costs_are_kept_by_layout() -> None:
 
 def test_networks_are_kept_with_the_costs() -> None:
     """What one takes, and how often it is right; what nobody learns is set aside."""
-    network = SimulatedNetworks([NetworkFigures("model", 0.2, (0.9, 0.1))])
-    network.item = TraceItem((1,) * 9, tuple(range(200)))
+    neural_drafter = SimulatedNetworks([NetworkFigures("model", 0.2, (0.9, 0.1))])
+    neural_drafter.item = TraceItem((1,) * 9, tuple(range(200)))
     for share in (0.2, 3.0):  # what is learned counts, not what is assumed of it
         learned = opened()
-        (made,) = network.made("model")
+        (made,) = neural_drafter.made("model")
         made.share = share
         curve = CostCurve({1: 1.0, 33: 1.5})
-        drafter = AutoDrafter(curve, networks=[made], learned=learned.networks)
+        drafter = AutoDrafter(curve, neural_drafters=[made], learned=learned.neural_drafters)
         counts = ReplayCounts()
-        replay_item(network.item, drafter, NetworkCosts(lambda rows: 1.0, network), counts)
+        replay_item(
+            neural_drafter.item, drafter, NetworkCosts(lambda rows: 1.0, neural_drafter), counts
+        )
         learned.save_costs()
         assert counts.tokens > 1.5 * counts.passes
-    saved = opened().networks["model"]
-    found = saved.to_dict(), learned.networks["model"].to_dict()
+    saved = opened().neural_drafters["model"]
+    found = saved.to_dict(), learned.neural_drafters["model"].to_dict()
     assert all(each.pop("curve") for each in found)  # of which a few times are kept
     assert found[0] == found[1]
     assert saved.timed
@@ -191,7 +193,7 @@ def test_networks_are_kept_with_the_costs() -> None:
         learned._curve_file.write_text(json.dumps(content))
         damaged = opened()
         assert damaged.warnings
-        assert not damaged.networks
+        assert not damaged.neural_drafters
 
 
 def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine) -> None:
@@ -216,7 +218,7 @@ def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
     settings_file().write_text("memory = false\n")
     assert load_settings() == Settings(memory=False)
     assert run_here("run", "--quiet", "--max-tokens", "3", "hi").returncode == 0
-    assert remembered_bytes(loaded_shallow_starter.path) == 0
+    assert answer_cache_bytes(loaded_shallow_starter.path) == 0
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_unfinished_files_of_killed_writers_go() -> None:
     learned.remember(ANSWER)
     left = learned.directory / f".{learned._memory_file.name}-k1lled"
     left.write_bytes(b"x" * 1000)
-    assert remembered_bytes(MODEL) > 1000
+    assert answer_cache_bytes(MODEL) > 1000
     assert forget(MODEL) > 1000
     assert not left.exists()
     curve = learned.directory / f".{learned._curve_file.name}-k1lled"

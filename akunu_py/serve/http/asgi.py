@@ -24,12 +24,12 @@ from akunu_py.decoding.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
-from akunu_py.serve.dialect.errors import STATUS, RequestError, request_error
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
+from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
 from akunu_py.serve.dialect.service import Service, check_model
-from akunu_py.serve.http.answering import HEARTBEAT_S, Answering, ClientGone, send_json
 from akunu_py.serve.http.guard import AccessRules, Guard
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.request_handler import HEARTBEAT_S, Answering, ClientGone, send_json
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.openai import OPENAI

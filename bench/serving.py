@@ -34,7 +34,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from akunu_py.bench import command
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import AkunuError
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 
 SERVERS = ("akunu", "mlx-lm")
 _TURN_WORDS, _TURNS = 1900, 10  # of the agent: 20,000 tokens in total
@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    source, tokens = store.resolve(options.model).path, options.max_tokens
+    source, tokens = model_store.resolve(options.model).path, options.max_tokens
     found = compare_servers(source, options.layers, options.words, tokens, options.clients)
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))

@@ -16,7 +16,6 @@ from akunu_py.decoding.events import (
     ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import chat_job
-from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
     CommentEncoder,
@@ -25,7 +24,8 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.sampling import (
+from akunu_py.serve.dialect.request_errors import invalid
+from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
     choices,
     effort_variables,

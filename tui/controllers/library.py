@@ -10,12 +10,12 @@ from pathlib import Path
 
 from akunu_py.chats.export import file_name, format_of, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
-from akunu_py.decoding.prompt_cache.store import forget_conversation
+from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.screens.conversations import ChosenConversation
+from akunu_py.tui.screens.conversation_list import ChosenConversation
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.status import reported
 from akunu_py.tui.workers.store_thread import StoreThread

@@ -1,4 +1,4 @@
-"""The program of a worker rank: `python -m akunu_py.decoding.hosts.follower JSON`.
+"""The program of a worker rank: `python -m akunu_py.decoding.hosts.partition_worker JSON`.
 
 It runs until its stdin ends, reads rank 0's messages there, and sends a heartbeat every second.
 Only rank 0 handles interrupts.
@@ -74,11 +74,11 @@ def main() -> None:
 
 def _follow(line: _Connection, given: dict[str, Any]) -> None:
     # Import before the first message, so that all ranks connect at the same time.
-    from akunu_py.decoding.hosts.division import connect, load_partition
+    from akunu_py.decoding.hosts.partition import connect, load_partition
     from akunu_py.decoding.hosts.process import likeness
-    from akunu_py.models.store import store
+    from akunu_py.models.store import model_store
 
-    found = store.resolve(given["model"])
+    found = model_store.resolve(given["model"])
     line.say(likeness=likeness(found.path))
     line.wait_for("connect")
     group = connect(given["backend"], [os.getppid()])

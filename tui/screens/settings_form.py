@@ -96,7 +96,7 @@ class SettingsController:
 class SettingsScreen(Dialog[Settings]):
     """The settings form. The result is the saved settings, None if Ctrl+S was not pressed."""
 
-    CSS_PATH = [DIALOG_STYLE, "settings.tcss"]  # noqa: RUF012 - as in Textual
+    CSS_PATH = [DIALOG_STYLE, "settings_form.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close without saving"),
         Binding("ctrl+s", "save", "Save", priority=True),

@@ -20,12 +20,12 @@ from typing import TypeVar
 from zlib import adler32
 
 from akunu_py import paths
-from akunu_py.decoding.prompt_cache.store import PromptCacheStore
+from akunu_py.decoding.prompt_cache.prompt_cache_store import PromptCacheStore
 from akunu_py.errors import StoreError
 from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import AnswerCache
-from akunu_py.ngram.networks import LearnedDrafter
+from akunu_py.ngram.neural_plan import LearnedDrafter
 
 _MEMORY = "memory-"
 _JOURNAL_TOKENS = 20_000  # more are folded into the memory file; reading as many takes some 30 ms
@@ -58,14 +58,14 @@ class LearnedState:
         self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
         self.warnings: list[str] = []  # files set aside, one line each
-        self.curve, self.networks = self._load_costs()
+        self.curve, self.neural_drafters = self._load_costs()
         self.memory = self._load_memory() if memory else None
         self.caches = caches
 
     def save_costs(self) -> None:
         """Save the costs for the next run. Ignores disk errors."""
-        networks = {key: each.to_dict() for key, each in self.networks.items()}
-        content = json.dumps(self.curve.to_dict() | {"networks": networks})
+        neural_drafters = {key: each.to_dict() for key, each in self.neural_drafters.items()}
+        content = json.dumps(self.curve.to_dict() | {"networks": neural_drafters})
         with contextlib.suppress(OSError), _locked(self.directory):
             _write(self._curve_file, content.encode())
 
@@ -88,8 +88,8 @@ class LearnedState:
         def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
             content = parse_json(data)
             saved = content.get("networks", {})  # earlier versions had none
-            networks = {key: LearnedDrafter.from_dict(each) for key, each in saved.items()}
-            return CostCurve.from_dict(content), networks
+            neural_drafters = {key: LearnedDrafter.from_dict(each) for key, each in saved.items()}
+            return CostCurve.from_dict(content), neural_drafters
 
         nothing: dict[str, LearnedDrafter] = {}
         return self._read(self._curve_file, parse, (CostCurve(), nothing), "learned costs")
@@ -129,7 +129,7 @@ def forget(model: Path) -> int:
     try:
         if (directory := directory_of(model)).exists():
             with _locked(directory):
-                freed = remembered_bytes(model)
+                freed = answer_cache_bytes(model)
                 for path in _memory_files(directory):
                     path.unlink()
     except OSError as error:
@@ -137,7 +137,7 @@ def forget(model: Path) -> int:
     return freed
 
 
-def remembered_bytes(model: Path) -> int:
+def answer_cache_bytes(model: Path) -> int:
     """Return the size of `model`'s answer cache on disk in bytes."""
     return sum(path.stat().st_size for path in _memory_files(directory_of(model)))
 

@@ -20,9 +20,9 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.guess import Guess
-from akunu_py.ngram.networks import DraftPlan, PlannedDrafter, PlanningLimits
+from akunu_py.ngram.neural_plan import DraftPlan, PlannedDrafter, PlanningLimits
 from tests.measure.device import parse_device, replay_on_device
-from tests.measure.networks import (
+from tests.measure.neural_drafters import (
     NetworkFigures,
     SimulatedNetworks,
     main,
@@ -51,8 +51,8 @@ def text(copied: float, seed: int = 0) -> Trace:
     return Trace("", {"text": tuple(items)})
 
 
-def score(trace: Trace, curve: str, mode: str, *networks: NetworkFigures) -> float:
-    found = replay_mixture(trace, parse_curve(curve), mode, networks)
+def score(trace: Trace, curve: str, mode: str, *neural_drafters: NetworkFigures) -> float:
+    found = replay_mixture(trace, parse_curve(curve), mode, neural_drafters)
     return float(found["text"]["score"])
 
 
@@ -90,14 +90,14 @@ def test_a_network_that_does_not_pay_is_left_alone() -> None:
 def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
     """In two tokens: what is known of it outlives an answer."""
     trace, curve = text(0.0), parse_curve("m4pro")
-    networks = SimulatedNetworks([NetworkFigures("exit", 0.97, (0.5, 0.2))])
+    neural_drafters = SimulatedNetworks([NetworkFigures("exit", 0.97, (0.5, 0.2))])
     spent = []
     for item in trace.workloads["text"]:
-        networks.item = item
-        make = partial(network_drafter, "exit", CostCurve(curve.points), networks)
-        replay_networks([item], make, curve, networks)
-        spent.append(networks.spent)
-    learned = networks.learned["exit"]
+        neural_drafters.item = item
+        make = partial(network_drafter, "exit", CostCurve(curve.points), neural_drafters)
+        replay_networks([item], make, curve, neural_drafters)
+        spent.append(neural_drafters.spent)
+    learned = neural_drafters.learned["exit"]
     assert learned.timed
     assert learned.curve.measured(1)
     assert spent[0] < 0.03 * len(item.output)
@@ -106,15 +106,17 @@ def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
 
 def test_trials_are_due_in_sessions_of_any_length() -> None:
     """Each of these is over long before one of a dear network is."""
-    networks = SimulatedNetworks([NetworkFigures("model", 0.3, (0.9, 0.8))])
+    neural_drafters = SimulatedNetworks([NetworkFigures("model", 0.3, (0.9, 0.8))])
     costs, scores = parse_curve("m5max"), []
     (item, *_) = text(0.0).workloads["text"]
-    networks.item = TraceItem(item.prompt, item.output[:25])
+    neural_drafters.item = TraceItem(item.prompt, item.output[:25])
     for _ in range(80):
-        make = partial(network_drafter, "auto", CostCurve(costs.points), networks)
-        scores.append(replay_networks([networks.item], make, costs, networks)["score"])
+        make = partial(network_drafter, "auto", CostCurve(costs.points), neural_drafters)
+        scores.append(
+            replay_networks([neural_drafters.item], make, costs, neural_drafters)["score"]
+        )
         if len(scores) == 1:
-            networks.learned["model"].expected[0] = 0.1  # an unlucky start
+            neural_drafters.learned["model"].expected[0] = 0.1  # an unlucky start
     assert max(scores[1:6]) < 1.1
     assert min(scores[-5:]) > 1.2, scores
 
@@ -123,17 +125,21 @@ def test_trials_are_due_in_sessions_of_any_length() -> None:
 def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least: float) -> None:
     """Wrong at each of 150 places: it is given up, tried now and then, and soon drafts again."""
     costs, scores = parse_curve(curve), []
-    networks, items = SimulatedNetworks([MTP]), text(0.0).workloads["text"]
-    for number, networks.item in enumerate(items):
+    neural_drafters, items = SimulatedNetworks([MTP]), text(0.0).workloads["text"]
+    for number, neural_drafters.item in enumerate(items):
 
         def make(first: bool = number == 0) -> AutoDrafter:
-            made = networks.made("auto")
-            start = len(networks.item.prompt)
+            made = neural_drafters.made("auto")
+            start = len(neural_drafters.item.prompt)
             for each in made if first else ():
                 each._luck[start : start + 150] = [1.0] * 150
-            return AutoDrafter(CostCurve(costs.points), networks=made, learned=networks.learned)
+            return AutoDrafter(
+                CostCurve(costs.points), neural_drafters=made, learned=neural_drafters.learned
+            )
 
-        scores.append(replay_networks([networks.item], make, costs, networks)["score"])
+        scores.append(
+            replay_networks([neural_drafters.item], make, costs, neural_drafters)["score"]
+        )
     assert scores[0] < 0.9 * scores[-1]
     assert min(scores[answers:]) >= least, scores
 
@@ -219,10 +225,10 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
     for chance in (0.4, 0.6, 0.95):
         planned, steady = DraftPlan(1.0, 0, LONGEST), Steady(chance, 0.06)
         steady.longest = 1
-        network = PlannedDrafter(steady)
+        neural_drafter = PlannedDrafter(steady)
         terms = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
-        network.draft([0] * 10, [], planned, terms, (), copied)
-        followed.append(network.followed)
+        neural_drafter.draft([0] * 10, [], planned, terms, (), copied)
+        followed.append(neural_drafter.followed)
     assert max(followed[:2]) <= 1
     assert followed[2] == LONGEST - 1
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.errors import invalid
+from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions
 

@@ -17,7 +17,7 @@ from akunu_py.decoding.hosts.passes import PartitionRunner
 from akunu_py.decoding.load_plan import make_plan, needs
 from akunu_py.errors import UnsupportedModel, one_line
 from akunu_py.models.load.mlx_loader import open_model
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.text import human_size
 from akunu_py.types import LoadOptions, WeightMode
 

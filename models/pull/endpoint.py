@@ -1,4 +1,4 @@
-"""A pull on behalf of another host: `python -m akunu_py.models.pull.there JSON`.
+"""A pull on behalf of another host: `python -m akunu_py.models.pull.endpoint JSON`.
 
 Exits when stdin closes. Each line on stdout is SIGN and an object with `progress` (phase, bytes
 done, bytes in total), `error`, or `files` (SHA-256 by name, at the end).
@@ -16,7 +16,7 @@ from typing import Any
 from akunu_py.errors import describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.pull.pull import find_installed, pull
-from akunu_py.models.store import store
+from akunu_py.models.store import model_store
 from akunu_py.models.store.progress import Progress
 
 SIGN = "@akunu "  # prefix of our lines; a login shell may print others
@@ -51,7 +51,7 @@ def _pull(reference: str, name: str | None) -> dict[str, str]:
     was_installed = find_installed(reference, name) is not None
     model = pull(reference, send, name=name)
     if was_installed:  # a download is hashed anyway
-        store.verify(model, lambda done, total: send(Progress("check", done, total)))
+        model_store.verify(model, lambda done, total: send(Progress("check", done, total)))
     assert model.manifest is not None
     return {file: record.sha256 for file, record in model.manifest.files.items()}
 

@@ -14,15 +14,15 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import device
-from akunu_py.decoding.hosts import division
-from akunu_py.decoding.hosts.division import connect, take
+from akunu_py.decoding.hosts import partition
 from akunu_py.decoding.hosts.hostfile import Hosts
+from akunu_py.decoding.hosts.partition import connect, take
 from akunu_py.decoding.hosts.passes import Coordinator
 from akunu_py.decoding.hosts.process import RankProcess, difference, likeness
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.load.mlx_loader import open_model
-from akunu_py.models.store.store import StoredModel
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
 from akunu_py.workarounds.ring_output import drop_ring_lines
@@ -58,7 +58,7 @@ class HostGroup:
         self._failure = ""
         self._noticed = threading.Event()
         self._closed = threading.Event()
-        self.division = division.choose(found.path, found.name, hosts.size)
+        self.division = partition.choose(found.path, found.name, hosts.size)
         here = likeness(found.path)
         self._processes: list[RankProcess] = []
         atexit.register(self.close)

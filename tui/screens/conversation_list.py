@@ -23,9 +23,9 @@ from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from akunu_py.chats.conversation_store import ConversationStore, SearchResult
 from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
 from akunu_py.chats.search import SearchHit
-from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
@@ -72,7 +72,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         conversation: str
         title: str
 
-    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - as in Textual
+    CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "move(1)", "Next conversation", show=False, priority=True),
@@ -404,7 +404,7 @@ def moment(then: float, now: float) -> str:
 class ExportScreen(Dialog[ExportFormat]):
     """The list of export formats. The result is the chosen one, None for none."""
 
-    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - as in Textual
+    CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
 
     def __init__(self, title: str) -> None:

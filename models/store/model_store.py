@@ -34,7 +34,7 @@ from akunu_py.models.manifest import (
     sha256_file,
     write_manifest,
 )
-from akunu_py.models.store.disk import ModelBusy, check_space, lock_model, store_errors, sync
+from akunu_py.models.store.directories import ModelBusy, check_space, lock_model, store_errors, sync
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 from akunu_py.text import did_you_mean
@@ -54,7 +54,7 @@ class StoredModel:
     source: str = ""
     quantization: str = ""
     created: str = ""
-    licence: str = ""
+    license: str = ""
     damaged: str = ""  # the problem, if one is known without reading the files
     repository: str = ""  # on the hub; `path` then contains links into the hub's cache
     commit: str = ""
@@ -231,7 +231,7 @@ def _describe(name: str, path: Path) -> StoredModel:
         "source",
         "quantization",
         "created",
-        "licence",
+        "license",
         "repository",
         "commit",
     )

@@ -1,4 +1,4 @@
-"""`python -m tests.measure.networks TRACES`: replay with simulated neural drafters.
+"""`python -m tests.measure.neural_drafters TRACES`: replay with simulated neural drafters.
 
 Each simulated drafter has a stated acceptance by position and a stated cost.
 """
@@ -25,10 +25,10 @@ from akunu_py.bench.replay import (
 )
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.errors import UsageError
+from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.memory import AnswerCache
-from akunu_py.ngram.networks import LearnedDrafter
+from akunu_py.ngram.neural_plan import LearnedDrafter
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Drafter
 from tests.measure.tool import run_tool
 
@@ -80,16 +80,16 @@ class SimulatedNetwork:
     """A `DraftNetwork` that knows the output, and is right as often as its figures say."""
 
     def __init__(
-        self, figures: NetworkFigures, item: TraceItem, networks: SimulatedNetworks
+        self, figures: NetworkFigures, item: TraceItem, neural_drafters: SimulatedNetworks
     ) -> None:
         self.name, self.share = figures.name, figures.cost
         self.longest = len(figures.accepted)
         self.read, self.reused, self.key = 0, 0.0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
-        self._networks = networks
+        self._networks = neural_drafters
         luck = random.Random(str(item.output))
-        turn = networks.turn / LUCKS
+        turn = neural_drafters.turn / LUCKS
         # By place: the same for all who compare.
         self._luck = [(luck.random() + turn) % 1.0 for _ in self._truth]
         self._place = self._depth = 0
@@ -139,9 +139,9 @@ def parse_network(text: str) -> NetworkFigures:
 class NetworkCosts:
     """Cost of a pass plus the cost of the networks since the pass before."""
 
-    def __init__(self, curve: Callable[[int], float], networks: SimulatedNetworks) -> None:
-        self._curve, self._networks = curve, networks
-        self._charged = networks.spent
+    def __init__(self, curve: Callable[[int], float], neural_drafters: SimulatedNetworks) -> None:
+        self._curve, self._networks = curve, neural_drafters
+        self._charged = neural_drafters.spent
 
     def __call__(self, rows: int) -> float:
         before, self._charged = self._charged, self._networks.spent
@@ -151,15 +151,19 @@ class NetworkCosts:
 def network_drafter(
     mode: str,
     costs: CostCurve,
-    networks: SimulatedNetworks,
+    neural_drafters: SimulatedNetworks,
     memory: AnswerCache | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> Drafter:
     """Return a new drafter of that draft mode."""
     if mode in ("auto", "ngram", *NEURAL_MODES):
-        made, ngrams = networks.made(mode), mode in ("auto", "ngram")
+        made, ngrams = neural_drafters.made(mode), mode in ("auto", "ngram")
         return AutoDrafter(
-            costs, memory=memory, networks=made, learned=networks.learned, ngrams=ngrams
+            costs,
+            memory=memory,
+            neural_drafters=made,
+            learned=neural_drafters.learned,
+            ngrams=ngrams,
         )
     return drafter_named(mode, costs, memory, draft_tokens)
 
@@ -168,15 +172,15 @@ def replay_networks(
     items: Iterable[TraceItem],
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
-    networks: SimulatedNetworks,
+    neural_drafters: SimulatedNetworks,
     *,
     memory: AnswerCache | None = None,
     counts: ReplayCounts | None = None,
 ) -> dict[str, Any]:
-    """Replay each item through a new drafter that uses `networks`; see `bench.replay.replay`."""
-    counts, costs = counts or ReplayCounts(), NetworkCosts(curve, networks)
+    """Replay each item through a new drafter with `neural_drafters`; see `bench.replay.replay`."""
+    counts, costs = counts or ReplayCounts(), NetworkCosts(curve, neural_drafters)
     for item in items:
-        networks.item = item
+        neural_drafters.item = item
         replay_item(item, make_drafter(), costs, counts)
         if memory is not None:
             memory.learn(item.output)
@@ -201,15 +205,19 @@ def replay_mixture(
     for name, items in trace.workloads.items():
         counts = ReplayCounts()
         for turn in range(LUCKS if even else 1):
-            networks, learned = SimulatedNetworks(figures, turn), AnswerCache() if memory else None
+            neural_drafters, learned = (
+                SimulatedNetworks(figures, turn),
+                AnswerCache() if memory else None,
+            )
 
             def make(
-                networks: SimulatedNetworks = networks, learned: AnswerCache | None = learned
+                neural_drafters: SimulatedNetworks = neural_drafters,
+                learned: AnswerCache | None = learned,
             ) -> Drafter:
                 costs = CostCurve(curve.points)
-                return network_drafter(mode, costs, networks, learned, draft_tokens)
+                return network_drafter(mode, costs, neural_drafters, learned, draft_tokens)
 
-            replay_networks(items, make, curve, networks, memory=learned, counts=counts)
+            replay_networks(items, make, curve, neural_drafters, memory=learned, counts=counts)
         found[name] = counts.as_dict()
     return found
 
@@ -241,14 +249,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     curve, name = parse_curve(options.curve), options.curve
     trace = load_selected(options.file, options.workload)
-    networks = [parse_network(text) for text in options.network]
-    alone = dict.fromkeys(each.name for each in networks)
+    neural_drafters = [parse_network(text) for text in options.neural_drafter]
+    alone = dict.fromkeys(each.name for each in neural_drafters)
     found = {
         mode: replay_mixture(
             trace,
             curve,
             mode,
-            networks,
+            neural_drafters,
             draft_tokens=options.draft_tokens,
             memory=options.memory,
             even=options.even,

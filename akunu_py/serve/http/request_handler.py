@@ -23,8 +23,8 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.serve.dialect.errors import RequestError, ServerStopping, request_error
 from akunu_py.serve.dialect.interface import Dialect, Encoder, PreparedRequest, WholeAnswer
+from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 

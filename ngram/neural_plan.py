@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite, log
 from typing import Any
 
-from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
+from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_draft
 from akunu_py.types import NeuralDrafter
@@ -86,9 +86,9 @@ class LearnedDrafter:
     saved: float = 0.0  # budget for the next trial, in plain steps
 
     @classmethod
-    def of(cls, network: NeuralDrafter) -> LearnedDrafter:
-        """Return the initial state for `network`."""
-        curve = CostCurve({rows: network.share * cost for rows, cost in PRIOR_SHAPE.items()})
+    def of(cls, neural_drafter: NeuralDrafter) -> LearnedDrafter:
+        """Return the initial state for `neural_drafter`."""
+        curve = CostCurve({rows: neural_drafter.share * cost for rows, cost in PRIOR_SHAPE.items()})
         curve.given = False
         return cls(curve)
 
@@ -127,9 +127,11 @@ class LearnedDrafter:
 class PlannedDrafter:
     """A neural drafter with its costs and acceptance rates."""
 
-    def __init__(self, network: NeuralDrafter, learned: LearnedDrafter | None = None) -> None:
-        self.network = network
-        self.learned = learned or LearnedDrafter.of(network)
+    def __init__(
+        self, neural_drafter: NeuralDrafter, learned: LearnedDrafter | None = None
+    ) -> None:
+        self.neural_drafter = neural_drafter
+        self.learned = learned or LearnedDrafter.of(neural_drafter)
         self._made: list[_Drafted] = []
         self._prefix: list[int] = []
         self._trying = False
@@ -153,12 +155,12 @@ class PlannedDrafter:
         terms = self._reusing(terms)
         best = DraftPlan(-float("inf"), 0, 0)
         step = self._cost(1, terms)
-        unread = max(1, terms.context - self.network.read)
+        unread = max(1, terms.context - self.neural_drafter.read)
         reached, tokens, rerun = 1.0, 1.0, 0.0
         for guesses in range(min(len(chances), longest - 1) + 1):
             spent, future = self._cost(unread + guesses, terms), 0.0
             after, gained, lost = 1.0, tokens, rerun
-            for count in range(1, min(self.network.longest, longest - guesses) + 1):
+            for count in range(1, min(self.neural_drafter.longest, longest - guesses) + 1):
                 rows = guesses + count
                 chance = after * self.expected(count - 1)
                 lost += _rerun(reached * (after - chance), rows, terms)
@@ -208,23 +210,23 @@ class PlannedDrafter:
 
         `followed` guesses come after them.
         """
-        network, learned, context = self.network, self.learned, terms.context
+        neural_drafter, learned, context = self.neural_drafter, self.learned, terms.context
         terms = self._reusing(terms)
         self._prefix, self._made = list(prefix), []
-        most = min(plan.most, network.longest)
+        most = min(plan.most, neural_drafter.longest)
         trial = self._trying = plan.value == _TRIAL
         untimed = trial and not learned.timed  # the first pass of a row count is not measured
         learned.saved = 0.0
         if not trial:
             learned.attempts = _TRY
-        rows = max(1, len(known) + len(prefix) - network.read)
+        rows = max(1, len(known) + len(prefix) - neural_drafter.read)
         self.cost = 0.0
-        started = last = network.clock()
-        ready = network.begin([*known, *prefix])
+        started = last = neural_drafter.clock()
+        ready = neural_drafter.begin([*known, *prefix])
         chances, following = [plan.reached], list[float]()
         while ready and len(self._made) < most:
             made = self._make()
-            now = network.clock()
+            now = neural_drafter.clock()
             if rows <= MAX_ROWS and not learned.curve.first_use(rows):
                 learned.curve.observe(rows, now - last, context)
                 learned.timed = True
@@ -242,8 +244,8 @@ class PlannedDrafter:
                 chances[-1], following, len(prefix), most, terms
             ):
                 break
-            last = network.clock()
-        self.seconds = network.clock() - started
+            last = neural_drafter.clock()
+        self.seconds = neural_drafter.clock() - started
         self.total_seconds += self.seconds
         then = _futures_behind(chances, following, terms, plan.most)
         chances = _reaching(chances, following, plan.most + 1)
@@ -274,13 +276,13 @@ class PlannedDrafter:
 
     def _reusing(self, terms: PlanningLimits) -> PlanningLimits:
         """Adjust the costs for the part of the pass that drafting already computed."""
-        reused, costs = self.network.reused, terms.costs
+        reused, costs = self.neural_drafter.reused, terms.costs
         if not reused:
             return terms
         return replace(terms, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
     def _make(self) -> _Drafted:
-        token, sure = self.network.guess()
+        token, sure = self.neural_drafter.guess()
         sure = min(max(sure, 1 - _SURE), _SURE)
         hint = log(sure / (1 - sure))
         bucket = bisect(CALIBRATION_EDGES, hint)
@@ -319,7 +321,7 @@ class PlannedDrafter:
         table, timed = self.learned.curve.table(terms.context), self.learned.timed
         unit = 1.0 if timed and terms.seconds else terms.plain
         if timed and not terms.seconds:  # times and relative costs cannot be compared
-            return self.network.share * terms.plain
+            return self.neural_drafter.share * terms.plain
         if rows <= _CATCHING_UP:
             return unit * table[rows - 1]
         whole = table[min(rows, MAX_ROWS) - 1] * max(1.0, rows / MAX_ROWS)
