@@ -136,7 +136,7 @@ class TurnColumn(Vertical):
         return children.index(next(views))
 
     async def _show_counts(self) -> None:
-        await self.query_children("Earlier, Later").remove()
+        await self.query_children("EarlierTurns, LaterTurns").remove()
         if self.before:
             await self.mount(EarlierTurns(f"↑ {len(self.before):,} earlier prompts"), before=0)
         if self.after:
