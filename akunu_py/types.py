@@ -24,7 +24,7 @@ class Drafter(Protocol):
 
     Each pass of the target is `propose`, `observe`, then `extend` with the pass's tokens. If a
     proposal is empty and `pipelines` is true, the next pass is proposed `ahead`, while the plain
-    step is running.
+    step is running. A pass shared with other requests is `offer`, `take`, then `extend`.
     """
 
     @property
@@ -35,6 +35,12 @@ class Drafter(Protocol):
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         """Draft up to `limit` tokens after the history; `ahead`: after its unknown next token."""
+
+    def offer(self, limit: int) -> list[float]:
+        """Return the chances of up to `limit` tokens, each given the ones before it."""
+
+    def take(self, count: int) -> list[int]:
+        """Return the first `count` of the offered tokens as the draft of a shared pass."""
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False

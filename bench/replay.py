@@ -240,7 +240,7 @@ def count_accepted(draft: Sequence[int], output: Sequence[int], start: int) -> i
     return common_prefix(draft, output[start : start + len(draft)])
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(NoDrafter):
     """Prompt lookup with the defaults of transformers' `PromptLookupCandidateGenerator`.
 
     Drafts the tokens after the first occurrence of the last n tokens, n as large as possible.
@@ -270,11 +270,6 @@ class PromptLookupDrafter:
             if start is not None:
                 return self.history[start : start + min(limit, self.DRAFT_TOKENS)]
         return []
-
-    def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
-    ) -> None:
-        """Do nothing."""
 
 
 def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from akunu_py.ngram.neural_plan import (
 from akunu_py.ngram.planner import best_draft, choose_length
 from akunu_py.types import DraftGuide, NeuralDrafter
 
-MAX_DRAFT = MAX_ROWS - 1
+MAX_DRAFT = 32
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
 
 _RATE_DECAY = 0.97  # per pass, for the running rate of tokens per cost
@@ -148,13 +148,7 @@ class AutoDrafter:
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         longest = max(0, min(limit, MAX_DRAFT))
-        if not self._answering:
-            start = self.tracker.answer_start
-            for answer in find_answers(self.index.tokens, start, self._searched):
-                self.index.mark_answer(*answer)
-            self._searched = start
-        most = max(1, min(HORIZON, limit + 1)) + ahead
-        guesses = self.chain.behind_history(self._recent, most, self.guide) if self._ngrams else []
+        guesses = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead)
         found = sum(guess.token >= 0 for guess in guesses)
         chances = [guess.probability for guess in guesses[:found]]
         gained = max(self._earned / self._spent, 1.0)  # tokens per pipelined step's time
@@ -194,6 +188,28 @@ class AutoDrafter:
             draft = [guess.token for guess in guesses[slice(*self._planned)]]
         self._idle = 0 if draft else self._idle + 1
         return draft
+
+    def offer(self, limit: int) -> list[float]:
+        self._guesses = self._look_ahead(max(1, min(HORIZON, limit + 1)))
+        self._answering = True
+        self._planned = 0, 0
+        found = [guess.probability for guess in self._guesses if guess.token >= 0]
+        return found[: max(0, min(limit, MAX_DRAFT))]
+
+    def take(self, count: int) -> list[int]:
+        self._planned = 0, count
+        self._drafted = count
+        self._idle = 0 if count else self._idle + 1
+        return [guess.token for guess in self._guesses[:count]]
+
+    def _look_ahead(self, most: int) -> list[Guess]:
+        """Return up to `most` guesses after the history, the last one maybe without a token."""
+        if not self._answering:
+            start = self.tracker.answer_start
+            for answer in find_answers(self.index.tokens, start, self._searched):
+                self.index.mark_answer(*answer)
+            self._searched = start
+        return self.chain.behind_history(self._recent, most, self.guide) if self._ngrams else []
 
     def _terms(
         self, costs: Sequence[float], rate: float, left: int, *, ongoing: bool

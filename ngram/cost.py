@@ -9,7 +9,7 @@ from math import exp, inf, log
 from statistics import median_low
 from typing import Any
 
-MAX_ROWS = 33
+MAX_ROWS = 64  # of all requests in a pass
 BANDS = (1024, 4096, 16384, 32768, 65536, 131072)  # ends of the bands of context length, in tokens
 _FEWEST_BANDS = 4  # in files of earlier versions
 KEPT = 9  # times per row count; the lower quartile ignores slow outliers

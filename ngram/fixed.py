@@ -97,6 +97,7 @@ class FixedDrafter:
         self.draft_tokens = draft_tokens
         self.guide: DraftGuide | None = None
         self.predictor = Predictor()
+        self._offered: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.predictor.update_batch(tokens)
@@ -108,6 +109,14 @@ class FixedDrafter:
         draft = self.predictor.predict(min(limit, self.draft_tokens), self.guide)
         self.guide.end_draft()
         return draft
+
+    def offer(self, limit: int) -> list[float]:
+        """Return a chance of 1 for each token, because all of them are always drafted."""
+        self._offered = self.propose(limit)
+        return [1.0] * len(self._offered)
+
+    def take(self, count: int) -> list[int]:
+        return self._offered[:count]
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
@@ -124,6 +133,12 @@ class NoDrafter:
         """Ignored."""
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        return []
+
+    def offer(self, limit: int) -> list[float]:
+        return []
+
+    def take(self, count: int) -> list[int]:
         return []
 
     def observe(

@@ -20,7 +20,7 @@ from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.chat_model import ChatModel
-    from akunu_py.decoding.generate.session import Generation
+    from akunu_py.decoding.generate.session import Request
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.tui.workers.session_thread import SessionThread
@@ -191,7 +191,7 @@ def session_thread(
         learned_states.append(learned)
         return LoadedChat(engine, learned, on_answered)
 
-    def on_answered(engine: Engine, generation: Generation) -> None:
+    def on_answered(engine: Engine, generation: Request) -> None:
         import mlx.core as mx
 
         from akunu_py.decoding.load import note_peak

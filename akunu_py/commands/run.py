@@ -30,7 +30,7 @@ from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Generation
+    from akunu_py.decoding.generate.session import Request
     from akunu_py.decoding.model.engine import Engine
 
 _INTERRUPT_S = 3.0  # for a decode step to end after Ctrl-C
@@ -131,7 +131,7 @@ def read_prompt(argument: str | None) -> str:
 
 
 @contextlib.contextmanager
-def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
+def cancelled_by_interrupt(generation: Request) -> Iterator[None]:
     """Cancel the generation on the first Ctrl-C, and end the process on the second.
 
     The process also ends if the running decode step does not finish in time.
@@ -149,7 +149,7 @@ def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def stream(generation: Generation) -> None:
+def stream(generation: Request) -> None:
     """Print the answer as it is generated; only terminals get thinking."""
     for piece in generation:
         if piece.thinking and sys.stderr.isatty():
@@ -161,7 +161,7 @@ def stream(generation: Generation) -> None:
         print(flush=True)
 
 
-def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
+def as_dict(engine: Engine, generation: Request) -> dict[str, object]:
     """Return the object for `--format json`."""
     return {
         "text": generation.text,
@@ -173,7 +173,7 @@ def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
     }
 
 
-def summary(generation: Generation, draft: str) -> str:
+def summary(generation: Request, draft: str) -> str:
     """Return one line of statistics, with the reason if the answer was cut off."""
     stats = generation.stats
     parts = [

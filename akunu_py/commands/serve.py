@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
-    from akunu_py.decoding.scheduling.scheduler import Scheduler
+    from akunu_py.decoding.generate.model_host import ModelHost
     from akunu_py.serve.http.guard import AccessRules, is_loopback
     from akunu_py.serve.http.server import ServeOptions, listen, serve
     from akunu_py.serve.own.running import RunningServer, own_url
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         options = replace(options, running=running)
         # A process cannot connect to hosts twice.
         idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
-        scheduler = Scheduler(lambda: _load(args, learned, end), idle_s=idle_s)
+        scheduler = ModelHost(lambda: _load(args, learned, end), idle_s=idle_s)
         serve(scheduler, listening, options, f"{url}/v1")
     print_warnings(warning for state in learned for warning in state.warnings)
     if lost.is_set():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from akunu_py.completion.completion_cache import CompletionCache
@@ -39,12 +39,12 @@ from akunu_py.completion.request import (
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.decoding.events import PrefillProgress, PromptProcessed
 from akunu_py.decoding.generate import memory_guard
-from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
-from akunu_py.types import GenerateOptions, SamplingOptions, Stats, TextPiece
+from akunu_py.types import GenerateOptions, SamplingOptions, Stats
 
 _RESERVED = 1024  # tokens of the context for the completion
 _REPLACEMENT = "\ufffd"  # decoded from invalid bytes
@@ -85,11 +85,9 @@ class Completer:
         self._budgets = _budgets(options, engine.plan.context_length)
         self._cache = CompletionCache()
         self._related = RelatedFiles()
-        if session is not None:
-            self.session = self.share(session)
-        else:
-            self.session = Session(self.engine, learned)
-            self.session.turn.chunk_seconds = _SLICE_S
+        self.session = session or Session(self.engine, learned)
+        if session is None:
+            self.session.chunk_seconds = _SLICE_S
 
     @property
     def name(self) -> str:
@@ -111,30 +109,23 @@ class Completer:
         ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """Return the completion; see `steps`."""
-        steps = self.steps(self.session, request, ended, on_text)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as last:
-                completion: Completion = last.value
-                return completion
+        """Return the completion; see `begin`."""
+        run = self.begin(self.session, request, ended, on_text)
+        while run.request is not None:
+            run.add(run.request.step())
+        return run.completion()
 
-    def share(self, session: Session) -> Session:
-        """Return another session of the same model for `steps`."""
-        return session.sharing(self.engine)
-
-    def steps(
+    def begin(
         self,
         session: Session,
         request: CompletionRequest,
         ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         sampling: SamplingOptions = _GREEDY,
-    ) -> Generator[PrefillProgress | PromptProcessed | None, None, Completion]:
-        """Generate the completion; a step is a pass or a chunk of the prompt.
+    ) -> CompletionRun:
+        """Begin the completion in `session`.
 
-        ended: polled around every pass; returns the reason to end (default: the time limit of the
+        ended: polled around every step; returns the reason to end (default: the time limit of the
         request). on_text: gets the final parts. sampling: options except the temperature. Raises
         UsageError for an invalid request.
         """
@@ -143,18 +134,16 @@ class Completer:
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
         emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
-        completion = self._cache.find(unix) if unix.max_tokens else None
-        if completion is not None:
-            if completion.text:
-                emit(completion.text)
+        known = self._cache.find(unix) if unix.max_tokens else None
+        if known is not None:
+            if known.text:
+                emit(known.text)
         elif not (unix.prefix + (unix.suffix if self.family or unix.edits else "")).strip():
-            completion = Completion("", "stop", Stats())  # without text, models invent some
-        else:
-            run = _Run(self, session, unix, ended, emit, sampling)
-            yield from run.steps()
-            completion = run.finish()
-            self._cache.add(unix, completion)
-        return with_crlf(completion) if crlf else completion
+            known = Completion("", "stop", Stats())  # without text, models invent some
+        if known is not None:
+            return CompletionRun(known, crlf=crlf)
+        steps = _CompletionSteps(self, session, unix, ended, emit, sampling)
+        return CompletionRun(steps, lambda made: self._cache.add(unix, made), crlf=crlf)
 
     def recall(self, request: CompletionRequest) -> Completion | None:
         """Return the rest of an earlier completion whose beginning was typed. Thread-safe."""
@@ -221,8 +210,42 @@ class Completer:
         return prompt
 
 
-class _Run:
-    """One unfinished completion."""
+class CompletionRun:
+    """A completion that has begun."""
+
+    def __init__(
+        self,
+        source: Completion | _CompletionSteps,
+        on_complete: Callable[[Completion], None] = lambda completion: None,
+        *,
+        crlf: bool,
+    ) -> None:
+        """source: a known completion, or the steps to it. crlf: the buffer has CRLF newlines."""
+        self._steps = source if isinstance(source, _CompletionSteps) else None
+        self._completion = source if isinstance(source, Completion) else None
+        self._on_complete = on_complete
+        self._crlf = crlf
+
+    @property
+    def request(self) -> Request | None:
+        """The request that runs now, None at the end."""
+        return self._steps.request if self._steps is not None else None
+
+    def add(self, results: Sequence[Step]) -> list[PrefillProgress | PromptProcessed]:
+        """Add the results of a step of `request`; return the progress."""
+        return self._steps.add(results) if self._steps is not None else []
+
+    def completion(self) -> Completion:
+        """Return the completion at the end."""
+        if self._completion is None:
+            assert self._steps is not None
+            self._completion = self._steps.finish()
+            self._on_complete(self._completion)
+        return with_crlf(self._completion) if self._crlf else self._completion
+
+
+class _CompletionSteps:
+    """The requests of one completion: token healing takes some of its own."""
 
     def __init__(
         self,
@@ -250,71 +273,91 @@ class _Run:
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)
+        self._tokens = self._prompt.tokens  # of the next request
+        self._healed = self._prompt.healed  # end of the prefix that the model samples again
         self._output = ""  # of the model, after the cursor
         self._cut = Cut("")
         self._reason: CompletionReason | None = None
         self._out_of_tokens = False
         self._begun = False
+        self.request: Request | None = None  # the request that runs now, None at the end
+        self._begin_next()
 
-    def steps(self) -> Generator[PrefillProgress | PromptProcessed | None]:
-        """Generate up to the end of the completion; `finish` returns it."""
-        code, tokens = self._completer.code, self._prompt.tokens
-        healed = self._prompt.healed
-        while healed and self._reason is None:
-            # Token healing: the model samples the end of the prefix again.
-            generation = self._generation(tokens, 1, code.compatible_tokens(healed))
-            yield from self._generate(generation, healing=True)
-            if not generation.tokens:
-                return
-            sampled = code.text(generation.tokens[-1])
-            self._append(sampled[len(healed) :])
-            healed = healed[len(sampled) :]
-            tokens = [*tokens, *generation.tokens]
-        if self._reason is None:
+    def _begin_next(self) -> None:
+        """Begin the next request: one token for each step of token healing, then the rest."""
+        if self._healed:
+            allowed = self._completer.code.compatible_tokens(self._healed)
+            self.request = self._new_request(1, allowed)
+        else:
             room = self._edit.room if self._edit else max(1, self._request.max_tokens)
-            last = self._generation(tokens, room)
-            yield from self._generate(last)
-            self._out_of_tokens = last.finish_reason in ("length", "context")
+            self.request = self._new_request(room)
 
-    def _generation(
-        self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
-    ) -> Generation:
-        """Start a generation after `tokens`. allowed_tokens: empty allows all."""
+    def _new_request(self, max_tokens: int, allowed_tokens: tuple[int, ...] = ()) -> Request:
+        """Return a request after the known tokens. allowed_tokens: empty allows all."""
         shared = self._completer.options
-        sampling = replace(self._sampling, allowed_tokens=allowed_tokens)
         options = GenerateOptions(
-            max_tokens, shared.draft, shared.draft_tokens, sampling, remember=False
+            max_tokens,
+            shared.draft,
+            shared.draft_tokens,
+            replace(self._sampling, allowed_tokens=allowed_tokens),
+            stop_tokens=tuple(self._completer.engine.tokens.stop_tokens),
+            remember=False,
         )
-        return self._session.generate(tokens, options, self._prompt.draft_context)
+        return self._session.generate(self._tokens, options, self._prompt.draft_context)
 
-    def _generate(
-        self, generation: Generation, *, healing: bool = False
-    ) -> Generator[PrefillProgress | PromptProcessed | None]:
-        """Generate up to the end of the completion. With `healing`, the caller adds the text."""
-        for step in generation.steps():
-            if not isinstance(step, PrefillProgress) and not healing:
-                self._append(step.text)
-            if self._reason is None:
-                self._check(generation, step)
+    def add(self, results: Sequence[Step]) -> list[PrefillProgress | PromptProcessed]:
+        """Add the results of a step of `request`; return the progress."""
+        request, progress = self.request, list[PrefillProgress | PromptProcessed]()
+        assert request is not None
+        for step in results:
             if self._reason and not isinstance(step, PrefillProgress):
                 break
-            if isinstance(step, PrefillProgress) or self._begun:
-                yield step if isinstance(step, PrefillProgress) else None
-            else:
-                self._begun = True
-                yield PromptProcessed(len(self._prompt.tokens), generation.stats.cached_tokens)
-        if self._reason is None and generation.finish_reason == "cancelled":
-            self._reason = "cancelled"
-        _add(self._stats, generation.stats)
+            progress += self._add(request, step)
+        if self._reason and self._begun:
+            request.close()
+        if request.status is Status.FINISHED:
+            self._end_request(request)
+        return progress
 
-    def _check(self, generation: Generation, step: PrefillProgress | TextPiece) -> None:
-        """Cancel the generation at a reason to end, or after the prefill for max_tokens 0."""
-        self._reason = self._ended()
+    def _add(self, request: Request, step: Step) -> list[PrefillProgress | PromptProcessed]:
+        if isinstance(step, PrefillProgress):
+            self._check(request, step)
+            return [step]
+        if not self._healed:
+            self._append(step.text)
+        if self._reason is None:
+            self._check(request, step)
+        if self._begun:
+            return []
+        self._begun = True
+        return [PromptProcessed(len(self._prompt.tokens), request.stats.cached_tokens)]
+
+    def _check(self, request: Request, step: Step) -> None:
+        """Cancel the request at a reason to end, or after the prefill for max_tokens 0."""
+        if self._reason is None:
+            self._reason = self._ended()
         prefilled = isinstance(step, PrefillProgress) and step.done == step.total
         if self._reason is None and prefilled and not self._request.max_tokens:
             self._reason = "length"
         if self._reason:
-            generation.cancel()
+            request.cancel()
+
+    def _end_request(self, request: Request) -> None:
+        self.request = None
+        if self._reason is None and request.finish_reason == "cancelled":
+            self._reason = "cancelled"
+        _add(self._stats, request.stats)
+        if not self._healed:
+            self._out_of_tokens = request.finish_reason in ("length", "context")
+            return
+        if not request.tokens:
+            return
+        sampled = self._completer.code.text(request.tokens[-1])
+        self._append(sampled[len(self._healed) :])
+        self._healed = self._healed[len(sampled) :]
+        self._tokens = [*self._tokens, *request.tokens]
+        if self._reason is None:
+            self._begin_next()
 
     def _append(self, text: str) -> None:
         whole, broken, _ = text.partition(_REPLACEMENT)

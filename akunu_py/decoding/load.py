@@ -21,7 +21,7 @@ from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Generation
+    from akunu_py.decoding.generate.session import Request
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
 
@@ -125,7 +125,7 @@ def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     return options
 
 
-def note_peak(engine: Engine, generation: Generation) -> None:
+def note_peak(engine: Engine, generation: Request) -> None:
     """Record the peak memory of an answer next to the estimate for its number of tokens."""
     import mlx.core as mx
 

@@ -136,23 +136,31 @@ class Target:
         after: the running plain step's token, as the first row; not under a constraint.
         """
         tokens = mx.array(rows, mx.int32)
-        known, count = self.tokens, len(self.tokens)
         if after is not None:
             tokens = mx.concatenate([after, tokens]) if rows else after
-            known, count = (
-                [*known[-self.sampler.window - 1 :], *self.pending],
-                count + len(self.pending),
-            )
-        logits = self.forward(tokens)[-wanted:]
+        drafted = rows[len(rows) - wanted + 1 :]
+        sampled = self.sample(self.forward(tokens), tokens, drafted, ahead=after is not None)
+        mx.async_eval(sampled)
+        return sampled
+
+    def sample(
+        self, logits: mx.array, tokens: mx.array, drafted: Sequence[int], *, ahead: bool = False
+    ) -> mx.array:
+        """Return the tokens [drafted + 1] sampled after the last rows of a pass over `tokens`.
+
+        logits: [rows, vocab]. ahead: the pass follows another one, which is not collected yet.
+        """
+        wanted = 1 + len(drafted)
+        logits = logits[-wanted:]
+        known, count, window = self.tokens, len(self.tokens), self.sampler.window
+        if ahead:
+            known, count = [*known[-window - 1 :], *self.pending], count + len(self.pending)
         self.vocabulary = logits.shape[-1]
         if self.constraint is not None:
             mx.async_eval(logits)  # the masks are made meanwhile
-            logits = self.constraint.masked(logits, rows[len(rows) - wanted + 1 :])
-        window = self.sampler.window
+            logits = self.constraint.masked(logits, drafted)
         before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens
-        sampled = self.sampler.sample(logits, before, count + tokens.shape[0] - wanted + 1)
-        mx.async_eval(sampled)
-        return sampled
+        return self.sampler.sample(logits, before, count + tokens.shape[0] - wanted + 1)
 
     def guess(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
         """Sample after `known` from another model's logits [1, vocab]; return token and chance."""

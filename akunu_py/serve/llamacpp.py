@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -13,13 +13,14 @@ from akunu_py.completion.request import (
     FINISH_REASONS,
     MAX_COMPLETION_TOKENS,
     CompleteOptions,
+    Completion,
     CompletionReason,
     CompletionRequest,
     SourceFile,
 )
 from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
+from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.interface import (
@@ -33,7 +34,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options
-from akunu_py.serve.dialect.service import Service, check_model, completion_events
+from akunu_py.serve.dialect.service import CompletionEvents, Service, check_model
 from akunu_py.serve.openai.shapes import error_body as openai_error
 from akunu_py.types import SamplingOptions
 
@@ -121,16 +122,17 @@ def completion_job(
     limit after the first token, once the completion has a whole line.
     """
 
-    def events(session: Session) -> Iterator[Event | None]:
+    def begin(session: Session) -> CompletionEvents:
         partial = _PartialCompletion(session, stop, seconds)
-        made = completer(session)
-        steps = made.steps(made.share(session), request, partial.ended, partial.add, sampling)
-        completion = yield from completion_events(steps, partial.drain)
-        yield from partial.rest()
-        reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
-        yield Finished(reason, completion.stats, partial.found)
 
-    return events
+        def end(completion: Completion) -> list[Event]:
+            reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
+            return [*partial.rest(), Finished(reason, completion.stats, partial.found)]
+
+        run = completer(session).begin(session, request, partial.ended, partial.add, sampling)
+        return CompletionEvents(run, partial.drain, end)
+
+    return begin
 
 
 class _PartialCompletion:
@@ -155,7 +157,7 @@ class _PartialCompletion:
     def ended(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
         # A completion cut at this request's stop sequence is not cached for other requests.
-        if self.found or self._session.turn.cancelled:
+        if self.found or self._session.cancelled:
             return "cancelled"
         if self._seconds is None or self._since is None or not self._has_line:
             return None

@@ -25,7 +25,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.scheduling.job import chat_job
+from akunu_py.decoding.generate.job import chat_job
 from akunu_py.serve.dialect.bodies import BETWEEN, Body, Ignored, check_tool, joined, refuse_extra
 from akunu_py.serve.dialect.interface import (
     Dialect,

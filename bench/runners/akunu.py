@@ -126,6 +126,12 @@ class RecordingDrafter:
         self._passes.draft_s += time.perf_counter() - started
         return draft
 
+    def offer(self, limit: int) -> list[float]:
+        return self._drafter.offer(limit)
+
+    def take(self, count: int) -> list[int]:
+        return self._drafter.take(count)
+
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
     ) -> None:

@@ -38,10 +38,10 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 async def _answer(
-    scheduler: Scheduler, job: Job, client: str, short: bool
+    scheduler: ModelHost, job: Job, client: str, short: bool
 ) -> AsyncGenerator[Event]:
     """The model's own answer, or a call behind the prompt that it really read."""
     call = _call.get()
@@ -169,7 +169,7 @@ async def _answer(
 @contextlib.contextmanager
 def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
     """A server of the tiny model; its address, and what keeps its requests."""
-    scheduler = Scheduler(lambda: Session(Engine.load(directory, name=MODEL)))
+    scheduler = ModelHost(lambda: Session(Engine.load(directory, name=MODEL)))
     options = ServeOptions(
         (MODEL,), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
-from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.generate.job import Job
 from akunu_py.types import Stats
 from tests.support.serving import Served, ask, told_app
 from tests.support.sse_reader import named_events

@@ -18,15 +18,15 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.scheduling.job import Job, JobHandle
-from akunu_py.decoding.scheduling.scheduler import Scheduler
+from akunu_py.decoding.generate.job import Job, JobHandle
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.serve.http.request_handler import events_of
 from akunu_py.types import Stats
 
 END = Finished("stop", Stats())
 
 
-class Told(Scheduler):
+class Told(ModelHost):
     """A scheduler whose jobs are what a test tells of them, in a thread of its own."""
 
     def __init__(self, tell: Callable[[JobHandle], Iterator[Event]]) -> None:

@@ -18,8 +18,8 @@ from akunu_py.decoding.events import (
     PromptProcessed,
     TextDelta,
 )
-from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.scheduling.scheduler import DEFAULT_SLOTS
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats

@@ -17,10 +17,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from akunu_py.decoding.events import Event
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
@@ -63,7 +63,7 @@ class Served:
     """A tiny model with its scheduler, and the application on it. Its answers are greedy and have
     16 tokens, where a request says nothing of that."""
 
-    scheduler: Scheduler
+    scheduler: ModelHost
     model: ServedModel
     records: RequestRecords
     app: ASGIApp
@@ -80,7 +80,7 @@ def served(
     session: Callable[[Engine], Session] = Session,
 ) -> Iterator[Served]:
     """Serves the model in a directory. session: of the engine that was loaded."""
-    scheduler = Scheduler(lambda: session(Engine.load(directory, name=name)))
+    scheduler = ModelHost(lambda: session(Engine.load(directory, name=name)))
     scheduler.start()
     options = ServeOptions(
         (name, "alias"), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16

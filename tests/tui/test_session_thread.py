@@ -14,7 +14,7 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.generate import model_thread as thread_module
 from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
-from akunu_py.decoding.generate.session import DiskPromptCaches, Generation, Session
+from akunu_py.decoding.generate.session import DiskPromptCaches, Request, Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
@@ -53,7 +53,7 @@ class Recorder:
             raise DamagedModel("model 'starter' is damaged")
         return LoadedChat(altered(self.starter, name=name), on_answered=self.record)
 
-    def record(self, engine: Engine, generation: Generation) -> None:
+    def record(self, engine: Engine, generation: Request) -> None:
         self.answered.append(generation.text)
 
     def next(self) -> Any:

@@ -141,6 +141,7 @@ class TrackedDrafter:
         self._auto = auto
         self.tokens: list[int] = []
         self.propose = drafter.propose
+        self.offer, self.take = drafter.offer, drafter.take
         self.observe = drafter.observe
 
     @property

@@ -11,7 +11,7 @@ from akunu_py.decoding.events import PrefillProgress
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
-    from akunu_py.decoding.generate.session import Generation, Session
+    from akunu_py.decoding.generate.session import Request, Session, Step
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
 
@@ -55,7 +55,7 @@ class ShownAnswer(Protocol):
     def finish_reason(self) -> FinishReason | None: ...
 
     def steps(self) -> Iterator[PrefillProgress | ShownPiece]:
-        """Yield steps; see `Generation.steps`. Raises ServerGone if the server is lost."""
+        """Yield steps; see `Request.steps`. Raises ServerGone if the server is lost."""
 
     def cancel(self) -> None:
         """End the answer soon. Callable from any thread."""
@@ -97,7 +97,7 @@ class LoadedChat:
         self,
         engine: Engine,
         learned: LearnedState | None = None,
-        on_answered: Callable[[Engine, Generation], None] = lambda engine, generation: None,
+        on_answered: Callable[[Engine, Request], None] = lambda engine, request: None,
     ) -> None:
         self.facts = facts_of(engine)
         self._engine, self._learned = engine, learned
@@ -125,39 +125,43 @@ class LoadedAnswer:
         session: Session,
         messages: Sequence[Message],
         options: GenerateOptions,
-        on_answered: Callable[[Engine, Generation], None] = lambda engine, generation: None,
+        on_answered: Callable[[Engine, Request], None] = lambda engine, request: None,
     ) -> None:
         self._session, self._on_answered = session, on_answered
-        self._generation = session.chat(messages, options)
+        self.request = session.chat(messages, options)
         self._before = session.drafting.neural_seconds
         self._rows: Counter[int] = Counter()  # passes by rows
-        self.cancel = self._generation.cancel
+        self.cancel = self.request.cancel
 
     @property
     def stats(self) -> Stats:
-        return self._generation.stats
+        return self.request.stats
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        return self._generation.finish_reason
+        return self.request.finish_reason
 
     def steps(self) -> Iterator[PrefillProgress | ShownPiece]:
-        for step in self._generation.steps():
-            if isinstance(step, PrefillProgress):
-                yield step
-                continue
-            first = not self.stats.target_passes
-            if step.piece.tokens and not first:
-                self._rows[1 + step.piece.accepted + len(step.piece.rejected)] += 1
-            yield ShownPiece(step, self._rejected_text(step), first)
-        self._on_answered(self._session.engine, self._generation)
+        for step in self.request.steps():
+            yield from self.show([step])
+        self._on_answered(self._session.engine, self.request)
+
+    def show(self, steps: Sequence[Step]) -> list[PrefillProgress | ShownPiece]:
+        """Return the results of a step as the chat shows them."""
+        return [step if isinstance(step, PrefillProgress) else self._shown(step) for step in steps]
+
+    def _shown(self, step: TextPiece) -> ShownPiece:
+        first = not self.stats.target_passes
+        if step.piece.tokens and not first:
+            self._rows[1 + step.piece.accepted + len(step.piece.rejected)] += 1
+        return ShownPiece(step, self._rejected_text(step), first)
 
     def _rejected_text(self, piece: TextPiece) -> str:
         """Return the rejected draft as text after the accepted tokens."""
         drafted = piece.piece.rejected
         if not drafted:
             return ""
-        decode, tokens = self._session.engine.tokens.tokenizer.decode, self._generation.tokens
+        decode, tokens = self._session.engine.tokens.tokenizer.decode, self.request.tokens
         before = len(tokens) - len(piece.piece.tokens) + piece.piece.accepted
         anchor = tokens[before - 1 : before]
         return str(decode([*anchor, *drafted]))[len(decode(anchor)) :]

@@ -6,12 +6,14 @@ small model. The output is exactly that of plain decoding (see `sampling` for te
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix, first_invalid
 from akunu_py.types import Drafter, Piece
@@ -30,45 +32,98 @@ class _Pass:
     behind: bool  # launched while another pass was running
 
 
-def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> Generator[Piece]:
-    """Yield a piece per pass: up to `limit` tokens, ending after a token of `stop`.
+class Decoding:
+    """The decode passes of one answer: up to `limit` tokens, ending after a token of `stop`.
 
     `drafter` knows all tokens including the pending ones. If it pipelines, another pass is launched
     after a plain step before that step is collected: a plain step, or one that verifies a draft of
-    the tokens after the unknown next token. If `target.runs_ahead` is false, no pass runs while the
-    consumer holds a piece, and the consumer's time does not count.
+    the tokens after the unknown next token. If `target.runs_ahead` is false, no pass runs between
+    two steps, and the time between them does not count.
     """
-    passes = 0
-    launched: _Pass | None = None
-    last = 0.0  # end of the previous pass, or start of this one
-    try:
-        while limit > 0:
-            if launched is None:
-                last = target.clock()
-                launched = launch(target, drafter, limit)
-            behind = None
-            if not launched.drafted and limit > 1 and target.runs_ahead:
-                behind = launch_behind(target, drafter, limit - 1, launched)
-            rows = len(target.pending) + len(launched.drafted)
-            tokens, accepted = collect(target, launched, stop)
-            started, last = last, target.clock()
-            drafter.observe(
-                len(launched.drafted), accepted, rows, last - started, behind=launched.behind
-            )
-            drafter.extend(tokens)
-            rejected = tuple(launched.drafted[accepted:])
-            launched = behind
-            limit = 0 if ended(target, tokens[-1], stop) else limit - len(tokens)
-            if limit and launched is None and target.runs_ahead:
-                launched = launch(target, drafter, limit)
-            passes += 1
-            if passes % _CLEAR_EVERY == 0:
-                mx.clear_cache()
-            yield Piece(tuple(tokens), accepted, rejected, last - started)
-    except GeneratorExit:
-        pass
-    if launched is not None:
-        abandon(target, launched)
+
+    def __init__(self, target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> None:
+        self.target = target
+        self.limit = limit  # tokens that may follow; 0 at the end
+        self._drafter = drafter
+        self._stop = stop
+        self._launched: _Pass | None = None
+        self._last = 0.0  # end of the previous pass, or start of this one
+        self._passes = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a pass is launched, which only `step` can collect."""
+        return self._launched is not None
+
+    def step(self) -> Piece:
+        """Run one pass of this request alone."""
+        target, drafter = self.target, self._drafter
+        launched, self._launched = self._launched, None
+        if launched is None:
+            self._last = target.clock()
+            launched = launch(target, drafter, self.limit)
+        if not launched.drafted and self.limit > 1 and target.runs_ahead:
+            self._launched = launch_behind(target, drafter, self.limit - 1, launched)
+        rows = len(target.pending) + len(launched.drafted)
+        tokens, accepted = collect(target, launched, target.read(launched.sampled), self._stop)
+        started, self._last = self._last, target.clock()
+        seconds = self._last - started
+        drafter.observe(len(launched.drafted), accepted, rows, seconds, behind=launched.behind)
+        piece = self._extend(tokens, accepted, launched, seconds)
+        if self.limit and self._launched is None and target.runs_ahead:
+            self._launched = launch(target, drafter, self.limit)
+        return piece
+
+    def offer(self) -> list[float]:
+        """Return the acceptance chances of the draft tokens for a shared pass."""
+        target = self.target
+        few = len(target.pending) <= _MAX_PENDING and not kv_cache.is_recurrent(target.cache)
+        return self._drafter.offer(self.limit - 1 if few else 0)
+
+    def take(self, count: int) -> SharedRows:
+        """Return the rows of a shared pass with the first `count` offered draft tokens."""
+        target = self.target
+        drafted = in_vocabulary_prefix(self._drafter.take(count), target.vocabulary)
+        before = target.pass_state() if drafted else None
+        return SharedRows(mx.array([*target.pending, *drafted], mx.int32), drafted, before)
+
+    def finish(self, rows: SharedRows, sampled: list[int], seconds: float) -> Piece:
+        """Accept the tokens `sampled` by a shared pass."""
+        launched = _Pass(rows.tokens, rows.drafted, rows.before, behind=False)
+        tokens, accepted = collect(self.target, launched, sampled, self._stop)
+        return self._extend(tokens, accepted, launched, seconds)
+
+    def close(self) -> None:
+        """End between two steps: keep the pending tokens of a launched pass and drop its draft."""
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            abandon(self.target, launched)
+
+    def _extend(self, tokens: list[int], accepted: int, launched: _Pass, seconds: float) -> Piece:
+        self._drafter.extend(tokens)
+        over = ended(self.target, tokens[-1], self._stop)
+        self.limit = 0 if over else self.limit - len(tokens)
+        self._passes += 1
+        if self._passes % _CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return Piece(tuple(tokens), accepted, tuple(launched.drafted[accepted:]), seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """The rows of one request in a shared pass: its pending tokens and its draft."""
+
+    tokens: mx.array  # [rows]
+    drafted: list[int]
+    before: Any  # see `Target.pass_state`
+
+
+def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> Generator[Piece]:
+    """Yield the pieces of `Decoding`; closing the generator closes it."""
+    decoding = Decoding(target, drafter, limit, stop)
+    with contextlib.closing(decoding):
+        while decoding.limit > 0:
+            yield decoding.step()
 
 
 def launch(target: Target, drafter: Drafter, limit: int) -> _Pass:
@@ -95,14 +150,18 @@ def _launch(target: Target, drafted: list[int], after: mx.array | None) -> _Pass
 def draft(target: Target, drafter: Drafter, limit: int, *, ahead: bool = False) -> list[int]:
     """Return draft tokens for the next pass, which yields at most `limit` tokens."""
     room = limit - 1 if len(target.pending) <= _MAX_PENDING else 0
-    drafted = drafter.propose(room, ahead=ahead)
-    vocabulary = target.vocabulary  # the answer cache's file may hold other token ids
+    return in_vocabulary_prefix(drafter.propose(room, ahead=ahead), target.vocabulary)
+
+
+def in_vocabulary_prefix(drafted: list[int], vocabulary: int | None) -> list[int]:
+    """Return the draft up to the first invalid token, which the answer cache's file may hold."""
     return drafted if vocabulary is None else drafted[: first_invalid(drafted, vocabulary)]
 
 
-def collect(target: Target, launched: _Pass, stop: Collection[int]) -> tuple[list[int], int]:
-    """Wait for a pass. Returns the new tokens, bonus token last, and how many were accepted."""
-    sampled = target.read(launched.sampled)
+def collect(
+    target: Target, launched: _Pass, sampled: list[int], stop: Collection[int]
+) -> tuple[list[int], int]:
+    """Accept sampled tokens. Returns the new ones, bonus token last, and how many were drafted."""
     accepted = accept(launched.drafted, sampled)
     tokens = cut(sampled[: accepted + 1], stop)
     if target.constraint is not None:
@@ -125,7 +184,8 @@ def abandon(target: Target, launched: _Pass) -> None:
 
 def plain_step(target: Target, stop: Collection[int] = ()) -> list[int]:
     """Return the token after the pending ones."""
-    return collect(target, _launch(target, [], None), stop)[0]
+    launched = _launch(target, [], None)
+    return collect(target, launched, target.read(launched.sampled), stop)[0]
 
 
 def accept(drafted: Sequence[int], sampled: Sequence[int]) -> int:

@@ -1,38 +1,34 @@
-"""Session: a model with its token histories. Generation: one answer in progress.
+"""Session: a model with a token history. Request: one answer in a session, and its state.
 
-Both belong to one thread, because MLX's streams are thread-local; only `Generation.cancel` may be
+Both belong to one thread, because MLX's streams are thread-local; only `Request.cancel` may be
 called from others.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import enum
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
-from akunu_py.decoding.generate.decode import decode, ended, plain_step
+from akunu_py.decoding.generate.decode import Decoding, SharedRows, ended, plain_step
+from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
-from akunu_py.decoding.prompt_cache.cache_file import Stopped
-from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.prompt_cache.prompt_cache_store import LEAST, PromptCacheStore, is_forgotten
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
-from akunu_py.decoding.token_ids import common_prefix, first_invalid
+from akunu_py.decoding.token_ids import first_invalid
 from akunu_py.errors import DamagedModel, DoesNotFit, EmptyPrompt, PromptTooLong, UsageError
-from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import (
     Answer,
     Drafter,
@@ -45,29 +41,6 @@ from akunu_py.types import (
     TextPiece,
     TokenLogprobs,
 )
-
-_LEG = 1024  # answer tokens for which memory is reserved at once
-
-
-@dataclass(slots=True)
-class Turn:
-    """Per-request state shared by the scheduler and the session."""
-
-    # Set by the scheduler:
-    cancelled: bool = False  # the client cancelled or disconnected
-    alone: bool = True  # no other session runs before this one's next step
-    chunk_seconds: float | None = None  # time limit of a prefill chunk; None: no other session
-    crowded: bool = False  # an earlier request waits for memory
-    # Set by the session:
-    blocked: Callable[[], bool] | None = None  # returns whether it still waits for another session
-    left: int = 0  # prompt tokens not prefilled yet
-    steps: Generator[object] | None = None  # of the current generation
-
-    def begin(self, steps: Generator[object] | None) -> None:
-        """Close the previous generation and register the steps of the next one."""
-        if self.steps is not None:
-            self.steps.close()
-        self.steps, self.blocked, self.left = steps, None, 0
 
 
 class Session:
@@ -83,14 +56,17 @@ class Session:
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
         drafting = sibling.drafting if sibling else None
         self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
-        self.turn = Turn()
+        self.request: Request | None = None  # the last one that ran
+        self.cancelled = False  # the client cancelled what runs in this session
+        self.chunk_seconds: float | None = None  # time limit of prefill chunks; None: the fastest
         self.recall: DiskPromptCaches | None = None  # from disk
         if learned is not None and learned.caches is not None:
             self.recall = DiskPromptCaches(engine, learned.caches, self.drafting.curve)
 
     def release(self) -> None:
-        """Close an unfinished generation and return the history to the shared caches."""
-        self.turn.begin(None)
+        """Close an unfinished request and return the history to the shared caches."""
+        self.begin(None)
+        self.cancelled = False
         self.drafting.release()
         self.target.release()
 
@@ -107,11 +83,11 @@ class Session:
         histories = [*caches.in_use, *caches.histories()]
         return self.recall is not None and self.recall.write(histories, stopped, seconds)
 
-    def sharing(self, engine: Engine) -> Session:
-        """Return this session for `engine`, the same model with other options."""
-        other = copy.copy(self)
-        other.engine = engine
-        return other
+    def begin(self, request: Request | None) -> None:
+        """Close the previous request if it is another one."""
+        if self.request is not None and self.request is not request:
+            self.request.close()
+        self.request = request
 
     def save_prompt_cache(self, path: Path) -> None:
         """Write the KV cache and its tokens to a file in mlx-lm's prompt cache format.
@@ -129,8 +105,8 @@ class Session:
         """
         self.target.adopt(disk.load(self.engine, path))
 
-    def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
-        """Return the answer to a conversation as a stream; see `generate`."""
+    def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Request:
+        """Return the request to answer a conversation; see `generate`."""
         prompt = self.engine.tokens.encode_chat(messages)
         stable = None
         if self.target.history.needs_checkpoints:
@@ -143,18 +119,32 @@ class Session:
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
         stable: int | None = None,
-    ) -> Generation:
-        """Return the answer to `prompt` (token ids) as a stream.
+    ) -> Request:
+        """Return the request to answer `prompt` (token ids).
 
         draft_context: token sequences to draft from, without prefill. stable: length of the prefix
         that the next prompt will share, if known. Raises EmptyPrompt, PromptTooLong, or UsageError
         at once.
         """
-        return Generation(self, prompt, options, draft_context, stable)
+        return Request(self, prompt, options, draft_context, stable)
 
 
-class Generation:
-    """One answer in progress: iterate for its pieces; `stats` and `text` grow meanwhile."""
+_LEG = 1024  # answer tokens for which memory is reserved at once
+
+Step = PrefillProgress | TextPiece
+
+
+class Status(enum.Enum):
+    """The phase of a request."""
+
+    WAITING = "waiting"  # for memory, or for a prefix that another request prefills
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class Request:
+    """A request and its answer so far: call `step` until `status` is FINISHED."""
 
     def __init__(
         self,
@@ -164,15 +154,24 @@ class Generation:
         draft_context: Sequence[Sequence[int]] = (),
         stable: int | None = None,
     ) -> None:
+        """See `Session.generate`."""
         engine = session.engine
         if options.stop_tokens:
             stop_tokens = engine.tokens.stop_tokens.union(options.stop_tokens)
             engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stop_tokens))
         _check(engine, prompt, options)
         check_mode(engine, options.draft)
+        self.status = Status.WAITING
+        # Set before each step by whoever runs several requests:
+        self.alone = True  # no other request runs before this one's next step
+        self.crowded = False  # an earlier request waits for memory
+        self.chunk_seconds = session.chunk_seconds  # time limit of a prefill chunk
+        # For the scheduler:
+        self.blocked: Callable[[], bool] | None = None  # returns whether it still has to wait
+        self.prompt_tokens_left = 0  # prompt tokens not prefilled yet, once the prefill began
         self._session = session
         self._engine = engine
-        self._target = session.target
+        self.target = session.target
         self._prompt = list(prompt)
         self._options = options
         self._draft_context = draft_context
@@ -194,6 +193,16 @@ class Generation:
             options.stop,
             options.markers,
         )
+        self._conditions: list[Callable[[], bool]] | None = None  # to wait for, None before
+        self._started = 0.0
+        self._prefilled: float | None = None  # time of the first token
+        self._chunks: Generator[int] | None = None
+        self._cached = self._prefill_end = 0  # prompt tokens where the prefill begins and ends
+        self._drafter: Drafter | None = None
+        self._decoding: Decoding | None = None
+        self._tokens_left = min(options.max_tokens, self._room)
+        self._complete = False  # a stop token, or no tokens left
+        self._generated: list[int] = []  # in the evicted history
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -220,178 +229,253 @@ class Generation:
     def __iter__(self) -> Iterator[TextPiece]:
         return (step for step in self.steps() if not isinstance(step, PrefillProgress))
 
-    def steps(self) -> Generator[PrefillProgress | TextPiece]:
-        """Yield prefill progress, then pieces (some empty), one per chunk or pass.
+    def steps(self) -> Generator[Step]:
+        """Run this request alone: yield prefill progress, then pieces, some of them empty.
 
         Closing the generator between two steps ends the answer and keeps the prefilled tokens.
         """
-        steps = self._all_steps()
-        self._session.turn.begin(steps)
-        return steps
-
-    def _all_steps(self) -> Generator[PrefillProgress | TextPiece]:
         try:
-            with contextlib.closing(self._steps()) as steps:
-                while not self._decoder.stopped:
-                    self._follow_turn()
-                    step = self._next(steps)
-                    if step is None:
-                        break
-                    yield self._decoded(step) if isinstance(step, Piece) else step
+            while self.status is not Status.FINISHED:
+                yield from self.step()
         finally:
-            self._target.rest()
+            self.close()
+
+    def step(self) -> list[Step]:
+        """Run a prefill chunk or a decode pass of this request alone; return its results."""
+        self._session.begin(self)
+        return self._guarded(self._advance)
+
+    @property
+    def can_share(self) -> bool:
+        """Whether its next decode pass may be shared with other requests."""
+        target, decoding = self.target, self._decoding
+        return (
+            self.status is Status.DECODING
+            and decoding is not None
+            and not decoding.is_running
+            and target.run == target.run_model
+            and (len(target.pending) == 1 or not self._engine.recurrent)
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has launched a pass."""
+        return self._decoding is not None and self._decoding.is_running
+
+    @property
+    def decoding(self) -> Decoding:
+        """The decode passes, while `can_share`."""
+        assert self._decoding is not None
+        return self._decoding
+
+    def finish_pass(
+        self, rows: SharedRows, sampled: list[int], seconds: float
+    ) -> list[Step] | Exception:
+        """Return the results of a shared pass, or the error that ends this request."""
+        try:
+            finish = self.decoding.finish
+            return self._guarded(lambda: self._deliver(finish(rows, sampled, seconds)), shared=True)
+        except Exception as error:  # noqa: BLE001 - it must not end the other requests
+            return error
+
+    def fail(self, error: Exception) -> Exception:
+        """End the request because a shared pass failed; return what to report."""
+        self.status = Status.FINISHED
+        self.target.reset()
+        return error
+
+    def close(self) -> None:
+        """End the answer between two steps and keep the prefilled tokens."""
+        if self.status is Status.FINISHED:
+            return
+        self.status, self.blocked = Status.FINISHED, None
+        if self._chunks is not None:
+            self._chunks.close()
+        if self._decoding is not None:
+            self._decoding.close()
+        self.target.rest()
+
+    def _guarded(self, advance: Callable[[], list[Step]], *, shared: bool = False) -> list[Step]:
+        """Return the results, and those of the end. After a failed pass the cache is reset."""
+        if self.status is Status.FINISHED:
+            return []
+        try:
+            steps = advance() if shared or not self._ends() else []
+            if not self._ends():
+                return steps
+            return [*steps, *self._finish()]
+        except DoesNotFit:  # nothing ran
+            self.close()
+            raise
+        except BaseException as error:
+            self.status = Status.FINISHED
+            group, lost = self._engine.ring, None
+            if isinstance(error, RuntimeError) and group is not None:
+                lost = group.explain(error)
+            self.target.reset()
+            if lost is not None:
+                raise lost from error
+            raise
+
+    def _ends(self) -> bool:
+        cancelled = self._cancelled.is_set() or self._session.cancelled
+        return cancelled or self._complete or self._decoder.stopped
+
+    def _finish(self) -> list[Step]:
+        self._measure()
+        self.close()
         rest = self._decoder.finish()
-        self.finish_reason = self._finish_reason()
+        self.finish_reason = self._reason()
         if self._session.learned is not None and self._options.remember:
             self._session.learned.remember(self.tokens)
             self._session.learned.save_costs()
-        if rest.text or rest.thinking:
-            yield self._counted(rest)
+        return [self._counted(rest)] if rest.text or rest.thinking else []
 
-    def _steps(self) -> Generator[PrefillProgress | Piece | TextPiece]:
-        """Yield prefill progress, the first token, then a piece per decode pass."""
-        started = time.perf_counter()
-        target, stop = self._target, self._engine.tokens.stop_tokens
-        target.sampler, target.constraint = self._sampler, self._constraint
-        self._session.drafting.prepare(self._options)
-        yield from self._prefill()
-        if self._ends():
-            return
-        first = plain_step(target)
-        prefilled = time.perf_counter()
-        self.stats.prefill_s = prefilled - started
-        yield Piece(tuple(first), seconds=self.stats.prefill_s)
-        if ended(target, first[0], stop) or self._ends():
-            return
-        drafting = self._session.drafting
-        history = [*self._prompt, *first]
-        drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
-        drafting.set_guide(self._constraint)
-        with contextlib.closing(self._decode(drafter)) as pieces:
-            for piece in pieces:
-                yield piece
-                # Includes the consumer's time: this is the speed that the user sees.
-                self.stats.decode_s = time.perf_counter() - prefilled
-                if self._ends():
-                    return
+    def _measure(self) -> None:
+        """Update the decode time. It includes the consumer's time, as users see it."""
+        if self._prefilled is not None and self.tokens:
+            self.stats.decode_s = time.perf_counter() - self._prefilled
 
-    def _decode(self, drafter: Drafter) -> Generator[Piece | TextPiece]:
-        """Yield a piece per pass, in legs; each leg reserves memory for its own tokens only."""
-        target, stop = self._target, self._engine.tokens.stop_tokens
-        left = min(self._options.max_tokens, self._room) - 1
-        while left > 0:
-            piece = Piece(())
-            passes = decode(target, drafter, min(left, _LEG), stop)
-            with contextlib.closing(passes):
-                for piece in passes:
-                    left -= len(piece.tokens)
-                    yield piece
-            if not piece.tokens or ended(target, piece.tokens[-1], stop):
-                return
-            if left > 0:
-                yield from self._take_room(left)
+    def _advance(self) -> list[Step]:
+        self.target.alone = self.alone
+        self._session.drafting.set_alone(self.alone)
+        if self.status is Status.WAITING:
+            return self._wait()
+        if self.status is Status.PREFILLING:
+            return self._prefill()
+        return self._deliver(self.decoding.step())
 
-    def _take_room(self, left: int) -> Generator[TextPiece]:
-        """Reserve memory for the next leg, releasing the history and waiting if needed."""
-        target, turn, nothing = self._target, self._session.turn, TextPiece("", Piece(()))
-        memory_guard.release_under_pressure(target.caches)
-        known = [*target.tokens, *target.pending]
-        needed = self._needed(len(known) + min(left, _LEG))
-        if not turn.crowded and target.caches.has_room(needed, target.history):
-            target.caches.reserve(needed, target.history)
-            return
-        target.release()
-        for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
-            yield nothing
-        target.reuse_prefix(known, needed)
-        whole = len(target.pending) - target.prompt_tail
-        for read in self._read():
-            turn.left = max(0, whole - read)
-            yield nothing
+    def _wait(self) -> list[Step]:
+        """Begin the prefill once there is memory for it, and nothing better to wait for."""
+        if self._conditions is None:
+            self._started = time.perf_counter()
+            self.target.sampler, self.target.constraint = self._sampler, self._constraint
+            self._session.drafting.prepare(self._options)
+            elsewhere = self.target.is_read_elsewhere(self._prompt)
+            self._conditions = [elsewhere] if elsewhere is not None else []
+            self._conditions.append(lambda: not self._has_room(0))
+        while self._conditions:
+            if self._conditions[0]():
+                self.blocked = self._conditions[0]
+                return [self._progress(0)]
+            del self._conditions[0]
+        self.blocked = None
+        if self._drafter is None:
+            self._begin_prefill()
+        else:
+            self._resume_prefill()
+        self.status = Status.PREFILLING
+        return self._prefill()
 
-    def _blocked(self, blocked: Callable[[], bool]) -> Generator[None]:
-        """Yield while `blocked()` is true and the answer is not cancelled."""
-        turn = self._session.turn
-        turn.blocked = blocked
-        while blocked() and not self._ends():
-            yield
-        turn.blocked = None
+    def _progress(self, done: int) -> Step:
+        if self._drafter is not None:  # the client knows that the prompt is processed
+            return TextPiece("", Piece(()))
+        return PrefillProgress(done, self._prefill_end or len(self._prompt))
 
-    def _needed(self, tokens: int) -> int:
-        """Return the bytes of a KV cache of `tokens` tokens."""
-        most = min(tokens, self._engine.plan.context_length)
-        return self._engine.plan.fit.needs.cache.at(most)
-
-    def _follow_turn(self) -> None:
-        """Pass on whether the session runs alone."""
-        alone = self._session.turn.alone
-        self._target.alone = alone
-        self._session.drafting.set_alone(alone)
-
-    def _ends(self) -> bool:
-        return self._cancelled.is_set() or self._session.turn.cancelled
-
-    def _next(
-        self, steps: Iterator[PrefillProgress | Piece | TextPiece]
-    ) -> PrefillProgress | Piece | TextPiece | None:
-        """Return the next step, None at the end. After a failed pass the cache is reset."""
-        try:
-            return next(steps, None)
-        except DoesNotFit:  # nothing ran
-            raise
-        except RuntimeError as error:
-            lost = self._engine.ring.explain(error) if self._engine.ring else None
-            self._target.reset()
-            raise lost or error from error
-        except BaseException:
-            self._target.reset()
-            raise
-
-    def _prefill(self) -> Generator[PrefillProgress]:
-        """Prefill the prompt except its tail, once there is memory for it."""
-        target, prompt, turn = self._target, self._prompt, self._session.turn
-        needed = self._needed(len(prompt) + min(self._options.max_tokens, _LEG))
-        elsewhere = target.is_read_elsewhere(prompt)
-        if elsewhere is not None:
-            for _ in self._blocked(elsewhere):
-                yield PrefillProgress(0, len(prompt))
-        for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
-            yield PrefillProgress(0, len(prompt))
-        if self._ends():
-            return
+    def _begin_prefill(self) -> None:
+        target, prompt = self.target, self._prompt
         leg = min(self._options.max_tokens, _LEG)
         memory_guard.make_room(self._engine, target, prompt, leg)
         remember, recall = self._options.remember, self._session.recall
         on_disk: tuple[int, NotCached] = (0, "")
         if remember and recall is not None:
             on_disk = recall.read(target, prompt)
-        reuse = target.reuse_prefix(prompt, needed, self._stable)
+        reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + leg), self._stable)
         target.history.remember = remember
         target.history.conversation, target.history.asked = self._options.conversation, time.time()
-        cached = self.stats.cached_tokens = reuse.cached
+        self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
         self.stats.known_tokens, self.stats.not_cached = known
-        total = max(cached, len(prompt) - target.prompt_tail)
+        self._prefill_end = max(self._cached, len(prompt) - target.prompt_tail)
 
         def learn(launched: int) -> None:
             self._session.drafting.drafter(
-                self._options, prompt, cached + launched, draft_context=self._draft_context
+                self._options, prompt, self._cached + launched, draft_context=self._draft_context
             )
 
-        for read in self._read(learn):
-            turn.left = total - cached - read
-            yield PrefillProgress(cached + read, total)
-            if self._ends():
-                return
+        self._chunks = self._new_chunks(learn)
 
-    def _read(self, meanwhile: Callable[[int], None] = lambda launched: None) -> Generator[int]:
-        """Prefill the pending tokens except the tail, in chunks sized by the scheduler."""
-        turn, curve = self._session.turn, self._session.drafting.curve
-        sizes = ChunkSizes(curve, self._engine.plan.fit.prefill_rows, turn.chunk_seconds)
-        for read in prefill(self._target, sizes, meanwhile):
+    def _resume_prefill(self) -> None:
+        """Prefill the tokens again that were evicted while the request waited for memory."""
+        target, known = self.target, [*self._prompt, *self._generated]
+        target.reuse_prefix(known, self._needed(len(known) + min(self._tokens_left, _LEG)))
+        self._cached = len(known) - len(target.pending)
+        self._prefill_end = len(known) - target.prompt_tail
+        self._chunks = self._new_chunks(lambda launched: None)
+
+    def _new_chunks(self, meanwhile: Callable[[int], None]) -> Generator[int]:
+        curve = self._session.drafting.curve
+        sizes = ChunkSizes(curve, self._engine.plan.fit.prefill_rows, self.chunk_seconds)
+        for read in prefill(self.target, sizes, meanwhile):
             yield read
-            sizes.seconds = turn.chunk_seconds
+            sizes.seconds = self.chunk_seconds
+
+    def _prefill(self) -> list[Step]:
+        """Run a chunk; after the last one, decode the first token."""
+        assert self._chunks is not None
+        read = next(self._chunks, None)
+        if read is not None:
+            self.prompt_tokens_left = max(0, self._prefill_end - self._cached - read)
+            return [self._progress(self._cached + read)]
+        self.status = Status.DECODING
+        if self._drafter is not None:
+            self._begin_leg()
+            return self._deliver(self.decoding.step())
+        first = plain_step(self.target)
+        self._prefilled = time.perf_counter()
+        self.stats.prefill_s = self._prefilled - self._started
+        history = [*self._prompt, *first]
+        drafting = self._session.drafting
+        self._drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
+        drafting.set_guide(self._constraint)
+        return self._deliver(Piece(tuple(first), seconds=self.stats.prefill_s))
+
+    def _begin_leg(self) -> None:
+        """Begin the next decode passes; each leg reserves memory for its own tokens only."""
+        assert self._drafter is not None
+        limit, stop = min(self._tokens_left, _LEG), self._engine.tokens.stop_tokens
+        self._decoding = Decoding(self.target, self._drafter, limit, stop)
+
+    def _deliver(self, piece: Piece) -> list[Step]:
+        """Decode a piece to text, and see whether the answer or the leg ends with it."""
+        self._tokens_left -= len(piece.tokens)
+        stop = self._engine.tokens.stop_tokens
+        if not piece.tokens or ended(self.target, piece.tokens[-1], stop) or not self._tokens_left:
+            self._complete = True
+        elif self._decoding is None:
+            self._begin_leg()
+        elif self._decoding.limit <= 0:
+            self._reserve_leg()
+        text = self._decoded(piece)
+        self._measure()
+        return [text]
+
+    def _reserve_leg(self) -> None:
+        """Reserve memory for the next leg; release the history and wait if there is none."""
+        memory_guard.release_under_pressure(self.target.caches)
+        held = len(self.target.tokens) + len(self.target.pending)
+        if not self.crowded and self._has_room(held):
+            needed = self._needed(held + min(self._tokens_left, _LEG))
+            self.target.caches.reserve(needed, self.target.history)
+            self._begin_leg()
+            return
+        self._generated = [*self.target.tokens, *self.target.pending][len(self._prompt) :]
+        self.target.release()
+        self._decoding = None
+        self._conditions = [lambda: not self._has_room(held)]
+        self.status = Status.WAITING
+
+    def _has_room(self, held: int) -> bool:
+        """Return whether memory is left for the next leg after `held` tokens; 0: the prompt."""
+        target = self.target
+        needed = self._needed((held or len(self._prompt)) + min(self._tokens_left, _LEG))
+        return target.caches.has_room(needed, target.history)
+
+    def _needed(self, tokens: int) -> int:
+        """Return the bytes of a KV cache of `tokens` tokens."""
+        most = min(tokens, self._engine.plan.context_length)
+        return self._engine.plan.fit.needs.cache.at(most)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Decode a piece and count the part that belongs to the answer."""
@@ -414,7 +498,7 @@ class Generation:
         self.thinking += decoded.thinking
         return decoded
 
-    def _finish_reason(self) -> FinishReason:
+    def _reason(self) -> FinishReason:
         last = self.tokens[-1] if self.tokens else -1
         complete = self._constraint is not None and self._constraint.complete
         if self._decoder.stopped or complete or last in self._engine.tokens.stop_tokens:
@@ -450,99 +534,3 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         raise UsageError(
             f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, none is {biased[at]}"
         )
-
-
-_WORTH = 1.0  # minimum prefill seconds that a file saves
-_SHARE = 8  # a history is saved again after growing by 1/8
-_PREFILL_RATE, _LOAD_RATE = 500.0, 400e6  # tokens and bytes per second, before any measurement
-_TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
-
-
-class DiskPromptCaches:
-    """The prompt caches on disk of an engine's model."""
-
-    def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
-        self._engine = engine
-        self._store = store
-        self._costs = costs
-
-    def read(self, target: Target, prompt: Sequence[int]) -> tuple[int, NotCached]:
-        """Load the best prompt cache for `prompt` into `target` if that saves time.
-
-        Returns the prompt tokens on disk, and why they were not used: "slow disk", "no checkpoint",
-        "damaged file", or saved for "other KV width", "other weights" or "other context".
-        """
-        if len(prompt) < LEAST:
-            return 0, ""
-        self._forget_slowness()
-        of_no_use = self._store.of_no_use(prompt, self._engine)
-        reached = target.reach(prompt)
-        return max(self._read_best(target, prompt, reached), of_no_use, key=lambda each: each[0])
-
-    def _read_best(
-        self, target: Target, prompt: Sequence[int], reached: int
-    ) -> tuple[int, NotCached]:
-        found = self._store.find(prompt, self._engine)
-        if found is None:
-            return 0, ""
-        reach, saved = found
-        shared = saved.about.shared(prompt)
-        if reach - reached < LEAST:
-            return shared, "slow disk" if reach > reached else "no checkpoint"
-        if self._load_s(saved.size) >= self._prefill_s(reach - reached):
-            return shared, "slow disk"
-        target.caches.make_room(saved.size)
-        started = time.perf_counter()
-        history = self._store.load(saved, self._engine)
-        if isinstance(history, str):
-            return shared, history
-        self._costs.load_rate = saved.size / (time.perf_counter() - started)
-        target.adopt(history)
-        return shared, ""
-
-    def write(
-        self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
-    ) -> bool:
-        """Save the history with the most unsaved tokens, if worthwhile. seconds: time limit.
-
-        Returns True if one was saved (there may be more to save).
-        """
-        worth = [each for each in histories if self._is_worth_writing(each, seconds)]
-        new = [(self._new_tokens(each), each) for each in worth]
-        tokens, history = max(new, key=lambda each: each[0], default=(0, None))
-        if history is None or not tokens:
-            return False
-        end = None if seconds is None else time.monotonic() + seconds
-
-        def late() -> bool:
-            return stopped() or (end is not None and time.monotonic() > end)
-
-        return not late() and self._store.save(history, self._engine, late)
-
-    def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
-        load_s = self._load_s(history.nbytes)
-        quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
-        worth = load_s < self._prefill_s(len(history.tokens))
-        wanted = history.remember and not is_forgotten(history.conversation, history.asked)
-        return wanted and quick and worth and self._store.may_write(history.nbytes)
-
-    def _new_tokens(self, history: TokenHistory) -> int:
-        """Return the number of unsaved tokens, 0 if too few to save."""
-        length = len(history.tokens)
-        saved = self._store.saved(self._engine)
-        kept = max((common_prefix(each.about.tokens, history.tokens) for each in saved), default=0)
-        new = length - kept
-        few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
-        return 0 if few else new
-
-    def _forget_slowness(self) -> None:
-        """Raise the load rate a little, so that a disk that was slow once is tried again."""
-        rate = self._costs.load_rate
-        if rate and rate < _LOAD_RATE:
-            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
-
-    def _prefill_s(self, tokens: int) -> float:
-        return tokens / (self._costs.prefill_rate or _PREFILL_RATE)
-
-    def _load_s(self, nbytes: int) -> float:
-        return nbytes / (self._costs.load_rate or _LOAD_RATE)

@@ -25,7 +25,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from akunu_py.completion.completer import Completer
+from akunu_py.completion.completer import Completer, CompletionRun
 from akunu_py.completion.prompt.layout import (
     Budgets,
     CodeTokens,
@@ -21,7 +21,7 @@ from akunu_py.completion.prompt.layout import (
 )
 from akunu_py.completion.request import CompleteOptions, Completion
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.types import GenerateOptions
@@ -123,18 +123,30 @@ class Infill:
         return InfillPrompt(tokens, tuple(sorted(stops)), made.draft_context)
 
 
-def completion_events(
-    steps: Generator[Event | None, None, Completion],
-    drain: Callable[[Event | None], Iterable[Event]],
-) -> Generator[Event | None, None, Completion]:
-    """Yield the steps of a completer, each followed by the events of `drain`."""
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as last:
-            yield from drain(None)
-            completion: Completion = last.value
-            return completion
-        new = drain(step)
-        yield step
-        yield from new
+class CompletionEvents:
+    """The events of a completion, as an `Answering`."""
+
+    def __init__(
+        self,
+        run: CompletionRun,
+        drain: Callable[[Event | None], Sequence[Event]],
+        end: Callable[[Completion], Sequence[Event]],
+    ) -> None:
+        """drain: called after each step; returns the new text. end: returns the last events."""
+        self._run = run
+        self._drain = drain
+        self._end = end
+
+    @property
+    def request(self) -> Request | None:
+        return self._run.request
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events: list[Event] = []
+        for step in self._run.add(steps):
+            events += [step, *self._drain(step)]
+        events += self._drain(None)
+        if self._run.request is None:
+            completion = self._run.completion()
+            events += [*self._drain(None), *self._end(completion)]
+        return events

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.generate.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest

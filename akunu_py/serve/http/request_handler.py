@@ -21,8 +21,8 @@ from akunu_py.decoding.events import (
     ThinkingDelta,
     ToolCallArguments,
 )
-from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.scheduling.scheduler import Scheduler
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.serve.dialect.interface import Dialect, Encoder, PreparedRequest, WholeAnswer
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
 
@@ -194,12 +194,12 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
 
 
 async def events_of(
-    scheduler: Scheduler, job: Job, *, client: str = "", short: bool = False
+    scheduler: ModelHost, job: Job, *, client: str = "", short: bool = False
 ) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is Ended or Failed.
 
     Closing the generator cancels the job. Queued events are merged, so a slow client needs no more
-    memory than the text. client, short: see `Scheduler.submit`.
+    memory than the text. client, short: see `ModelHost.submit`.
     """
     mailbox = _Mailbox()
     handle = scheduler.submit(job, mailbox.put, client=client, short=short)

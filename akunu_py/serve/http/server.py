@@ -17,8 +17,8 @@ from typing import Any
 import uvicorn
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.scheduling.scheduler import Scheduler, State
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import ModelHost, State
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service
@@ -54,7 +54,7 @@ class ServeOptions:
 class ServedModel:
     """The scheduler of a model that may be unloaded, as the application's backend."""
 
-    def __init__(self, scheduler: Scheduler, options: ServeOptions) -> None:
+    def __init__(self, scheduler: ModelHost, options: ServeOptions) -> None:
         self._scheduler, self._options = scheduler, options
         self._service: Service | None = None
         self._description: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
-def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions, url: str) -> None:
+def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions, url: str) -> None:
     """Serve until SIGINT or SIGTERM, then until running requests end or the grace period is over.
 
     scheduler: not started. Raises what loading the model raises.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -14,13 +14,14 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import (
     FINISH_REASONS,
     CompleteOptions,
+    Completion,
     CompletionReason,
     CompletionRequest,
 )
 from akunu_py.decoding.events import Event, Finished, PieceDetails, PrefillProgress
 from akunu_py.decoding.generate.chat_model import LoadedAnswer, facts_of
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
     CommentEncoder,
@@ -31,7 +32,7 @@ from akunu_py.serve.dialect.interface import (
     frame,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
-from akunu_py.serve.dialect.service import Service, completion_events
+from akunu_py.serve.dialect.service import CompletionEvents, Service
 from akunu_py.types import GenerateOptions, Message
 
 Value = TypeVar("Value")
@@ -132,9 +133,9 @@ def complete_job(
     completer: called in the session's thread. ending: returns True to stop the completion.
     """
 
-    def events(session: Session) -> Iterator[Event | None]:
+    def begin(session: Session) -> CompletionEvents:
         def ended() -> CompletionReason | None:
-            if session.turn.cancelled:
+            if session.cancelled:
                 return "cancelled"
             return "time" if ending() else None
 
@@ -143,14 +144,17 @@ def complete_job(
             new.clear()
             return [PieceDetails(text, {"text": text})] if text else []
 
-        made, new = completer(session), list[str]()
-        steps = made.steps(made.share(session), request, ended, new.append)
-        completion = yield from completion_events(steps, drain)
-        if completion.finish_reason != "cancelled":
-            yield PieceDetails("", {"completion": asdict(completion)})
-        yield Finished(FINISH_REASONS[completion.finish_reason], completion.stats)
+        def end(completion: Completion) -> list[Event]:
+            last = Finished(FINISH_REASONS[completion.finish_reason], completion.stats)
+            if completion.finish_reason == "cancelled":
+                return [last]
+            return [PieceDetails("", {"completion": asdict(completion)}), last]
 
-    return events
+        new: list[str] = []
+        run = completer(session).begin(session, request, ended, new.append)
+        return CompletionEvents(run, drain, end)
+
+    return begin
 
 
 def chat_job(
@@ -161,28 +165,47 @@ def chat_job(
     ending: returns True to stop the answer.
     """
 
-    def events(session: Session) -> Iterator[Event | None]:
-        answer, measured = LoadedAnswer(session, messages, options), 0.0
-        for step in answer.steps():
-            if ending():
-                answer.cancel()
+    def begin(session: Session) -> ChatEvents:
+        return ChatEvents(session, LoadedAnswer(session, messages, options), ending)
+
+    return begin
+
+
+class ChatEvents:
+    """The events of an answer for akunu's chat, as an `Answering`."""
+
+    def __init__(self, session: Session, answer: LoadedAnswer, ending: Callable[[], bool]) -> None:
+        self._session = session
+        self._answer = answer
+        self._ending = ending
+        self._measured = 0.0
+        self.request = answer.request
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        answer = self._answer
+        if self._ending():
+            answer.cancel()
+        events: list[Event] = []
+        for step in answer.show(steps):
             if isinstance(step, PrefillProgress):
-                yield step
+                events.append(step)
                 continue
             shown = {"piece": asdict(step), "stats": asdict(answer.stats)}
-            if time.monotonic() - measured >= _GAUGES_S:
-                measured = time.monotonic()
+            if time.monotonic() - self._measured >= _GAUGES_S:
+                self._measured = time.monotonic()
                 shown["gauges"] = asdict(answer.gauges())
-            yield PieceDetails(step.piece.thinking + step.piece.text, shown)
-        stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
-        if not session.turn.cancelled:
-            gauges = asdict(answer.gauges())
-            yield PieceDetails("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
-            # The client ended it, not the server.
-            reason = "stop" if reason == "cancelled" else reason
-        yield Finished(reason, stats)
+            events.append(PieceDetails(step.piece.thinking + step.piece.text, shown))
+        return [*events, *self._end()] if self.request.status is Status.FINISHED else events
 
-    return events
+    def _end(self) -> list[Event]:
+        answer = self._answer
+        stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
+        if self._session.cancelled:
+            return [Finished(reason, stats)]
+        gauges = asdict(answer.gauges())
+        last = PieceDetails("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
+        # The client ended it, not the server.
+        return [last, Finished("stop" if reason == "cancelled" else reason, stats)]
 
 
 OWN = Dialect(

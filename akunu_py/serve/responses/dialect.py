@@ -20,7 +20,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.scheduling.job import chat_job, text_job
+from akunu_py.decoding.generate.job import chat_job, text_job
 from akunu_py.serve.dialect.bodies import BETWEEN, joined
 from akunu_py.serve.dialect.interface import (
     Dialect,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.generate.job import Answering, Job
+from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.serve.dialect.bodies import check_tool, refuse_extra
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
@@ -174,21 +174,36 @@ def _chosen(
 def dictated_job(job: Job, tool: OfferedTool) -> Job:
     """Return a job that calls `tool` with the answer of `job` as input."""
 
-    def events(session: Session) -> Iterator[Event | None]:
-        parts = []
-        for event in job(session):
+    return lambda session: _DictatedCall(job(session), tool)
+
+
+class _DictatedCall:
+    """Turns the text of an answer into a call of `tool`, as an `Answering`."""
+
+    def __init__(self, answering: Answering, tool: OfferedTool) -> None:
+        self._answering = answering
+        self._tool = tool
+        self._text = ""
+
+    @property
+    def request(self) -> Request | None:
+        return self._answering.request
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events: list[Event] = []
+        for event in self._answering.add(steps):
             if isinstance(event, TextDelta):
-                parts.append(event.text)
-                yield None
+                self._text += event.text
                 continue
             if isinstance(event, Finished):
-                yield ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
-                yield ToolCallArguments(as_arguments("".join(parts)))
+                events.append(
+                    ToolCallStarted(f"call_{secrets.token_hex(12)}", self._tool.tool.name)
+                )
+                events.append(ToolCallArguments(as_arguments(self._text)))
                 if event.reason == "stop":
-                    yield ToolCallFinished()
-            yield event
-
-    return events
+                    events.append(ToolCallFinished())
+            events.append(event)
+        return events
 
 
 Matches = Callable[[Constraint, str], bool]  # True if a text matches a grammar

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from akunu_py.decoding.constraint import matcher as constraint_module
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.generate.session import Request, Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
@@ -441,6 +441,6 @@ def test_a_generation_without_a_constraint_has_no_mask(engine: Engine) -> None:
     session = Session(engine)
     sampling = SamplingOptions(constraint=CONSTRAINTS["choice"])
     session.generate([5, 6], GenerateOptions(3, sampling=sampling)).answer()
-    generation: Generation = session.generate([5, 6], GenerateOptions(3))
+    generation: Request = session.generate([5, 6], GenerateOptions(3))
     generation.answer()
     assert session.target.constraint is None

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.generate.session import DiskPromptCaches, Session
+from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk, prompt_cache_store

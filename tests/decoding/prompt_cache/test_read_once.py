@@ -15,7 +15,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.decoding.generate.session import DiskPromptCaches, Session
+from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from akunu_py.decoding.scheduling.scheduler import SleepBlocker
+from akunu_py.decoding.generate.model_host import SleepBlocker
 
 
 def test_long_work_is_told_to_the_system_and_its_end_too() -> None:

@@ -19,10 +19,10 @@ from akunu_py.decoding.events import (
     PromptProcessed,
     TextDelta,
 )
+from akunu_py.decoding.generate.job import Job, JobHandle
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.scheduling.job import Job, JobHandle
-from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.errors import AkunuError
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tiny_fim import byte_level, write_model
@@ -57,7 +57,7 @@ class Served:
     """A scheduler of the tiny model, and the events of its jobs."""
 
     def __init__(self, directory: Path, load: Callable[[], Session] | None = None) -> None:
-        self.scheduler = Scheduler(load or (lambda: Session(Engine.load(directory))))
+        self.scheduler = ModelHost(load or (lambda: Session(Engine.load(directory))))
 
     def submit(self, job: Job) -> tuple[JobHandle, queue.SimpleQueue[Event]]:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -160,7 +160,7 @@ def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path
         return Session(Engine.load(directory))
 
     served = Served(directory)
-    served.scheduler = Scheduler(load, clock=lambda: now[0])
+    served.scheduler = ModelHost(load, clock=lambda: now[0])
     served.scheduler.start()
     for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
         now[0] = at
@@ -232,7 +232,7 @@ def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
         return Session(engine)
 
     served = Served(directory)
-    served.scheduler = Scheduler(load, idle_s=0.01, on_state=states.put)
+    served.scheduler = ModelHost(load, idle_s=0.01, on_state=states.put)
     served.scheduler.start()
     answers = []
     for _ in range(2):

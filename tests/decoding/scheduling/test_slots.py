@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate import session
-from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.model_host import Slots
+from akunu_py.decoding.generate.session import Request, Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.scheduling.job import JobHandle
-from akunu_py.decoding.scheduling.scheduler import Slots
 from akunu_py.decoding.target import Target
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
 from tests.support.engines import altered
@@ -43,8 +43,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 16 tokens at a time, and memory is taken for 5."""
-    monkeypatch.setattr("akunu_py.decoding.scheduling.scheduler._CHUNK_S", 1e-9)
-    monkeypatch.setattr("akunu_py.decoding.scheduling.scheduler._PATIENCE_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.generate.model_host._CHUNK_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.generate.model_host._PATIENCE_S", 1e-9)
     monkeypatch.setattr(session, "_LEG", 5)
 
 
@@ -74,7 +74,7 @@ class Asked:
     cancel_after: int | None = None  # steps of its own
     short: bool = False
     events: list[Event | None] = field(default_factory=list)
-    generation: Generation | None = None
+    generation: Request | None = None
 
     @property
     def options(self) -> GenerateOptions:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.generate.session import Request, Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stream_decoder import Detokenizer
 from akunu_py.errors import UsageError
@@ -77,7 +77,7 @@ def test_the_prompts_end_is_context(starter_engine: Engine) -> None:
     assert "".join(detokenizer.add(token) for token in answer) == " Paris"
 
 
-Answering = Callable[..., Generation]
+Answering = Callable[..., Request]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def generation(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory
     session.chat(messages, GenerateOptions(max_tokens=1)).answer()
     session.save_prompt_cache(prompt_read)
 
-    def generation(options: GenerateOptions, engine: Engine = shallow_starter) -> Generation:
+    def generation(options: GenerateOptions, engine: Engine = shallow_starter) -> Request:
         session = Session(engine)
         session.load_prompt_cache(prompt_read)
         return session.chat(messages, options)

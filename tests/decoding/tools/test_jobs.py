@@ -19,10 +19,10 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate.job import chat_job, text_job
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling import job
-from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tools.formats import FORMATS

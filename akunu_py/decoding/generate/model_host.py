@@ -1,48 +1,39 @@
-"""Time-sharing scheduler: one thread runs all requests of a model, one step at a time.
-
-Prefill gets at most as much time as decoding. Running answers share time equally (stride
-scheduling: Waldspurger and Weihl, 1995). The shortest remaining prompt is prefilled first, with a
-bound on waiting.
-"""
+"""The one thread that owns a model: it loads it, runs its jobs step by step, and unloads it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
-from akunu_py.decoding.generate.session import Session, Turn
-from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.scheduling.job import Job, JobHandle
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
-
-if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Session
-    from akunu_py.decoding.model.engine import Engine
 
 Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed", "unloaded"]
 
-DEFAULT_SLOTS = 4
+DEFAULT_SLOTS = 16
 _RETRY_S = 1.0, 60.0  # first and longest delay before a failed load is retried; doubles
 _LAST_SAVE_S = 0.5  # time limit for saving a prompt cache on shutdown
 _CANCEL_S = 10.0  # time limit for cancelled passes to end
 
 
 @dataclass(slots=True)
-class SchedulerCounts:
-    """Counters of the scheduler."""
+class RequestCounts:
+    """Counters of the requests."""
 
     running: int = 0
     waiting: int = 0
@@ -57,8 +48,8 @@ def closed() -> AkunuError:
     return AkunuError("no more requests are answered: the model's thread is closing")
 
 
-class Scheduler:
-    """The model's thread and its queued jobs. All methods may be called from any thread."""
+class ModelHost:
+    """A model and its queued jobs. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -80,12 +71,12 @@ class Scheduler:
         self._failures = 0
         self._retry_at = 0.0
         self._engine: Engine | None = None
-        self._slots: Slots | None = None
+        self._loop: StepLoop | None = None
         self._lock = threading.Lock()
         self._waiting: list[JobHandle] = []
         self._running: list[JobHandle] = []
         self._questions: list[Callable[[Engine | None], None]] = []
-        self._counts = SchedulerCounts()
+        self._counts = RequestCounts()
         self._closing = self._abandoned = False
         self._thread = ModelThread[bool](
             "model",
@@ -145,7 +136,7 @@ class Scheduler:
         self._wake()
         return future
 
-    def counts(self) -> SchedulerCounts:
+    def counts(self) -> RequestCounts:
         """Return the current counters."""
         with self._lock:
             counts = replace(self._counts, stats=replace(self._counts.stats))
@@ -191,7 +182,7 @@ class Scheduler:
         self._tell_state("loading")
         try:
             session = self._load()
-            self._slots = Slots(session, self._count)
+            self._loop = StepLoop(session, self._count)
             self._engine = session.engine
         except Exception as error:  # noqa: BLE001 - shown to the user
             first, most = _RETRY_S
@@ -209,13 +200,13 @@ class Scheduler:
 
     def _rest(self) -> None:
         """Unload the idle model until the next request."""
-        if self._slots is not None:
+        if self._loop is not None:
             self._unload()
             self._tell_state("unloaded")
 
     def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
         try:
-            return self._slots is not None and self._slots.save_idle(stopped, seconds)
+            return self._loop is not None and self._loop.save_idle(stopped, seconds)
         except Exception:  # noqa: BLE001 - saving only helps speed and must not end the thread
             return False
 
@@ -225,7 +216,7 @@ class Scheduler:
         self._unload()
 
     def _unload(self) -> None:
-        self._slots = self._engine = None
+        self._loop = self._engine = None
         release_memory()
 
     def _serve(self, wake: bool) -> None:
@@ -242,38 +233,39 @@ class Scheduler:
             wanted = bool(self._waiting or questions)
         for handle in gone:
             self._end(handle, Finished("cancelled", Stats()))
-        if wanted and self._slots is None and self._clock() >= self._retry_at:
+        if wanted and self._loop is None and self._clock() >= self._retry_at:
             self._try_to_load()
         for answer in questions:
             answer(self._engine)
         self._begin()
-        if self._slots is None or not self._running:
+        if self._loop is None or not self._running:
             return False
-        handle, event = self._slots.step()
-        if isinstance(event, Finished | Failed):
-            with self._lock:
-                self._running.remove(handle)
-            self._end(handle, event)
-        elif event is not None:
-            handle.tell(event)
+        for handle, events in self._loop.step():
+            for event in events:
+                if isinstance(event, Finished | Failed):
+                    with self._lock:
+                        self._running.remove(handle)
+                    self._end(handle, event)
+                else:
+                    handle.tell(event)
         return True
 
     def _begin(self) -> None:
         """Start waiting jobs while slots are free."""
-        slots = self._slots
-        while slots is not None and (handle := self._next_waiting(slots)) is not None:
-            slots.begin(handle)
-        if slots is None:
+        loop = self._loop
+        while loop is not None and (handle := self._next_waiting(loop)) is not None:
+            loop.begin(handle)
+        if loop is None:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
             for handle in waiting:
                 self._end(handle, Failed(self._error))
 
-    def _next_waiting(self, slots: Slots) -> JobHandle | None:
+    def _next_waiting(self, loop: StepLoop) -> JobHandle | None:
         """Take the next job: short ones first, then clients with few running jobs, then FIFO."""
         with self._lock:
             clients = Counter(handle.client for handle in self._running if handle.client)
-            waiting = [each for each in self._waiting if slots.has_room(short=each.short)]
+            waiting = [each for each in self._waiting if loop.has_room(short=each.short)]
             chosen = min(
                 waiting, key=lambda each: (not each.short, clients[each.client]), default=None
             )
@@ -334,166 +326,3 @@ class SleepBlocker:
             self._process.terminate()
             self._process.wait()
             self._process = None
-
-
-_CHUNK_S = 0.2  # prefill time per step while another answer decodes,
-_CHUNK_PASSES = 2.0  # in passes of that answer,
-_PATIENCE_S = 1.0  # and while another prompt waits
-_SHORT_WEIGHT = 4.0  # a short job's share of time
-_LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus times its prefill time
-_PREFILL_RATE = 500.0  # prompt tokens per second, before any measurement
-
-
-class Slots:
-    """Runs up to `count` jobs at a time, and one more if it is short."""
-
-    def __init__(
-        self, session: Session, count: int, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._clock = clock
-        self._count = count
-        self._sessions = [session]
-        self._running: list[_Running] = []
-        self._ahead: _Running | None = None  # may have launched a pass
-        self._read_ahead_s = 0.0  # prefill time minus decode time
-
-    @property
-    def caches(self) -> PromptCaches:
-        return self._sessions[0].target.caches
-
-    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        return self._sessions[0].save_idle(stopped, seconds)
-
-    def has_room(self, *, short: bool) -> bool:
-        """Return whether a job can start."""
-        return len(self._running) < self._count + short
-
-    def begin(self, handle: JobHandle) -> None:
-        """Start a job in a free session."""
-        used = [each.session for each in self._running]
-        free = [session for session in self._sessions if session not in used]
-        if not free:
-            first = self._sessions[0]
-            free = [Session(first.engine, first.learned, first)]
-            self._sessions += free
-        spent = min((each.spent for each in self._running), default=0.0)
-        self._running.append(_Running(handle, free[0], spent, self._clock()))
-
-    def step(self) -> tuple[JobHandle, Event | None]:
-        """Run one step; return its job and event. The last event frees the slot."""
-        ready = self._ready()
-        each = self._ahead if self._ahead in ready else self._next(ready)
-        assert each is not None
-        others = [other.writes for other in ready if other is not each]
-        each.turn.alone = len(ready) == 1
-        each.turn.chunk_seconds = self._chunk_seconds(ready, each)
-        self._ahead = each if each.turn.alone else None
-        reads, started = not each.writes, self._clock()
-        event = each.step()
-        self._charge(each, self._clock() - started, reads=reads, shared=reads in others)
-        if isinstance(event, Finished | Failed):
-            self._running.remove(each)
-            self._ahead = None
-        return each.handle, event
-
-    def _ready(self) -> list[_Running]:
-        """Return the jobs that can run. A blocked job holds back later jobs that would block."""
-        ready, crowded = [], False
-        for each in self._running:
-            each.turn.crowded = crowded
-            each.turn.cancelled = each.handle.cancelled
-            blocked = each.turn.blocked
-            if blocked is None or each.turn.cancelled or not (crowded or blocked()):
-                ready.append(each)
-            else:
-                crowded = True
-        return ready
-
-    def _next(self, ready: list[_Running]) -> _Running:
-        for each in ready:
-            if each.turn.cancelled or not each.begun:  # nearly free
-                return each
-        writers = [each for each in ready if each.writes]
-        readers = [each for each in ready if not each.writes]
-        if readers and (not writers or self._read_ahead_s <= 0.0):
-            return self._reader(readers)
-        return min(writers, key=lambda each: each.spent)
-
-    def _reader(self, readers: list[_Running]) -> _Running:
-        """Return the job with the least prompt left, or one that waited too long."""
-        now, rate = self._clock(), self._sessions[0].drafting.curve.prefill_rate or _PREFILL_RATE
-        waited = {each: now - each.since - each.stepped_s for each in readers}
-        late = [each for each in readers if waited[each] > _LATE_S + _LATE * each.turn.left / rate]
-        if late:
-            return max(late, key=waited.__getitem__)
-        return min(readers, key=lambda each: each.turn.left)
-
-    def _chunk_seconds(self, ready: list[_Running], reader: _Running) -> float | None:
-        """Return the time limit of a prefill chunk: short, or a few passes of other answers."""
-        if reader.turn.alone:
-            return None
-        passes = [each.pass_s for each in ready if each.writes and each is not reader]
-        return (
-            min(_PATIENCE_S, max(_CHUNK_S, _CHUNK_PASSES * max(passes))) if passes else _PATIENCE_S
-        )
-
-    def _charge(self, each: _Running, seconds: float, *, reads: bool, shared: bool) -> None:
-        """Account for a step. shared: some jobs prefill while others decode."""
-        weighed = seconds / (_SHORT_WEIGHT if each.handle.short else 1.0)
-        each.stepped_s += seconds
-        if not reads:
-            each.spent += weighed
-            each.pass_s = seconds
-        if shared:
-            self._read_ahead_s += weighed if reads else -seconds
-        else:
-            self._read_ahead_s = 0.0
-
-
-class _Running:
-    """A running job."""
-
-    def __init__(self, handle: JobHandle, session: Session, spent: float, since: float) -> None:
-        self.handle = handle
-        self.session = session
-        self.spent = spent  # weighted decode time, starting at the others' minimum
-        self.since = since
-        self.stepped_s = 0.0  # all time given since `since`
-        self.pass_s = 0.0  # time of its last pass
-        self.begun = False
-        self._events: Iterator[Event | None] | None = None
-
-    @property
-    def turn(self) -> Turn:
-        return self.session.turn
-
-    @property
-    def writes(self) -> bool:
-        """Whether its prompt is prefilled."""
-        return self.begun and self.turn.left == 0
-
-    def step(self) -> Event | None:
-        """Return the next event. An exception becomes the final `Failed` event."""
-        self.begun = True
-        try:
-            if self._events is None:
-                self._events = iter(self.handle.job(self.session))
-            event = next(self._events)
-        except StopIteration:
-            event = Failed(RuntimeError("a job ended without a last event"))
-        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
-            event = Failed(error)
-        if isinstance(event, Finished | Failed):
-            self._close()
-        return event
-
-    def _close(self) -> None:
-        """Make the session ready for another job."""
-        events: Any = self._events
-        with contextlib.suppress(Exception):  # the answer is dropped in any case
-            if hasattr(events, "close"):
-                events.close()
-        try:
-            self.session.release()
-        except Exception:  # noqa: BLE001 - a failing device
-            self.session.target.reset()

@@ -1,16 +1,14 @@
 """Jobs: one answer each, to a conversation with tools or to a plain prompt.
 
-A job is called with a session and yields the events of its request. Between two events at most one
-pass or one prompt chunk runs, so that jobs can take turns.
+A job is called with a session and returns what turns the results of its requests into events.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.events import (
@@ -23,16 +21,24 @@ from akunu_py.decoding.events import (
     ThinkingDelta,
     ToolCallFinished,
 )
-from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser, parser_for
 from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 
-if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Session
 
-# Yields the events of an answer, last Ended; None for a step without an event.
-Job = Callable[["Session"], Iterator[Event | None]]
+class Answering(Protocol):
+    """A job that has begun."""
+
+    @property
+    def request(self) -> Request | None:
+        """The request that runs now; a job may have several, one after the other."""
+
+    def add(self, steps: Sequence[Step]) -> Sequence[Event]:
+        """Return the events for the results of a step; the last one at the end is Finished."""
+
+
+Job = Callable[[Session], Answering]
 
 
 class JobHandle:
@@ -101,17 +107,17 @@ def chat_job(
     either = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
-    def events(session: Session) -> Iterator[Event | None]:
+    def begin(session: Session) -> AnswerEvents:
         stable = None
         if session.target.history.needs_checkpoints:
             stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
         parser = parser_for(
             engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", either=either
         )
-        generation = session.generate(prompt, asked, context, stable)
-        yield from _events(generation, parser, one_call=one_call)
+        request = session.generate(prompt, asked, context, stable)
+        return AnswerEvents(request, parser, one_call=one_call)
 
-    return events
+    return begin
 
 
 def text_job(
@@ -119,48 +125,58 @@ def text_job(
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
 ) -> Job:
-    """Return a job that continues a prompt in token ids. draft_context: see `Session.generate`."""
+    """Return a job that continues token ids. draft_context: see `Session.generate`."""
 
-    def events(session: Session) -> Iterator[Event | None]:
-        generation = session.generate(prompt, options, draft_context)
-        yield from _events(
-            generation, parser_for(session.engine.tokens.tokenizer, ()), one_call=False
-        )
+    def begin(session: Session) -> AnswerEvents:
+        request = session.generate(prompt, options, draft_context)
+        parser = parser_for(session.engine.tokens.tokenizer, ())
+        return AnswerEvents(request, parser, one_call=False)
 
-    return events
+    return begin
 
 
-def _events(
-    generation: Generation, parser: ToolCallParser, *, one_call: bool
-) -> Iterator[Event | None]:
-    begun = enough = False
-    delivered = 0
-    with contextlib.closing(generation.steps()) as steps:
-        for step in steps:
-            if isinstance(step, PrefillProgress):
-                yield step
-                continue
-            if not begun:
-                begun = True
-                yield PromptProcessed(
-                    generation.stats.prompt_tokens, generation.stats.cached_tokens
-                )
-            if fresh := tuple(generation.logprobs[delivered:]):
-                delivered += len(fresh)
-                yield Logprobs(fresh)
-            found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
-            found += parser.add(step.text) if not enough else []
-            if one_call and (last := _first_end(found)):
-                del found[last:]
-                enough = True
-                generation.cancel()
-            yield from found
-            if not found:
-                yield None
-    if not enough:
-        yield from parser.finish()
-    reason = "stop" if enough else generation.finish_reason or "cancelled"
-    yield Finished(reason, replace(generation.stats), generation.stop_sequence)
+class AnswerEvents:
+    """The events of one request. one_call: the answer ends after its first tool call."""
+
+    def __init__(self, request: Request, parser: ToolCallParser, *, one_call: bool) -> None:
+        self.request = request
+        self._parser = parser
+        self._one_call = one_call
+        self._called = False  # the one call is complete
+        self._begun = False
+        self._delivered = 0  # logprobs
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events = [event for step in steps for event in self._events(step)]
+        if self.request.status is Status.FINISHED:
+            events += self._end()
+        return events
+
+    def _events(self, step: Step) -> list[Event]:
+        if isinstance(step, PrefillProgress):
+            return [step]
+        request, events = self.request, list[Event]()
+        if not self._begun:
+            self._begun = True
+            stats = request.stats
+            events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
+        if fresh := tuple(request.logprobs[self._delivered :]):
+            self._delivered += len(fresh)
+            events.append(Logprobs(fresh))
+        found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
+        if not self._called:
+            found += self._parser.add(step.text)
+        if self._one_call and (last := _first_end(found)):
+            del found[last:]
+            self._called = True
+            request.cancel()
+        return events + found
+
+    def _end(self) -> list[Event]:
+        request = self.request
+        rest = [] if self._called else list(self._parser.finish())
+        reason = "stop" if self._called else request.finish_reason or "cancelled"
+        return [*rest, Finished(reason, replace(request.stats), request.stop_sequence)]
 
 
 def _first_end(events: Sequence[Event]) -> int:

@@ -1,0 +1,205 @@
+"""One forward pass over the rows of several requests.
+
+The rows of all requests enter the model as tokens [rows, 1]. Each layer sees a view over the
+requests' own caches, so that attention runs per request on its own keys, and everything bound by
+weights (projections, MLP, experts, output head) runs once. Caches are neither merged nor copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from akunu_py.decoding import kv_cache
+from akunu_py.errors import one_line
+
+_ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
+_TOLERANCE = 0.02  # of the largest logit; half precision rounds a batch differently
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one request in a pass."""
+
+    tokens: mx.array  # [rows]
+    cache: kv_cache.Cache
+
+
+def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
+    """Run one pass over all parts. Returns lazy logits [rows, vocab] for each part.
+
+    Parts of recurrent caches have one row; see `why_not_batched`.
+    """
+    _route_attention()
+    spans, end = [], 0
+    for part in parts:
+        spans.append((end, end + part.tokens.size))
+        end += part.tokens.size
+    views = _views([part.cache for part in parts], spans)
+    tokens = mx.concatenate([part.tokens for part in parts])
+    logits = model(tokens[:, None], cache=views)[:, 0]
+    return [logits[start:end] for start, end in spans]
+
+
+def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:
+    views: list[Any] = []
+    for entries in zip(*caches, strict=True):
+        if type(entries[0]) is CacheList:
+            views.append(_views([entry.caches for entry in entries], spans))
+        elif type(entries[0]) is ArraysCache:
+            views.append(_StateView(entries))
+        else:
+            views.append(_AttentionView(entries, spans))
+    return views
+
+
+class _PerRequest(list[Any]):
+    """One value for each request, passed through the model to `_attention`."""
+
+
+class _AttentionView:
+    """One layer's KV caches."""
+
+    def __init__(self, entries: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
+        self.entries = entries
+        self.spans = spans
+        positions = [
+            entry.offset + row
+            for entry, (start, end) in zip(entries, spans, strict=True)
+            for row in range(end - start)
+        ]
+        self.offset = mx.array(positions, mx.int32)  # [rows]
+
+    def make_mask(self, rows: int, **options: Any) -> _PerRequest:
+        each = zip(self.entries, self.spans, strict=True)
+        return _PerRequest(entry.make_mask(end - start, **options) for entry, (start, end) in each)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append keys and values [rows, heads, 1, dim]; return each request's own."""
+        both = [
+            entry.update_and_fetch(keys[start:end].swapaxes(0, 2), values[start:end].swapaxes(0, 2))
+            for entry, (start, end) in zip(self.entries, self.spans, strict=True)
+        ]
+        return _PerRequest(each[0] for each in both), _PerRequest(each[1] for each in both)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return each request's keys and values, for layers that share them."""
+        both = [entry.keys_and_values() for entry in self.entries]
+        return _PerRequest(each[0] for each in both), _PerRequest(each[1] for each in both)
+
+
+class _StateView:
+    """One layer's recurrent states; each request has one row."""
+
+    lengths = left_padding = None
+
+    def __init__(self, entries: Sequence[Any]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, index: int) -> mx.array:
+        return mx.concatenate([entry[index] for entry in self._entries])
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        for row, entry in enumerate(self._entries):
+            entry[index] = value[row : row + 1]
+
+    def make_mask(self, rows: int) -> None:
+        """Every row is valid."""
+
+    def advance(self, rows: int) -> None:
+        """Lengths are not tracked."""
+
+
+_plain_attention = base.scaled_dot_product_attention
+
+
+def _attention(
+    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
+) -> mx.array:
+    """Run attention for each request on its own keys. queries: [rows, heads, 1, dim]."""
+    if type(cache) is not _AttentionView:
+        return _plain_attention(queries, keys, values, cache, scale, mask, **options)
+    outputs = []
+    for index, (start, end) in enumerate(cache.spans):
+        own = mask[index] if type(mask) is _PerRequest else mask
+        if own is None and end - start > 1:
+            own = "causal"
+        output = _plain_attention(
+            queries[start:end].swapaxes(0, 2),
+            keys[index],
+            values[index],
+            cache.entries[index],
+            scale,
+            own,
+            **options,
+        )
+        outputs.append(output.swapaxes(0, 2))
+    return mx.concatenate(outputs)
+
+
+def _route_attention() -> None:
+    """Let all loaded model families call `_attention`, which they import by name."""
+    for name, module in list(sys.modules.items()):
+        known = vars(module).get("scaled_dot_product_attention")
+        if name.startswith("mlx_lm.models.") and known is _plain_attention:
+            vars(module)["scaled_dot_product_attention"] = _attention
+
+
+def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
+    """Return why requests to `model` cannot share a pass, None if they can.
+
+    Compares passes over two requests with passes over each of them alone.
+    """
+    empty = kv_cache.new_cache(model, kv_bits)
+    unknown = [
+        type(entry).__name__
+        for entry in kv_cache.leaves(empty)
+        if type(entry) not in (*_ATTENTION, ArraysCache)
+    ]
+    if isinstance(empty, kv_cache.SharedCache):
+        return "it is split over several hosts"
+    if unknown:
+        return f"its cache ({', '.join(sorted(set(unknown)))}) cannot be batched"
+    rows = (1, 1) if kv_cache.is_recurrent(empty) else (1, 3)
+    try:
+        together, alone = (_trial(model, kv_bits, rows, batched=each) for each in (True, False))
+        largest = mx.max(mx.abs(alone)).item()
+        difference = mx.max(mx.abs(together - alone)).item()
+    except Exception as error:  # noqa: BLE001 - any failure of a model's code means no batching
+        return f"its layers do not support it ({one_line(error, 80)})"
+    if not difference <= _TOLERANCE * largest:
+        return "its layers give other results in a batch"
+    return None
+
+
+_PROMPTS = (1, 2, 3, 4, 5), (3, 1, 2)
+
+
+def _trial(model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: bool) -> mx.array:
+    """Return the logits of two passes over two requests, [rows, vocab] of float32."""
+    caches = [kv_cache.new_cache(model, kv_bits) for _ in _PROMPTS]
+    logits = []
+    for prompt, cache in zip(_PROMPTS, caches, strict=True):
+        mx.eval(model(mx.array([prompt]), cache=cache))
+    for _ in range(2):
+        parts = [
+            Part(mx.array(prompt[:count]), cache)
+            for prompt, cache, count in zip(_PROMPTS, caches, rows, strict=True)
+        ]
+        if batched:
+            logits += run(model, parts)
+        else:
+            logits += [model(part.tokens[None], cache=part.cache)[0] for part in parts]
+    return mx.concatenate(logits).astype(mx.float32)

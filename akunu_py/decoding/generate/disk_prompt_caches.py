@@ -1,0 +1,110 @@
+"""When a prompt cache on disk is worth loading or saving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.cache_file import Stopped
+from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.prompt_cache_store import LEAST, PromptCacheStore, is_forgotten
+from akunu_py.decoding.target import Target
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.types import NotCached
+
+_WORTH = 1.0  # minimum prefill seconds that a file saves
+_SHARE = 8  # a history is saved again after growing by 1/8
+_PREFILL_RATE, _LOAD_RATE = 500.0, 400e6  # tokens and bytes per second, before any measurement
+_TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
+
+
+class DiskPromptCaches:
+    """The prompt caches on disk of an engine's model."""
+
+    def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
+        self._engine = engine
+        self._store = store
+        self._costs = costs
+
+    def read(self, target: Target, prompt: Sequence[int]) -> tuple[int, NotCached]:
+        """Load the best prompt cache for `prompt` into `target` if that saves time.
+
+        Returns the prompt tokens on disk, and why they were not used: "slow disk", "no checkpoint",
+        "damaged file", or saved for "other KV width", "other weights" or "other context".
+        """
+        if len(prompt) < LEAST:
+            return 0, ""
+        self._forget_slowness()
+        of_no_use = self._store.of_no_use(prompt, self._engine)
+        reached = target.reach(prompt)
+        return max(self._read_best(target, prompt, reached), of_no_use, key=lambda each: each[0])
+
+    def _read_best(
+        self, target: Target, prompt: Sequence[int], reached: int
+    ) -> tuple[int, NotCached]:
+        found = self._store.find(prompt, self._engine)
+        if found is None:
+            return 0, ""
+        reach, saved = found
+        shared = saved.about.shared(prompt)
+        if reach - reached < LEAST:
+            return shared, "slow disk" if reach > reached else "no checkpoint"
+        if self._load_s(saved.size) >= self._prefill_s(reach - reached):
+            return shared, "slow disk"
+        target.caches.make_room(saved.size)
+        started = time.perf_counter()
+        history = self._store.load(saved, self._engine)
+        if isinstance(history, str):
+            return shared, history
+        self._costs.load_rate = saved.size / (time.perf_counter() - started)
+        target.adopt(history)
+        return shared, ""
+
+    def write(
+        self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
+    ) -> bool:
+        """Save the history with the most unsaved tokens, if worthwhile. seconds: time limit.
+
+        Returns True if one was saved (there may be more to save).
+        """
+        worth = [each for each in histories if self._is_worth_writing(each, seconds)]
+        new = [(self._new_tokens(each), each) for each in worth]
+        tokens, history = max(new, key=lambda each: each[0], default=(0, None))
+        if history is None or not tokens:
+            return False
+        end = None if seconds is None else time.monotonic() + seconds
+
+        def late() -> bool:
+            return stopped() or (end is not None and time.monotonic() > end)
+
+        return not late() and self._store.save(history, self._engine, late)
+
+    def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
+        load_s = self._load_s(history.nbytes)
+        quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
+        worth = load_s < self._prefill_s(len(history.tokens))
+        wanted = history.remember and not is_forgotten(history.conversation, history.asked)
+        return wanted and quick and worth and self._store.may_write(history.nbytes)
+
+    def _new_tokens(self, history: TokenHistory) -> int:
+        """Return the number of unsaved tokens, 0 if too few to save."""
+        length = len(history.tokens)
+        saved = self._store.saved(self._engine)
+        kept = max((common_prefix(each.about.tokens, history.tokens) for each in saved), default=0)
+        new = length - kept
+        few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
+        return 0 if few else new
+
+    def _forget_slowness(self) -> None:
+        """Raise the load rate a little, so that a disk that was slow once is tried again."""
+        rate = self._costs.load_rate
+        if rate and rate < _LOAD_RATE:
+            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens / (self._costs.prefill_rate or _PREFILL_RATE)
+
+    def _load_s(self, nbytes: int) -> float:
+        return nbytes / (self._costs.load_rate or _LOAD_RATE)

@@ -1,0 +1,158 @@
+"""The step loop: schedule, run, and turn results into events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.job import Answering, JobHandle
+from akunu_py.decoding.generate.model_runner import ModelRunner
+from akunu_py.decoding.generate.scheduler import Scheduler, Slot
+from akunu_py.decoding.generate.session import Request, Session, Step
+from akunu_py.decoding.prompt_cache.memory import PromptCaches
+
+Results = list[Step] | Exception
+
+
+class StepLoop:
+    """Runs up to `count` jobs of one model at a time, and one more if it is short."""
+
+    def __init__(
+        self, session: Session, count: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        self._count = count
+        self._sessions = [session]
+        self._running: list[_Running] = []
+        self._scheduler = Scheduler(clock)
+        self._runner = ModelRunner(session.engine, session.drafting.curve)
+
+    @property
+    def caches(self) -> PromptCaches:
+        return self._sessions[0].target.caches
+
+    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        return self._sessions[0].save_idle(stopped, seconds)
+
+    def has_room(self, *, short: bool) -> bool:
+        """Return whether a job can start."""
+        return len(self._running) < self._count + short
+
+    def begin(self, handle: JobHandle) -> None:
+        """Start a job in a free session."""
+        used = [each.session for each in self._running]
+        free = [session for session in self._sessions if session not in used]
+        if not free:
+            first = self._sessions[0]
+            free = [Session(first.engine, first.learned, first)]
+            self._sessions += free
+        spent = min((each.slot.spent for each in self._running), default=0.0)
+        slot = Slot(handle.short, self._clock(), spent)
+        self._running.append(_Running(handle, free[0], slot))
+
+    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+        """Run one step; return the events of its jobs. A last event frees the slot."""
+        ready = self._ready()
+        rate = self._sessions[0].drafting.curve.prefill_rate
+        plan = self._scheduler.schedule([each.slot for each in ready], rate)
+        members = [each for each in ready if each.slot in plan.slots]
+        for each in members:
+            each.follow(alone=plan.alone, chunk_seconds=plan.chunk_seconds)
+        chunk, started = not members[0].slot.decodes, self._clock()
+        events = [
+            (each.handle, each.deliver(results))
+            for each, results in zip(members, self._run(members), strict=True)
+        ]
+        self._scheduler.charge(
+            plan, [each.slot for each in ready], self._clock() - started, chunk=chunk
+        )
+        self._running = [each for each in self._running if not each.ended]
+        return events
+
+    def _run(self, members: Sequence[_Running]) -> list[Results]:
+        """Run a step of one job, or a pass that several share."""
+        requests = [each.request for each in members if each.request is not None]
+        if len(requests) > 1:
+            return self._runner.run(requests)
+        return [members[0].step_alone()]
+
+    def _ready(self) -> list[_Running]:
+        """Return the jobs that can run. A blocked job holds back later jobs that would block."""
+        ready, crowded = [], False
+        for each in self._running:
+            each.update(crowded=crowded)
+            blocked = each.request.blocked if each.request is not None else None
+            if blocked is None or each.slot.cancelled or not (crowded or blocked()):
+                ready.append(each)
+            else:
+                crowded = True
+        if len(ready) > 1 and self._runner.why_not_batched is None:
+            for each in ready:
+                each.slot.can_share = each.request is not None and each.request.can_share
+        return ready
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A running job."""
+
+    handle: JobHandle
+    session: Session
+    slot: Slot
+    ended: bool = False
+    _answering: Answering | None = None
+
+    @property
+    def request(self) -> Request | None:
+        """The request that runs now."""
+        return None if self._answering is None else self._answering.request
+
+    def update(self, *, crowded: bool) -> None:
+        """Update what the scheduler and the request know of each other."""
+        request, slot = self.request, self.slot
+        self.session.cancelled = slot.cancelled = self.handle.cancelled
+        slot.can_share = slot.is_running = False
+        slot.prompt_tokens_left = 0
+        if request is not None:
+            request.crowded = crowded
+            slot.prompt_tokens_left = request.prompt_tokens_left
+            slot.is_running = request.is_running
+
+    def follow(self, *, alone: bool, chunk_seconds: float | None) -> None:
+        """Apply the plan of a step."""
+        self.slot.begun = True
+        if (request := self.request) is not None:
+            request.alone, request.chunk_seconds = alone, chunk_seconds
+
+    def step_alone(self) -> Results:
+        """Begin the job, or run a step of its request."""
+        try:
+            if self._answering is None:
+                self._answering = self.handle.job(self.session)
+            request = self.request
+            return [] if request is None else request.step()
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+            return error
+
+    def deliver(self, results: Results) -> list[Event]:
+        """Return the events for the results. An exception becomes the final `Failed` event."""
+        try:
+            if isinstance(results, Exception):
+                raise results
+            assert self._answering is not None
+            events = list(self._answering.add(results))
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+            events = [Failed(error)]
+        self.ended = bool(events) and isinstance(events[-1], Finished | Failed)
+        if self.ended:
+            self._close()
+        return events
+
+    def _close(self) -> None:
+        """Make the session ready for another job."""
+        try:
+            self.session.release()
+        except Exception:  # noqa: BLE001 - a failing device
+            self.session.target.reset()

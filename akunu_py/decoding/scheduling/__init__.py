@@ -1,1 +1,0 @@
-"""Scheduling of concurrent requests on one model."""

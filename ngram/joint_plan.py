@@ -1,0 +1,56 @@
+"""Draft lengths for several requests in one pass."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+
+_RATE_DECAY, _RATE_PRIOR = 0.97, 6.0  # of the running gain, per pass and in passes
+_NEGLIGIBLE = 0.01  # chance of a draft token
+
+
+class JointPlanner:
+    """Plans the draft tokens of all requests, and learns the costs of their passes."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        self.curve = curve  # costs by the rows of all requests; keeps learning
+        self._earned = self._spent = _RATE_PRIOR
+
+    def lengths(self, offers: Sequence[Sequence[float]], rows: int, context: int) -> list[int]:
+        """Return the number of draft tokens for each request.
+
+        Adds the most probable draft token of any request, and keeps the number of tokens where the
+        expected tokens exceed their cost most: the renewal-reward rule of `planner.best_draft`,
+        over the sum of the rows. offers: acceptance chances by request, each given the ones before
+        it. rows: without drafts. context: mean tokens per request.
+        """
+        costs = self.curve.table(context)
+        first = costs[min(rows, MAX_ROWS) - 1]
+        rate = max(self._earned / self._spent, 1.0) * len(offers) / first
+        lengths, best = [0] * len(offers), [0] * len(offers)
+        queue = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
+        heapq.heapify(queue)
+        gained = highest = 0.0
+        while queue and rows < MAX_ROWS:
+            chance, index = heapq.heappop(queue)
+            gained -= chance
+            rows += 1
+            lengths[index] += 1
+            value = gained - rate * (costs[rows - 1] - first)
+            if value > highest:
+                highest, best = value, list(lengths)
+            offer, length = offers[index], lengths[index]
+            if length < len(offer) and chance * offer[length] < -_NEGLIGIBLE:
+                heapq.heappush(queue, (chance * offer[length], index))
+        return best
+
+    def observe(self, requests: int, rows: int, tokens: int, seconds: float, context: int) -> None:
+        """Record a pass over `rows` rows that yielded `tokens` tokens in all."""
+        if not self.curve.first_use(rows):  # devices compile kernels then
+            self.curve.observe(rows, seconds, context)
+        costs = self.curve.table(context)
+        plain = costs[min(requests, MAX_ROWS) - 1] / requests
+        self._earned = self._earned * _RATE_DECAY + tokens
+        self._spent = self._spent * _RATE_DECAY + costs[min(rows, MAX_ROWS) - 1] / plain
