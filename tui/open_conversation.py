@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
 from akunu_py.tui.workers.session_thread import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
@@ -96,11 +96,13 @@ class ChatTurn:
 class Conversation:
     """A message tree and its active branch as turns. Every prompt has a reply, empty at first."""
 
-    def __init__(self, tree: Tree | None = None, store: StoreThread | None = None) -> None:
+    def __init__(
+        self, tree: ConversationTree | None = None, store: StoreThread | None = None
+    ) -> None:
         self._store = store  # saves every change; None saves nothing
-        self.open(tree or Tree())
+        self.open(tree or ConversationTree())
 
-    def open(self, tree: Tree) -> None:
+    def open(self, tree: ConversationTree) -> None:
         """Switch to the conversation `tree`."""
         self.tree = tree
         self._turns: dict[str, ChatTurn] = {}  # by reply id; keeps drafting details per branch
@@ -194,7 +196,7 @@ class Conversation:
 
     def _pairs(self) -> Iterator[tuple[ChatMessage, ChatMessage]]:
         """Yield each prompt of the active branch with its reply, adding one if it is missing."""
-        path = [message for message in self.tree.path() if message.role != "system"]
+        path = [message for message in self.tree.active_branch() if message.role != "system"]
         for prompt, reply in itertools.zip_longest(path[::2], path[1::2]):
             if reply is None:
                 reply = ChatMessage("assistant", "", prompt.id)

@@ -15,7 +15,7 @@ from pathlib import Path
 from akunu_py.chats import rows
 from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.search import SearchHit, find, searchable, terms_of
-from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationInfo, ConversationTree, title_of, tree_of
 from akunu_py.errors import ConversationError
 
 UNDO_S = 24 * 3600.0  # time to restore a deleted conversation
@@ -91,7 +91,7 @@ class ConversationStore:
             place = self._last_choice(self._find(conversation)) + 1
             self._save(conversation, message, title, time.time(), place)
 
-    def save_tree(self, tree: Tree) -> int:
+    def save_tree(self, tree: ConversationTree) -> int:
         """Save all branches; keep existing messages. Return the number of added messages."""
         with self._file.transaction() as database:
             number = self._find(tree.conversation)
@@ -145,7 +145,7 @@ class ConversationStore:
             hits = find(self._database, terms_of(rows.storable(words)))
             return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 
-    def load(self, conversation: str) -> Tree:
+    def load(self, conversation: str) -> ConversationTree:
         """Return a conversation. Raises ConversationError if it does not exist."""
         with self._file.errors():
             number = self._number(conversation)

@@ -55,7 +55,7 @@ class ConversationInfo:
     preview: str = ""  # start of the last message
 
 
-class Tree:
+class ConversationTree:
     """All messages of one conversation, with its active branch. Not thread-safe."""
 
     def __init__(self, conversation: str | None = None, title: str = "") -> None:
@@ -113,7 +113,7 @@ class Tree:
             del self._messages[removed]
             self._active.pop(removed, None)
 
-    def path(self) -> list[ChatMessage]:
+    def active_branch(self) -> list[ChatMessage]:
         """Return the active branch, from the first message to the last."""
         path: list[ChatMessage] = []
         following = self._active.get(None)
@@ -148,7 +148,7 @@ class Tree:
         return [self._active[at] for at, here in self._children.items() if len(here) > 1]
 
 
-def fitting_role(role: object, previous: str | None) -> Role:
+def valid_role(role: object, previous: str | None) -> Role:
     """Return `role` if it may follow the role `previous` (None: at the start), else another."""
     for each, follows in _FOLLOWS.items():
         if each == role and previous in follows:
@@ -167,9 +167,9 @@ def title_of(prompt: str, length: int = 80) -> str:
 
 def tree_of(
     conversation: str, title: str, messages: Iterable[ChatMessage], chosen: Iterable[str] = ()
-) -> Tree:
+) -> ConversationTree:
     """Build a tree of messages, each after its parent; activate `chosen` in order."""
-    tree = Tree(conversation, title)
+    tree = ConversationTree(conversation, title)
     for message in messages:
         tree.add(message)
     for message_id in chosen:

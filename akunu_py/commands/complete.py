@@ -105,7 +105,7 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
         from akunu_py.serve.own.served import ServedCompleter
 
         client, facts = found
-        if not facts.fills_in and _should_fill_in(args):
+        if not facts.supports_fim and _should_fill_in(args):
             print_warnings([_better_model(facts.name)])
         return ServedCompleter(client, facts.name, options)
     from akunu_py.decoding.load import engine_from_arguments, load_learned

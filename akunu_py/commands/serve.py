@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.decoding.scheduling.scheduler import Scheduler
     from akunu_py.serve.http.guard import AccessRules, is_loopback
     from akunu_py.serve.http.server import ServeOptions, listen, serve
-    from akunu_py.serve.own.running import RunningServer, own_url
+    from akunu_py.serve.own.running import RunningServer, loopback_url
 
     if not key and not is_loopback(args.host):
         raise UsageError(
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         port = listening.getsockname()[1]
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
         running = RunningServer(
-            own_url(url),
+            loopback_url(url),
             options.access.token,
             found.name,
             str(found.path.resolve()),

@@ -19,7 +19,7 @@ from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
+from akunu_py.serve.own.client import ServerClient, ServerFacts, find_running_server, server_at
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions
 
@@ -43,7 +43,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def server_for(
     choice: str, asked: str | None, model: StoredModel | None, loading: LoadOptions
-) -> tuple[ServerClient, ServedFacts] | None:
+) -> tuple[ServerClient, ServerFacts] | None:
     """Return the server to use instead of loading `model`, or None.
 
     asked: the model that the server at an address must have, None for any. Raises AkunuError if
@@ -52,7 +52,7 @@ def server_for(
     if choice == "off":
         return None
     if choice == "auto":
-        return running_server(model.path, loading) if model else None
+        return find_running_server(model.path, loading) if model else None
     return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
 
 
@@ -144,7 +144,7 @@ class OwnServer:
         self._model = ""
         self._process: ServeProcess | None = None
 
-    def have(self, model: StoredModel) -> tuple[ServerClient, ServedFacts]:
+    def have(self, model: StoredModel) -> tuple[ServerClient, ServerFacts]:
         """Wait until the model is served. Raises AkunuError with the reason if it cannot be."""
         wanted = model.name if model.manifest is not None else str(model.path.resolve())
         if self._process is None or not self._process.runs or wanted != self._model:
@@ -156,7 +156,7 @@ class OwnServer:
             self._model = wanted
         process = self._process
 
-        def find() -> tuple[ServerClient, ServedFacts] | None:
+        def find() -> tuple[ServerClient, ServerFacts] | None:
             for server in running_servers():
                 client = ServerClient(server.url, server.token)
                 if server.process == process.id and client.knows(server.token):

@@ -23,11 +23,11 @@ from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     CommentEncoder,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
@@ -93,7 +93,7 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
         min_p=body.min_p,
         seed=body.seed if body.seed >= 0 else None,
     )
-    job = completion_job(
+    job = infill_job(
         lambda session: service.completer(session, options),
         request,
         generate_options(asked, service, 1).sampling,
@@ -102,13 +102,13 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     )
     return PreparedRequest(
         [job],
-        lambda answers: whole_completion(service.name, body.response_fields, answers),
+        lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         InfillEncoder(service.name) if body.stream else None,
         short=True,
     )
 
 
-def completion_job(
+def infill_job(
     completer: Callable[[Session], Completer],
     request: CompletionRequest,
     sampling: SamplingOptions,
@@ -180,8 +180,8 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
-def whole_completion(
-    model: str, fields: Sequence[str] | None, answers: Sequence[WholeAnswer]
+def build_infill_reply(
+    model: str, fields: Sequence[str] | None, answers: Sequence[CollectedAnswer]
 ) -> dict[str, Any]:
     """Return the body of a whole reply. fields: paths of the values to keep."""
     ended = answers[0].ended

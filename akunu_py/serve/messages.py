@@ -26,12 +26,19 @@ from akunu_py.decoding.events import (
     ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import chat_job
-from akunu_py.serve.dialect.bodies import BETWEEN, Body, Ignored, check_tool, joined, refuse_extra
+from akunu_py.serve.dialect.bodies import (
+    PARAGRAPH_BREAK,
+    Body,
+    Ignored,
+    check_tool,
+    merge_messages,
+    refuse_extra,
+)
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
@@ -62,7 +69,7 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     constraint = schema_constraint(format.schema_) if format else None
     options = generate_options(sampling, service, body.max_tokens, constraint)
     tools = tools_of(body)
-    choice, parallel = choice_of(body, tools)
+    choice, parallel = tool_choice_of(body, tools)
     job = chat_job(
         service.engine,
         messages_of(body),
@@ -70,12 +77,12 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
         tools,
         choice,
         parallel=parallel,
-        variables=variables_of(body, service),
+        variables=template_variables(body, service),
     )
     shown = shows_thinking(body.thinking)
     return PreparedRequest(
         [job],
-        lambda answers: whole_message(service.name, answers, shows_thinking=shown),
+        lambda answers: build_message(service.name, answers, shows_thinking=shown),
         MessageEncoder(service.name, shows_thinking=shown) if body.stream else None,
     )
 
@@ -83,12 +90,12 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """Return the number of prompt tokens. Raises RequestError."""
     check_model(body.model, service.names)
-    variables = variables_of(body, service)
+    variables = template_variables(body, service)
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
-def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
+def template_variables(body: PromptBody, service: Service) -> dict[str, Any]:
     """Return the chat template's variables for thinking, if it has any.
 
     Anthropic's clients request thinking from any model.
@@ -112,7 +119,7 @@ def messages_of(body: PromptBody) -> list[Message]:
     tools: dict[str, str] = {}  # names by the ids of the calls
     for number, turn in enumerate(body.messages):
         found += _of_turn(turn, f"messages.{number}.content", tools)
-    return joined(found, "messages")
+    return merge_messages(found, "messages")
 
 
 def _of_turn(turn: MessagesTurn, place: str, tools: dict[str, str]) -> Iterator[Message]:
@@ -151,7 +158,7 @@ def _text(content: str | Sequence[ResultBlock], place: str) -> str:
     if isinstance(content, str):
         return content
     texts = (_block_text(block, f"{place}.{number}") for number, block in enumerate(content))
-    return BETWEEN.join(text for text in texts if text)
+    return PARAGRAPH_BREAK.join(text for text in texts if text)
 
 
 def _block_text(block: ResultBlock, where: str) -> str:
@@ -163,7 +170,7 @@ def _block_text(block: ResultBlock, where: str) -> str:
     if block.source.get("type") != "text" or not isinstance(data, str):
         message = f"{where}: documents must be plain text"
         raise RequestError(message, param=f"{where}.source")
-    return BETWEEN.join(text for text in (block.title, block.context, data) if text)
+    return PARAGRAPH_BREAK.join(text for text in (block.title, block.context, data) if text)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
@@ -181,7 +188,7 @@ def _tool(tool: MessagesTool, place: str) -> Tool:
     return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
 
 
-def choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
+def tool_choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
     """Return the choice, and whether several calls are allowed. Raises RequestError."""
     asked = body.tool_choice
     if asked is None:
@@ -218,8 +225,8 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     return body | ({"request_id": request_id} if request_id else {})
 
 
-def whole_message(
-    model: str, answers: Sequence[WholeAnswer], *, shows_thinking: bool
+def build_message(
+    model: str, answers: Sequence[CollectedAnswer], *, shows_thinking: bool
 ) -> dict[str, Any]:
     """Return the answer as a message."""
     answer = answers[0]

@@ -60,7 +60,7 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
     with opened(path) as store:
         assert [info.title for info in store.list()] == ["Lists", "What is a queue?"]
         tree, kept = branched(), store.load("queue")
-        assert (kept.messages, kept.path()) == (tree.messages, tree.path())
+        assert (kept.messages, kept.active_branch()) == (tree.messages, tree.active_branch())
         for words, found in {"welcome": "queue", "想": "lists", "lists": "lists"}.items():
             assert [each.info.id for each in store.search(words)] == [found]
         store.save("queue", ChatMessage("user", "One more", "queue-5"))
@@ -198,7 +198,7 @@ def test_two_programs_write_at_once(path: Path) -> None:
         assert process.returncode == 0
     with opened(path) as store:
         for name in ("one", "two"):
-            assert len(store.load(name).path()) == 60
+            assert len(store.load(name).active_branch()) == 60
 
 
 def test_many_open_a_new_database_at_once(path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
     process.wait()
     with opened(path) as store:
         assert store.warnings == []
-        assert len(store.load("killed").path()) >= written + 1
+        assert len(store.load("killed").active_branch()) >= written + 1
 
 
 # Disks that refuse

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from akunu_py.chats.export import as_markdown, file_name, self_contained, write_new
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 
@@ -101,11 +101,15 @@ def test_a_title_is_no_markdown() -> None:
 
 
 def test_json_holds_everything() -> None:
-    trees = [branched(), exchange_of("lists", "我想 \ud83d\ude00", "Yes", T0), Tree("empty")]
+    trees = [
+        branched(),
+        exchange_of("lists", "我想 \ud83d\ude00", "Yes", T0),
+        ConversationTree("empty"),
+    ]
     again = read_json(as_json(trees), "file")
     for one, other in zip(trees, again, strict=True):
         assert (one.conversation, one.title) == (other.conversation, other.title)
-        assert (one.messages, one.path()) == (other.messages, other.path())
+        assert (one.messages, one.active_branch()) == (other.messages, other.active_branch())
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> str:
@@ -169,17 +173,17 @@ def test_what_a_later_version_measures_is_left_out() -> None:
 
 
 def test_an_answer_that_was_never_begun_is_left_out() -> None:
-    tree = Tree("c", "Hello")
+    tree = ConversationTree("c", "Hello")
     asked = add_prompt(tree, "Hello")
     add_answer(tree, "", asked.id, finish=None)
     assert as_markdown(tree).count("##") == 1
     tree.replace(replace(tree["c-1"], text="Hi the"))
     assert as_markdown(tree).endswith("Hi the\n\n*not finished*\n")
-    assert as_markdown(Tree("c")) == "# Untitled\n"
+    assert as_markdown(ConversationTree("c")) == "# Untitled\n"
 
 
 def test_authors() -> None:
-    tree = Tree("c", "Hello")
+    tree = ConversationTree("c", "Hello")
     tree.add(ChatMessage("system", "Be kind.", id="s"))
     asked = add_prompt(tree, "Hello", "s")
     tree.add(replace(add_answer(copy.copy(tree), "Hi", asked.id), model="", id="other"))

@@ -11,13 +11,13 @@ from akunu_py.chats import export, search
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json
-from akunu_py.chats.tree import ChatMessage, Tree, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, tree_of
 
 _STEPS = 100  # of SQLite's machine, between two calls of its progress handler
 _LINEAR = 2.6  # twice as much, and what sorting and merging add
 
 
-def long(messages: int, text: str = "a word") -> Tree:
+def long(messages: int, text: str = "a word") -> ConversationTree:
     """Prompts and answers, each pair with a second answer beside it."""
     found: list[ChatMessage] = []
     parent = None
@@ -57,7 +57,7 @@ def test_import_choice_and_removal(store: ConversationStore) -> None:
     counted = []
     for size in (600, 1200):
         tree = long(size)
-        branch = tree.path()
+        branch = tree.active_branch()
         actions: list[Callable[[], object]] = [
             lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
             lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]

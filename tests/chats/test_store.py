@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.chats.conversation_store import UNDO_S, ConversationStore
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 
@@ -30,12 +30,12 @@ def store(path: Path) -> Iterator[ConversationStore]:
     store.close()
 
 
-def same(one: Tree, other: Tree) -> bool:
-    return (one.conversation, one.title, one.messages, one.path()) == (
+def same(one: ConversationTree, other: ConversationTree) -> bool:
+    return (one.conversation, one.title, one.messages, one.active_branch()) == (
         other.conversation,
         other.title,
         other.messages,
-        other.path(),
+        other.active_branch(),
     )
 
 
@@ -72,7 +72,7 @@ def test_message_by_message(store: ConversationStore) -> None:
         store.save("queue", message)
     store.choose("queue", "queue-5")
     kept = store.load("queue")
-    assert (kept.messages, kept.path()) == (tree.messages, tree.path())
+    assert (kept.messages, kept.active_branch()) == (tree.messages, tree.active_branch())
     assert kept.title == "What is a queue?"
 
 
@@ -82,7 +82,7 @@ def test_the_active_branch_is_remembered(store: ConversationStore) -> None:
     for message in ("queue-3", "queue-2", "queue-5"):
         store.choose("queue", message)
         tree.choose(message)
-        assert store.load("queue").path() == tree.path()
+        assert store.load("queue").active_branch() == tree.active_branch()
 
 
 def test_a_message_and_what_follows_it_can_be_removed(store: ConversationStore) -> None:
@@ -107,7 +107,7 @@ def test_what_follows_an_erased_message_is_kept(store: ConversationStore) -> Non
     """Another program may erase a conversation in which this one goes on."""
     store.save("gone", ChatMessage("user", "More", "erased", id="a"))
     store.save("gone", ChatMessage("assistant", "Of course", "a", id="b"))
-    assert [(each.text, each.parent) for each in store.load("gone").path()] == [
+    assert [(each.text, each.parent) for each in store.load("gone").active_branch()] == [
         ("More", None),
         ("Of course", "a"),
     ]
@@ -184,7 +184,7 @@ def test_any_text_can_be_saved_and_searched_for(
 
 
 def test_a_growing_answer_is_found_by_its_present_words(store: ConversationStore) -> None:
-    tree = Tree("c")
+    tree = ConversationTree("c")
     asked = add_prompt(tree, "Tell me")
     answer = add_answer(tree, "apple", asked.id, finish=None)
     for message in tree.messages:
@@ -274,7 +274,7 @@ def test_an_import_changes_nothing_that_is_here(store: ConversationStore) -> Non
     kept = store.load("queue")
     assert kept.title == "Mine"
     assert kept["queue-5"].text == "You are welcome."
-    assert [message.text for message in kept.path()][-1] == "A new one"
+    assert [message.text for message in kept.active_branch()][-1] == "A new one"
 
 
 def test_ids_by_their_beginning(store: ConversationStore) -> None:

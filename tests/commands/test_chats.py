@@ -67,7 +67,7 @@ def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.Monk
     assert "0 of 6 messages are new" in capsys.readouterr().out
     assert ids(capsys) == ["escape", "queue"]
     store = ConversationStore.open(paths.conversations_file())
-    assert store.load("queue").path() == branched().path()
+    assert store.load("queue").active_branch() == branched().active_branch()
     store.close()
 
 

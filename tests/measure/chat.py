@@ -42,7 +42,7 @@ from akunu_py.bench.result import describe_machine, half_range, median, today
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.types import DRAFT_MODES, DraftMode, Stats, WeightMode
@@ -261,7 +261,7 @@ class ChatBench:
         end = "more characters"  # the prompt is folded
         self._type_in(_heavy_tree(), end, result.keys.setdefault(HEAVY, KeyTimes()))
 
-    def _type_in(self, tree: Tree, end: str, into: KeyTimes) -> str:
+    def _type_in(self, tree: ConversationTree, end: str, into: KeyTimes) -> str:
         """Opens an earlier chat, which ends with `end`, and types while it answers there. Returns
         the name of its data directory."""
         name = self._next_chat()
@@ -442,21 +442,21 @@ class ChatTerminal:
         return bool(read)
 
 
-def _long_tree() -> Tree:
+def _long_tree() -> ConversationTree:
     """A chat with an answer made of the workloads' prompts, which are ours."""
     prompts = [turn.user for each in load_workloads(["summary", "question"]) for turn in each.turns]
     part = "\n\n".join([*prompts, _CODE])
     parts = [f"## Part {number}\n\n{part}" for number in range(1, _LONG_LENGTH // len(part) + 2)]
     answer = "\n\n".join(parts)[:_LONG_LENGTH] + f"\n```\n\n{_LONG_END}"
-    tree = Tree(title=_LONG_CHAT)
+    tree = ConversationTree(title=_LONG_CHAT)
     _add_turn(tree, "Tell me all of it.", answer)
     return tree
 
 
-def _heavy_tree() -> Tree:
+def _heavy_tree() -> ConversationTree:
     """A chat of many turns, the last ones with a table and a very long prompt. What was not
     answered is seen, and no model reads it again."""
-    tree, parent = Tree(title=_HEAVY_CHAT), None
+    tree, parent = ConversationTree(title=_HEAVY_CHAT), None
     for number in range(_HEAVY_TURNS):
         parent = _add_turn(tree, f"Prompt {number}.", "", parent)
     rows = "".join(f"|{number}|a|\n" for number in range(_HEAVY_ROWS))  # five tokens each
@@ -466,7 +466,7 @@ def _heavy_tree() -> Tree:
     return tree
 
 
-def _add_turn(tree: Tree, prompt: str, answer: str, parent: str | None = None) -> str:
+def _add_turn(tree: ConversationTree, prompt: str, answer: str, parent: str | None = None) -> str:
     """Adds a turn, without an end where it has no answer; returns the id of the reply."""
     asked = ChatMessage("user", prompt, parent)
     reply = ChatMessage(

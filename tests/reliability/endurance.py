@@ -223,7 +223,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
                     len(app.conversation.tree) >= answered and status.phase in ENDED
                 )
             )
-            stats = app.conversation.tree.path()[-1].stats
+            stats = app.conversation.tree.active_branch()[-1].stats
             watch.step(number, stats.target_passes if stats else 0)
     store_thread.close(10)
     if not session.close(10):

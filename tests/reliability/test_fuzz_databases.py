@@ -17,7 +17,7 @@ from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import render
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.rows import messages_of
-from akunu_py.chats.tree import ChatMessage, Tree, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.screens.conversation_list import moment
@@ -76,7 +76,7 @@ def without_constraints(path: Path) -> Iterator[sqlite3.Connection]:
     database.close()
 
 
-def use(store: ConversationStore, name: str) -> Tree:
+def use(store: ConversationStore, name: str) -> ConversationTree:
     """Shows a conversation in all forms, and talks on in it."""
     tree = store.load(name)
     for form in ("markdown", "json"):
@@ -87,14 +87,14 @@ def use(store: ConversationStore, name: str) -> Tree:
     assert len(read_json(as_json([tree]), "again")[0]) == len(tree)
     chat = Conversation(tree)
     chat.ask("More?")
-    for message in tree.path():
+    for message in tree.active_branch():
         store.save(name, message)
     again = store.load(name)
-    assert [each.text for each in again.path()] == [each.text for each in tree.path()]
+    assert [each.text for each in again.active_branch()] == [each.text for each in tree.active_branch()]
     assert len(again) == len(tree)
-    for message in again.path()[:1]:
+    for message in again.active_branch()[:1]:
         store.choose(name, message.id)
-    store.remove(name, again.path()[-1].id)
+    store.remove(name, again.active_branch()[-1].id)
     return again
 
 

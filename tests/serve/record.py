@@ -46,7 +46,7 @@ from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.http.request_handler import events_of
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.serving import LONG_CONTEXT, write_long_model
@@ -148,7 +148,7 @@ async def _answer(
     """The model's own answer, or a call behind the prompt that it really read."""
     call = _call.get()
     stats = Stats()
-    async with contextlib.aclosing(events_of(scheduler, job, client=client, short=short)) as events:
+    async with contextlib.aclosing(run_job(scheduler, job, client=client, short=short)) as events:
         async for event in events:
             if isinstance(event, Finished):  # random weights find no end
                 event = replace(event, reason="stop")

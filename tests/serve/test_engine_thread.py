@@ -20,7 +20,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import Job, JobHandle
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.serve.http.request_handler import events_of
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.types import Stats
 
 END = Finished("stop", Stats())
@@ -62,7 +62,7 @@ async def test_a_slow_reader_finds_everything_merged() -> None:
         ToolCallFinished(),
     ]
     scheduler = Told(lambda handle: iter([*readings, PromptProcessed(1, 0), *parts, *calls, END]))
-    events = events_of(scheduler, no_job)
+    events = run_job(scheduler, no_job)
     found = [await anext(events)]
     await asyncio.to_thread(scheduler.told.wait)
     found += [event async for event in events]
@@ -82,7 +82,7 @@ async def test_a_reader_that_goes_away_cancels_the_job(leave: str) -> None:
         yield END
 
     scheduler = Told(until_cancelled)
-    events = events_of(scheduler, no_job)
+    events = run_job(scheduler, no_job)
     await anext(events)
     if leave == "close":
         await events.aclose()

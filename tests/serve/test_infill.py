@@ -17,7 +17,7 @@ from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptPro
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
-from akunu_py.serve.dialect.interface import PreparedRequest, WholeAnswer
+from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.llamacpp import InfillBody, prepare_infill
@@ -59,7 +59,7 @@ def run(service: Service, session: Session, body: dict[str, Any]) -> list[Event]
 
 
 def whole(service: Service, session: Session, body: dict[str, Any]) -> Any:
-    answer = WholeAnswer()
+    answer = CollectedAnswer()
     for event in run(service, session, body):
         answer.add(event)
     return prepared(service, body).whole([answer])

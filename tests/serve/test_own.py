@@ -32,8 +32,8 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.own.client import ServerClient, running_server, server_at
-from akunu_py.serve.own.running import RunningServer, announced, running_servers
+from akunu_py.serve.own.client import ServerClient, find_running_server, server_at
+from akunu_py.serve.own.running import RunningServer, announce, running_servers
 from akunu_py.serve.own.served import ServedChat, ServedCompleter
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
@@ -165,35 +165,35 @@ def test_a_server_is_found_where_it_has_what_is_asked(
     running = RunningServer(client.url, TOKEN, NAME, str(model), kv_bits=None)
     (tmp_path / "servers").mkdir()
     (tmp_path / "servers" / "1.json").write_text('{"url": 1')  # cut off
-    with announced(running):
+    with announce(running):
         (found,) = running_servers()
         assert found == running
         file = next((tmp_path / "servers").glob("[2-9]*.json"))
         assert file.stat().st_mode & 0o777 == 0o600
-        shared = running_server(model, plain)
+        shared = find_running_server(model, plain)
         assert shared is not None
         assert shared[1].name == NAME
         assert shared[1].model.context_length == tiny.in_thread(
             lambda engine: engine.plan.context_length
         )
-        assert running_server(model, LoadOptions(context=64)) is not None
+        assert find_running_server(model, LoadOptions(context=64)) is not None
         others = [
             LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
             LoadOptions(force=True), LoadOptions(memory=10**9),
         ]  # fmt: skip
-        assert [running_server(model, each) for each in others] == [None] * len(others)
-        assert running_server(tmp_path / "other", plain) is None
+        assert [find_running_server(model, each) for each in others] == [None] * len(others)
+        assert find_running_server(tmp_path / "other", plain) is None
         assert server_at(client.url, NAME)[1].name == NAME  # by the token in the file
         with pytest.raises(UsageError, match=f"serves {NAME}, not other"):
             server_at(client.url, "other")
     assert running_servers() == []
-    with announced(RunningServer(client.url, "of another", NAME, str(model))):
-        assert running_server(model, plain) is None  # whatever has its port now is another
-    with announced(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
-        assert running_server(model, plain) is None  # it was killed
+    with announce(RunningServer(client.url, "of another", NAME, str(model))):
+        assert find_running_server(model, plain) is None  # whatever has its port now is another
+    with announce(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
+        assert find_running_server(model, plain) is None  # it was killed
     killed = subprocess.Popen(["true"])
     killed.wait()
-    with announced(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):
+    with announce(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):
         assert running_servers() == []
         assert list((tmp_path / "servers").iterdir()) == []
     with pytest.raises(ServerGone):

@@ -22,11 +22,16 @@ from akunu_py.serve.responses.bodies import ResponsesTool
 from akunu_py.serve.responses.dialect import (
     ResponseContext,
     ResponseEncoder,
-    sealed,
-    unsealed,
-    whole_response,
+    build_response,
+    decode_reasoning,
+    encode_reasoning,
 )
-from akunu_py.serve.responses.tools import OfferedTools, as_arguments, input_of, offered_tools
+from akunu_py.serve.responses.tools import (
+    ToolMap,
+    input_as_arguments,
+    input_from_arguments,
+    map_tools,
+)
 from akunu_py.types import Stats
 from tests.support.serve_events import TEXTS, answers, put_together
 from tests.support.sse_reader import named_events
@@ -42,12 +47,12 @@ SHELL = ResponsesTool.model_validate({"type": "custom", "name": "shell"})
 AGENTS = ResponsesTool.model_validate(
     {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]}
 )
-OFFERED = offered_tools([PATCH, SHELL, AGENTS], None)
+OFFERED = map_tools([PATCH, SHELL, AGENTS], None)
 
 
-def reply(tools: OfferedTools = OFFERED, *, seals: bool = False) -> ResponseContext:
+def reply(tools: ToolMap = OFFERED, *, include_encrypted: bool = False) -> ResponseContext:
     return ResponseContext(
-        {"model": "tiny"}, tools, seals, len, lambda grammar, text: set(text) == {"a"}
+        {"model": "tiny"}, tools, include_encrypted, len, lambda grammar, text: set(text) == {"a"}
     )
 
 
@@ -118,20 +123,22 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(answers(), st.booleans())
-def test_a_stream_adds_up_to_the_whole(events: list[Event], seals: bool) -> None:
-    found = accumulated(streamed(reply(seals=seals), events))
-    whole = whole_response(reply(seals=seals), [put_together(events)])
+def test_a_stream_adds_up_to_the_whole(events: list[Event], include_encrypted: bool) -> None:
+    found = accumulated(streamed(reply(include_encrypted=include_encrypted), events))
+    whole = build_response(reply(include_encrypted=include_encrypted), [put_together(events)])
     if whole["status"] == "completed":
         assert without_ids(found) == without_ids(whole)
     for item in whole["output"]:
-        assert ("encrypted_content" in item) == (seals and item["type"] == "reasoning")
+        assert ("encrypted_content" in item) == (include_encrypted and item["type"] == "reasoning")
 
 
 @given(st.sampled_from(["patch", "shell", "agents__close"]), TEXTS, st.data())
 def test_calls_come_back_as_the_client_knows_their_tools(
     name: str, text: str, data: st.DataObject
 ) -> None:
-    arguments = as_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
+    arguments = (
+        input_as_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
+    )
     cut = data.draw(st.integers(0, len(arguments)))
     events: list[Event] = [
         ToolCallStarted("call_1", name),
@@ -141,7 +148,7 @@ def test_calls_come_back_as_the_client_knows_their_tools(
         Finished("stop", Stats()),
     ]
     found = accumulated(streamed(reply(), events))
-    assert without_ids(found) == without_ids(whole_response(reply(), [put_together(events)]))
+    assert without_ids(found) == without_ids(build_response(reply(), [put_together(events)]))
     (item,) = found["output"]
     if name == "agents__close":
         assert (item["type"], item["name"]) == ("function_call", "close")
@@ -156,8 +163,8 @@ def test_calls_come_back_as_the_client_knows_their_tools(
 @given(TEXTS, st.integers(0, 200))
 def test_the_input_of_a_custom_tool_grows(text: str, cut: int) -> None:
     arguments = json.dumps({"input": text})
-    assert text.startswith(input_of(arguments[:cut]) if arguments[:cut] else "")
-    assert input_of(arguments) == text
+    assert text.startswith(input_from_arguments(arguments[:cut]) if arguments[:cut] else "")
+    assert input_from_arguments(arguments) == text
 
 
 def test_what_was_cut_off_is_incomplete() -> None:
@@ -181,8 +188,8 @@ def test_thinking_comes_back_as_it_went(thinking: str) -> None:
         thinking.encode()
     except UnicodeEncodeError:
         return
-    assert unsealed(sealed(thinking)) == thinking
+    assert decode_reasoning(encode_reasoning(thinking)) == thinking
 
 
 def test_what_another_server_sealed_is_no_thinking() -> None:
-    assert [unsealed(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]
+    assert [decode_reasoning(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]

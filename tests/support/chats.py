@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.types import FinishReason, Stats
 
 STATS = Stats(30, 4, 121, 52, 160, 67, prefill_s=0.25, decode_s=1.5)
 T0 = 1_795_240_000.0  # Saturday, 21 November 2026, 05:46:40 UTC
 
 
-def add_prompt(tree: Tree, text: str, parent: str | None = None, at: float = T0) -> ChatMessage:
+def add_prompt(
+    tree: ConversationTree, text: str, parent: str | None = None, at: float = T0
+) -> ChatMessage:
     """A prompt in `tree`, after `parent`."""
     message = ChatMessage("user", text, parent, created=at, id=f"{tree.conversation}-{len(tree)}")
     tree.add(message)
@@ -17,7 +19,7 @@ def add_prompt(tree: Tree, text: str, parent: str | None = None, at: float = T0)
 
 
 def add_answer(
-    tree: Tree,
+    tree: ConversationTree,
     text: str,
     parent: str,
     *,
@@ -35,10 +37,10 @@ def add_answer(
     return message
 
 
-def branched(conversation: str = "queue") -> Tree:
+def branched(conversation: str = "queue") -> ConversationTree:
     """Six messages: two answers to the first prompt, the older one active, and a prompt that was
     edited, the newer one active."""
-    tree = Tree(conversation, "What is a queue?")
+    tree = ConversationTree(conversation, "What is a queue?")
     asked = add_prompt(tree, "What is a queue?\nShow me Python.")
     first = add_answer(
         tree, "First in, first *out*.", asked.id, thinking="Easy.", finish="length", stats=STATS
@@ -51,8 +53,8 @@ def branched(conversation: str = "queue") -> Tree:
     return tree
 
 
-def exchange_of(conversation: str, prompt: str, answer: str, at: float) -> Tree:
+def exchange_of(conversation: str, prompt: str, answer: str, at: float) -> ConversationTree:
     """A prompt and its answer."""
-    tree = Tree(conversation, prompt.partition("\n")[0])
+    tree = ConversationTree(conversation, prompt.partition("\n")[0])
     add_answer(tree, answer, add_prompt(tree, prompt, at=at).id, at=at + 5)
     return tree

@@ -19,7 +19,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.serve.dialect.interface import WholeAnswer
+from akunu_py.serve.dialect.interface import CollectedAnswer
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
@@ -67,8 +67,8 @@ def answers(draw: st.DrawFn) -> list[Event]:
     ]
 
 
-def put_together(events: list[Event]) -> WholeAnswer:
-    answer = WholeAnswer()
+def put_together(events: list[Event]) -> CollectedAnswer:
+    answer = CollectedAnswer()
     for event in events:
         answer.add(event)
     return answer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui import app
 from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.open_conversation import Conversation
@@ -146,7 +146,7 @@ async def test_keys_of_the_chosen_message_do_not_type() -> None:
 
 async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
     async with chat() as it:
-        tree, parent = Tree(), None
+        tree, parent = ConversationTree(), None
         for number in range(34):
             prompt = ChatMessage("user", f"prompt {number}", parent)
             reply = ChatMessage("assistant", f"answer {number}", prompt.id, finish_reason="stop")
@@ -253,7 +253,7 @@ def test_code_blocks() -> None:
 
 
 def test_what_came_from_elsewhere_may_lack_the_last_answer() -> None:
-    tree = Tree()
+    tree = ConversationTree()
     tree.add(ChatMessage("user", "one"))
     conversation = Conversation(tree)
     assert [turn.prompt.text for turn in conversation.turns] == ["one"]

@@ -11,7 +11,7 @@ from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 from textual.widgets import Markdown
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
@@ -19,8 +19,8 @@ from akunu_py.tui.workers.session_thread import AnswerFinished, PieceArrived
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 
-def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) -> Tree:
-    tree, parent = Tree(), None
+def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) -> ConversationTree:
+    tree, parent = ConversationTree(), None
     for number in range(turns):
         prompt = ChatMessage("user", f"prompt {number}", parent, id=f"p{number}")
         reply = ChatMessage(

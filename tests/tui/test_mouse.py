@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui import app
 from akunu_py.tui.transcript.turn import AnswerView, shortened
 from tests.support.tui_chat import Chat, at_rest, chat, until
@@ -15,8 +15,8 @@ def _no_clipboard_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_program", lambda: None)
 
 
-def turns(count: int) -> Tree:
-    tree, parent = Tree(), None
+def turns(count: int) -> ConversationTree:
+    tree, parent = ConversationTree(), None
     for number in range(count):
         prompt = ChatMessage("user", f"prompt {number}", parent)
         text = f"answer {number}\n\n" * 4

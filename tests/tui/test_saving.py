@@ -26,7 +26,7 @@ def saved(path: Path) -> list[ChatMessage]:
     """The active branch of the only conversation."""
     store = ConversationStore.open(path)
     (info,) = store.list()
-    branch = store.load(info.id).path()
+    branch = store.load(info.id).active_branch()
     store.close()
     return branch
 

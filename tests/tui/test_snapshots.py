@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from textual.pilot import Pilot
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.attachments import Attachment, join
@@ -173,7 +173,7 @@ async def earlier_prompts(pilot: Pilot[None]) -> None:
 async def attached(pilot: Pilot[None]) -> None:
     """A file, and a prompt that is too long to be shown whole."""
     text = join("What is in @notes.md?\n" + "line\n" * 30, [Attachment("notes.md", 2100, "x\n")])
-    tree = Tree()
+    tree = ConversationTree()
     tree.add(ChatMessage("user", text))
     await loaded(pilot)
     assert isinstance(pilot.app, ChatApp)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.chats.export import file_name, format_of, render, write_new
-from akunu_py.chats.tree import ConversationInfo, Tree
+from akunu_py.chats.tree import ConversationInfo, ConversationTree
 from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
@@ -45,7 +45,7 @@ class LibraryController:
 
     async def new(self) -> None:
         """Open an empty conversation."""
-        await self.show(Tree())
+        await self.show(ConversationTree())
 
     async def open(self, chosen: ChosenConversation | None) -> None:
         """Open a saved conversation; None changes nothing. Pending answers continue."""
@@ -67,7 +67,7 @@ class LibraryController:
             here.show(message)
         await self._show(message)
 
-    async def show(self, tree: Tree, message: str | None = None) -> None:
+    async def show(self, tree: ConversationTree, message: str | None = None) -> None:
         """Open `tree`, which has no pending answers, at `message` or its end."""
         self._answering.set_aside()
         self._conversation.open(tree)

@@ -26,7 +26,7 @@ from textual.widgets.option_list import Option
 from akunu_py.chats.conversation_store import ConversationStore, SearchResult
 from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
 from akunu_py.chats.search import SearchHit
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog, ListDialog
@@ -355,11 +355,11 @@ class PreviewPane(VerticalScroll, can_focus=False):
         self.call_after_refresh(scroll, animate=False)
 
 
-def _preview(tree: Tree, message: str | None) -> Content:
+def _preview(tree: ConversationTree, message: str | None) -> Content:
     """Return the last messages of a conversation, or those around `message`, as plain text."""
     if message is not None and message in tree:
         tree.choose(message)
-    path = [each for each in tree.path() if each.text.strip()]
+    path = [each for each in tree.active_branch() if each.text.strip()]
     match = next((place for place, each in enumerate(path) if each.id == message), len(path))
     first = max(0, min(len(path) - _PREVIEWED, match))
     return Content("\n\n").join(map(_preview_message, path[first : first + _PREVIEWED]))

@@ -102,10 +102,10 @@ def _place(value: Any, location: Sequence[str | int]) -> list[str]:
     return found
 
 
-BETWEEN = "\n\n"  # separates parts of a text
+PARAGRAPH_BREAK = "\n\n"  # separates parts of a text
 
 
-def joined(messages: Iterable[Message], param: str) -> list[Message]:
+def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
     """Merge neighboring messages of a role, as templates expect.
 
     Tool results and text after tool calls stay separate. Raises RequestError if all messages are
@@ -124,8 +124,10 @@ def joined(messages: Iterable[Message], param: str) -> list[Message]:
             continue
         turns[-1] = replace(
             last,
-            content=BETWEEN.join(text for text in (last.content, message.content) if text),
-            thinking=BETWEEN.join(text for text in (last.thinking, message.thinking) if text),
+            content=PARAGRAPH_BREAK.join(text for text in (last.content, message.content) if text),
+            thinking=PARAGRAPH_BREAK.join(
+                text for text in (last.thinking, message.thinking) if text
+            ),
             tool_calls=last.tool_calls + message.tool_calls,
         )
     if not any(turn.role != "system" for turn in turns):

@@ -71,7 +71,7 @@ class CommentEncoder:
 
 
 @dataclass(slots=True)
-class WholeAnswer:
+class CollectedAnswer:
     """The events of one job, merged."""
 
     parts: list[ThinkingDelta | TextDelta | ToolCall] = field(default_factory=list)  # in order
@@ -120,7 +120,7 @@ class PreparedRequest:
     """A parsed request, ready to run."""
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
-    whole: Callable[[Sequence[WholeAnswer]], Mapping[str, Any]]  # builds the body of the reply
+    whole: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # builds the body of the reply
     encoder: Encoder | None = None  # None: not streamed
     short: bool = False  # few tokens to prefill and to generate, so other requests may wait
 

@@ -114,7 +114,7 @@ def includes_usage(body: SamplingBody) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
-def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
+def choice_options(options: GenerateOptions, count: int) -> list[GenerateOptions]:
     """Return the options of several answers to one prompt, with different seeds."""
     seed = options.sampling.seed
     if seed is None:
@@ -161,7 +161,11 @@ def _constraint(name: str, value: Any) -> Constraint:
     kind = next((kind for kind in kinds if name.endswith(kind)), None)
     if kind is None:
         return schema_constraint(value)
-    return Constraint(kind, choices=tuple(value)) if kind == "choice" else Constraint(kind, value)
+    return (
+        Constraint(kind, choices=tuple(value))
+        if kind == "choice"
+        else Constraint(kind, value)
+    )
 
 
 def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:

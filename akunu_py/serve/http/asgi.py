@@ -29,11 +29,16 @@ from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.http.guard import AccessRules, Guard
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import HEARTBEAT_S, Answering, ClientGone, send_json
+from akunu_py.serve.http.request_handler import (
+    HEARTBEAT_S,
+    ClientDisconnected,
+    RequestHandler,
+    send_json,
+)
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.openai import OPENAI
-from akunu_py.serve.own.dialect import OWN
+from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.running import proof
 from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
@@ -43,11 +48,11 @@ _MAX_WAITING = 256  # requests
 _BODY_S = 60.0  # for receiving a body
 _KINDS = {404: "not_found", 405: "method"}
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, AKUNU)
 _BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
 
 
-def dialect_of(path: str) -> Dialect:
+def dialect_for_path(path: str) -> Dialect:
     """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
     return _BY_PATH.get(path, DIALECTS[0])
 
@@ -59,7 +64,7 @@ class Backend:
     names: Sequence[str]  # of the model
     service: Callable[[], Service]  # waits until the model is loaded; raises AkunuError
     description: Callable[[], Mapping[str, Any]]  # of the model, even if it is unloaded
-    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `events_of`
+    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
     records: RequestRecords
 
 
@@ -72,7 +77,7 @@ def create_app(
         for dialect in DIALECTS
         for endpoint in dialect.endpoints
     ]
-    middleware = [Middleware(Guard, access, dialect_of)]
+    middleware = [Middleware(Guard, access, dialect_for_path)]
     if access.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -113,7 +118,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return PlainTextResponse(backend.records.metrics(), media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
-        return JSONResponse(describe(DIALECTS))
+        return JSONResponse(openapi_description(DIALECTS))
 
     return [
         Route("/v1/models", models),
@@ -135,7 +140,10 @@ class _Post:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
-        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientGone):
+        with (
+            records.request(self._endpoint.path) as record,
+            contextlib.suppress(ClientDisconnected),
+        ):
             try:
                 prepared = await self._prepared(Headers(scope=scope), receive, record)
             except RequestError as error:
@@ -147,7 +155,7 @@ class _Post:
                 return
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
-            answering = Answering(
+            answering = RequestHandler(
                 prepared,
                 lambda job: self._backend.run(job, client, prepared.short),
                 self._dialect,
@@ -175,7 +183,7 @@ class _Post:
 
 
 async def _read(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises ClientGone, and RequestError if it is too large or too slow."""
+    """Return the body. Raises ClientDisconnected; RequestError if it is too large or slow."""
     too_large = RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > MAX_BYTES:
@@ -186,7 +194,7 @@ async def _read(headers: Headers, receive: Receive) -> bytes:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise ClientDisconnected
                 data += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(data) > MAX_BYTES:
@@ -206,7 +214,7 @@ def _http_error(request: Request, error: Exception) -> Response:
         headers = error.headers
     else:
         failure = request_error(error)
-    body = dialect_of(request.url.path).error(failure, request.scope.get("request_id", ""))
+    body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
 
 
@@ -217,7 +225,7 @@ _GET = {
 }
 
 
-def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
+def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of the endpoints and their bodies."""
     endpoints = [endpoint for dialect in dialects for endpoint in dialect.endpoints]
     models = {endpoint.body for endpoint in endpoints}

@@ -89,9 +89,9 @@ class Guard:
     """ASGI middleware: adds a request id to every reply, and enforces `AccessRules`."""
 
     def __init__(
-        self, app: ASGIApp, access: AccessRules, dialect_of: Callable[[str], Dialect]
+        self, app: ASGIApp, access: AccessRules, dialect_for_path: Callable[[str], Dialect]
     ) -> None:
-        self._app, self._access, self._dialect_of = app, access, dialect_of
+        self._app, self._access, self._dialect_of = app, access, dialect_for_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -23,7 +23,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.serve.dialect.interface import Dialect, Encoder, PreparedRequest, WholeAnswer
+from akunu_py.serve.dialect.interface import CollectedAnswer, Dialect, Encoder, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
@@ -31,13 +31,13 @@ HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 ChoiceEvent = tuple[int, Event]  # an event with the number of its job
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client disconnected."""
 
 
 @dataclass(slots=True)
-class Answering:
-    """One running request. Raises ClientGone; other errors become replies of the dialect."""
+class RequestHandler:
+    """Runs one request. Raises ClientDisconnected; other errors become error replies."""
 
     prepared: PreparedRequest
     run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
@@ -70,13 +70,13 @@ class Answering:
                     yield choice, event
 
     async def _send_whole(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
-        answers = [WholeAnswer() for _ in self.prepared.jobs]
+        answers = [CollectedAnswer() for _ in self.prepared.jobs]
         try:
             async for found in events:
                 if found is not None:
                     answers[found[0]].add(found[1])
             body = self.prepared.whole(answers)
-        except ClientGone:
+        except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets every error
             return await self._send_error(error, send)
@@ -105,7 +105,7 @@ class Answering:
                 choice, event = found
                 await stream.write(encoder.encode(event, choice))
                 ended += isinstance(event, Finished)
-        except ClientGone:
+        except ClientDisconnected:
             if ended < len(self.prepared.jobs):
                 raise
             return 200  # the client received everything
@@ -148,7 +148,7 @@ async def _waited(
     gone: asyncio.Future[None],
     seconds: Callable[[], float | None] = lambda: None,
 ) -> AsyncGenerator[ChoiceEvent | None]:
-    """Yield events, and None when none arrives within `seconds()`. Raises ClientGone."""
+    """Yield events, and None when none arrives within `seconds()`. Raises ClientDisconnected."""
     following: asyncio.Future[ChoiceEvent | None] | None = None
     try:
         while True:
@@ -161,7 +161,7 @@ async def _waited(
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if gone.done():
-                raise ClientGone
+                raise ClientDisconnected
             if not following.done():
                 yield None
                 continue
@@ -193,7 +193,7 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def events_of(
+async def run_job(
     scheduler: Scheduler, job: Job, *, client: str = "", short: bool = False
 ) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is Ended or Failed.

@@ -189,7 +189,7 @@ def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
     return list(tools.values())
 
 
-def choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
+def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
     """Return the choice. Raises RequestError if its tool is not offered."""
     if isinstance(body, NamedTool):
         check_tool(body.function.name, [tool.name for tool in tools])

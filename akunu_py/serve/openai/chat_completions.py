@@ -18,16 +18,16 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.interface import (
     DONE,
+    CollectedAnswer,
     CommentEncoder,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
-    choices,
+    choice_options,
     effort_variables,
     generate_options,
     includes_usage,
@@ -39,8 +39,8 @@ from akunu_py.serve.openai.bodies import (
     Format,
     JsonObjectFormat,
     SchemaFormat,
-    choice_of,
     messages_of,
+    tool_choice_of,
     tools_of,
 )
 from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, error_body, finish_reason, usage
@@ -58,7 +58,7 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     constraint = _constraint(body.response_format)
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
-    choice = choice_of(body.tool_choice, tools)
+    choice = tool_choice_of(body.tool_choice, tools)
     variables = effort_variables(service, body.reasoning_effort, "reasoning_effort")
     jobs = [
         chat_job(
@@ -71,12 +71,12 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
             predicted=body.prediction.text if body.prediction else "",
             variables=variables,
         )
-        for each in choices(options, body.n or 1)
+        for each in choice_options(options, body.n or 1)
     ]
     head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
-    return PreparedRequest(jobs, lambda answers: whole_chat(head, answers), encoder)
+    return PreparedRequest(jobs, lambda answers: build_chat_completion(head, answers), encoder)
 
 
 def _constraint(format: Format | None) -> Constraint | None:
@@ -162,7 +162,7 @@ class ChatEncoder(CommentEncoder):
         return frame(self._head.object("chat.completion.chunk", choices, **extra))
 
 
-def whole_chat(head: ReplyHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
+def build_chat_completion(head: ReplyHead, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
     """Return the body of a whole reply."""
     ended = [answer.ended for answer in answers if answer.ended]
     return head.object(
@@ -173,7 +173,7 @@ def whole_chat(head: ReplyHead, answers: Sequence[WholeAnswer]) -> dict[str, Any
     )
 
 
-def _choice(number: int, answer: WholeAnswer) -> dict[str, Any]:
+def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
     calls = [
         {
             "id": call.id,

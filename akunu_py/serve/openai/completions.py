@@ -19,16 +19,16 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.scheduling.job import text_job
 from akunu_py.serve.dialect.interface import (
     DONE,
+    CollectedAnswer,
     CommentEncoder,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import (
     SamplingBody,
-    choices,
+    choice_options,
     generate_options,
     includes_usage,
 )
@@ -79,7 +79,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     jobs = [
         text_job(asked.tokens, replace(each, stop_tokens=asked.stop_tokens), asked.draft_context)
         for asked in prompts
-        for each in choices(options, count)
+        for each in choice_options(options, count)
     ]
     echoed = [asked.text if body.echo else "" for asked in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
@@ -87,7 +87,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     max_tokens, max_prompt = _SHORT
     return PreparedRequest(
         jobs,
-        lambda answers: whole_completions(head, answers, echoed, count),
+        lambda answers: build_completions(head, answers, echoed, count),
         CompletionsEncoder(head, echoed, count, usage=usage) if body.stream else None,
         short=options.max_tokens <= max_tokens
         and sum(len(each.tokens) for each in prompts) <= max_prompt,
@@ -170,8 +170,8 @@ class CompletionsEncoder(CommentEncoder):
         return frame(self._head.object("text_completion", [choice], **none, **extra))
 
 
-def whole_completions(
-    head: ReplyHead, answers: Sequence[WholeAnswer], echoed: Sequence[str], count: int = 1
+def build_completions(
+    head: ReplyHead, answers: Sequence[CollectedAnswer], echoed: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
     """Return the body of a whole reply; see `CompletionsEncoder`."""
     ended = [answer.ended for answer in answers if answer.ended]

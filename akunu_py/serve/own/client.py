@@ -29,11 +29,11 @@ _SILENCE_S = 30.0  # a live server sends a heartbeat every few seconds
 
 
 @dataclass(frozen=True, slots=True)
-class ServedFacts:
+class ServerFacts:
     """A server's model."""
 
     model: ServedModelFacts
-    fills_in: bool  # knows a fill-in-the-middle format
+    supports_fim: bool  # knows a fill-in-the-middle format
 
     @property
     def name(self) -> str:
@@ -69,11 +69,11 @@ class ServerClient:
             return False
         return health.get("proof") == proof(token, challenge)
 
-    def facts(self) -> ServedFacts:
+    def facts(self) -> ServerFacts:
         """Return the model's facts. Raises ServerGone, AkunuError."""
         found = self._request("POST", "/akunu/model", {})
         try:
-            return ServedFacts(
+            return ServerFacts(
                 ServedModelFacts(**found["model"], server=self.url), found["fills_in"]
             )
         except (KeyError, TypeError) as error:
@@ -208,7 +208,7 @@ class AnswerStream:
         self._frames.put(end)
 
 
-def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, ServedFacts]:
+def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, ServerFacts]:
     """Return the server at an address. key: for a server of another user.
 
     Raises UsageError if it has another model than `name`, AkunuError if it does not respond.
@@ -223,7 +223,9 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
     return client, facts
 
 
-def running_server(model: Path, options: LoadOptions) -> tuple[ServerClient, ServedFacts] | None:
+def find_running_server(
+    model: Path, options: LoadOptions
+) -> tuple[ServerClient, ServerFacts] | None:
     """Return this user's server on this machine with the model loaded as in `options`, or None."""
     for server in running_servers():
         if not server.has(model, options):

@@ -23,11 +23,11 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     CommentEncoder,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
@@ -45,12 +45,12 @@ class EndBody(Body):
     id: str = Field(max_length=64)  # of a request, to end it with the text so far
 
 
-class OwnCompleteBody(EndBody):
+class AkunuCompleteBody(EndBody):
     request: dict[str, Any]  # fields of a CompletionRequest
     options: dict[str, Any]  # fields of CompleteOptions
 
 
-class OwnChatBody(EndBody):
+class AkunuChatBody(EndBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
 
@@ -62,24 +62,24 @@ def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
     return {"model": facts, "fills_in": service.infill.family is not None}
 
 
-def prepare_complete(body: OwnCompleteBody, service: Service) -> PreparedRequest:
+def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     request = _value(CompletionRequest, body.request, "request")
     options = _value(CompleteOptions, body.options, "options")
-    job = complete_job(
+    job = akunu_completion_job(
         lambda session: service.completer(session, options),
         request,
         lambda: body.id in service.ending,
     )
-    return PreparedRequest([job], _whole, OwnEncoder(), short=True)
+    return PreparedRequest([job], _whole, AkunuEncoder(), short=True)
 
 
-def prepare_chat(body: OwnChatBody, service: Service) -> PreparedRequest:
+def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     messages = _value(list[Message], body.messages, "messages")
     options = _value(GenerateOptions, body.options, "options")
-    job = chat_job(messages, options, lambda: body.id in service.ending)
-    return PreparedRequest([job], _whole, OwnEncoder())
+    job = akunu_chat_job(messages, options, lambda: body.id in service.ending)
+    return PreparedRequest([job], _whole, AkunuEncoder())
 
 
 def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ def _value(kind: type[Value], given: Any, name: str) -> Value:
         raise RequestError(f"{place}: {first['msg']}", param=place) from error
 
 
-def _whole(answers: Sequence[WholeAnswer]) -> Mapping[str, Any]:
+def _whole(answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
     raise NotImplementedError  # every answer is streamed
 
 
@@ -108,7 +108,7 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     return {"error": {"message": error.message, "kind": error.kind, "gone": gone}}
 
 
-class OwnEncoder(CommentEncoder):
+class AkunuEncoder(CommentEncoder):
     """Encodes prefill progress, then the events of the job."""
 
     error_body = staticmethod(error_body)
@@ -122,7 +122,7 @@ class OwnEncoder(CommentEncoder):
 _GAUGES_S = 1 / 16  # between two updates
 
 
-def complete_job(
+def akunu_completion_job(
     completer: Callable[[Session], Completer],
     request: CompletionRequest,
     ending: Callable[[], bool],
@@ -153,7 +153,7 @@ def complete_job(
     return events
 
 
-def chat_job(
+def akunu_chat_job(
     messages: Sequence[Message], options: GenerateOptions, ending: Callable[[], bool]
 ) -> Job:
     """Return the job of an answer: pieces with statistics, and gauges from time to time.
@@ -185,14 +185,14 @@ def chat_job(
     return events
 
 
-OWN = Dialect(
+AKUNU = Dialect(
     "own",
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "What is served, for akunu's clients."),
         Endpoint(
-            "/akunu/complete", OwnCompleteBody, prepare_complete, "Completes, for akunu's own."
+            "/akunu/complete", AkunuCompleteBody, prepare_complete, "Completes, for akunu's own."
         ),
-        Endpoint("/akunu/chat", OwnChatBody, prepare_chat, "Answers, for akunu's own chat."),
+        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answers, for akunu's own chat."),
         Endpoint("/akunu/end", EndBody, prepare_end, "Ends a request of akunu's own clients."),
     ),
     error_body,

@@ -46,7 +46,7 @@ class RunningServer:
         )
 
 
-def own_url(url: str) -> str:
+def loopback_url(url: str) -> str:
     """Return the loopback address of a server that is bound to all addresses."""
     for everywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         url = url.replace(everywhere, here)
@@ -59,7 +59,7 @@ def proof(token: str, challenge: str) -> str:
 
 
 @contextlib.contextmanager
-def announced(server: RunningServer, directory: Path | None = None) -> Iterator[None]:
+def announce(server: RunningServer, directory: Path | None = None) -> Iterator[None]:
     """Announce the server while the block runs, if its file can be written."""
     directory = directory or paths.servers_dir()
     file = directory / f"{server.url.rpartition(':')[2]}.json"

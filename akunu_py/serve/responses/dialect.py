@@ -21,12 +21,12 @@ from akunu_py.decoding.events import (
     ToolCallStarted,
 )
 from akunu_py.decoding.scheduling.job import chat_job, text_job
-from akunu_py.serve.dialect.bodies import BETWEEN, joined
+from akunu_py.serve.dialect.bodies import PARAGRAPH_BREAK, merge_messages
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
@@ -53,14 +53,14 @@ from akunu_py.serve.responses.bodies import (
     ResponsesBody,
 )
 from akunu_py.serve.responses.tools import (
-    Matches,
-    OfferedTool,
-    OfferedTools,
-    as_arguments,
-    dictated_job,
-    input_of,
-    known_name,
-    offered_tools,
+    MappedTool,
+    MatchesGrammar,
+    ToolMap,
+    function_name,
+    grammar_tool_job,
+    input_as_arguments,
+    input_from_arguments,
+    map_tools,
 )
 from akunu_py.types import Constraint, Message, ToolCall
 
@@ -74,21 +74,21 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     _refuse(body)
-    tools = offered_tools(body.tools or [], body.tool_choice)
+    tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
             compile_constraint(service.engine.tokens, offered.grammar)  # raises if invalid
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
-    dictated, constraint = tools.dictated, _constraint(body)
-    grammar = dictated.grammar if dictated else constraint
+    grammar_tool, constraint = tools.grammar_tool, _constraint(body)
+    grammar = grammar_tool.grammar if grammar_tool else constraint
     options = generate_options(sampling, service, limit, grammar)
     engine, messages = service.engine, messages_of(body)
     effort = body.reasoning.effort if body.reasoning else None
     variables = effort_variables(service, effort, "reasoning.effort")
-    if dictated is not None:
+    if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, variables)
-        job = dictated_job(text_job(prompt, options), dictated)
+        job = grammar_tool_job(text_job(prompt, options), grammar_tool)
     else:
         job = chat_job(
             engine,
@@ -107,7 +107,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     encoder = ResponseEncoder(reply) if body.stream else None
-    return PreparedRequest([job], lambda answers: whole_response(reply, answers), encoder)
+    return PreparedRequest([job], lambda answers: build_response(reply, answers), encoder)
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -173,7 +173,7 @@ def messages_of(body: ResponsesBody) -> list[Message]:
         return [*found, Message("user", body.input)]
     names: dict[str, str] = {}  # of tools, by the id of the call
     found += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
-    return joined(found, "input")
+    return merge_messages(found, "input")
 
 
 def _message(item: InputItem, place: str, names: dict[str, str]) -> Message:
@@ -181,15 +181,19 @@ def _message(item: InputItem, place: str, names: dict[str, str]) -> Message:
         role = "system" if item.role == "developer" else item.role
         return Message(role, _text(item.content, f"{place}.content"))
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
-        name = names[item.call_id] = known_name(item.name, item.namespace)
-        written = item.arguments if isinstance(item, FunctionCallItem) else as_arguments(item.input)
+        name = names[item.call_id] = function_name(item.name, item.namespace)
+        written = (
+            item.arguments if isinstance(item, FunctionCallItem) else input_as_arguments(item.input)
+        )
         return Message("assistant", "", tool_calls=(ToolCall(name, written, item.call_id),))
     if isinstance(item, OutputItem):
         text = _text(item.output, f"{place}.output")
         return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
     if isinstance(item, ReasoningItem):
         written = "".join(part.text for part in item.content or [])
-        return Message("assistant", "", thinking=written or unsealed(item.encrypted_content or ""))
+        return Message(
+            "assistant", "", thinking=written or decode_reasoning(item.encrypted_content or "")
+        )
     if item.type == "item_reference":
         raise invalid(place, "responses are not stored; send the whole item")
     message = f"{place}: unsupported item type {item.type[:100]}"
@@ -204,7 +208,7 @@ def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], place: st
         if isinstance(part, ItemOther):
             raise invalid(f"{place}.{number}", f"{part.type[:100]} is not supported; send text")
         texts.append(part.text if isinstance(part, ItemText) else part.refusal)
-    return BETWEEN.join(text for text in texts if text)
+    return PARAGRAPH_BREAK.join(text for text in texts if text)
 
 
 Values = dict[str, Any]
@@ -216,10 +220,10 @@ class ResponseContext:
     """Inputs of a response besides the events."""
 
     request: Values  # repeated parameters of the request
-    tools: OfferedTools
-    seals: bool  # send reasoning as encrypted_content, too
+    tools: ToolMap
+    include_encrypted: bool  # send reasoning as encrypted_content, too
     count: Callable[[str], int]  # tokens of a text
-    matches: Matches
+    matches: MatchesGrammar
 
 
 class ResponseBuilder:
@@ -241,7 +245,7 @@ class ResponseBuilder:
         }
         self._thinking = ""  # all of it
         self._arguments = ""  # of the open call
-        self._tool: OfferedTool | None = None
+        self._tool: MappedTool | None = None
         self._call: ToolCallStarted | None = None  # held back until it is complete
 
     @property
@@ -314,7 +318,7 @@ class ResponseBuilder:
             return values
         return [*values, *self._begin(self._call_item(event, self._tool))]
 
-    def _call_item(self, event: ToolCallStarted, tool: OfferedTool) -> Values:
+    def _call_item(self, event: ToolCallStarted, tool: MappedTool) -> Values:
         more: Values = {"namespace": tool.namespace} if tool.namespace else {}
         more |= {"call_id": event.id, "name": tool.name}
         if tool.custom:
@@ -332,7 +336,7 @@ class ResponseBuilder:
         return self._extend_input(item)
 
     def _extend_input(self, item: Values) -> list[Values]:
-        whole = input_of(self._arguments)
+        whole = input_from_arguments(self._arguments)
         more = whole[len(item["input"]) :]
         if not more or not whole.startswith(item["input"]):
             return []
@@ -345,7 +349,7 @@ class ResponseBuilder:
         if event is None or tool is None:
             return self._close()
         self._call = None
-        text = input_of(self._arguments)
+        text = input_from_arguments(self._arguments)
         assert tool.grammar is not None
         if not self._reply.matches(tool.grammar, text):
             said = self._text(
@@ -357,7 +361,7 @@ class ResponseBuilder:
 
     def _end(self, ended: Finished) -> list[Values]:
         cut = ended.reason in ("length", "context")
-        values = self._text("message", input_of(self._arguments)) if self._call else []
+        values = self._text("message", input_from_arguments(self._arguments)) if self._call else []
         values += self._close("incomplete" if cut else "completed")
         stats, response = ended.stats, self.response
         response["status"] = "incomplete" if cut else "completed"
@@ -397,8 +401,8 @@ class ResponseBuilder:
                 values.append(
                     self._part_event("content_part.done", content_index=0, part=dict(part))
                 )
-                if kind == "reasoning" and self._reply.seals:
-                    item["encrypted_content"] = sealed(part["text"])
+                if kind == "reasoning" and self._reply.include_encrypted:
+                    item["encrypted_content"] = encode_reasoning(part["text"])
         return [*values, self._item_event("output_item.done")]
 
     def _item(self, prefix: str, kind: str, **values: Any) -> Values:
@@ -421,7 +425,7 @@ class ResponseBuilder:
         return {"type": f"response.{what}", **place, **values}
 
 
-def whole_response(reply: ResponseContext, answers: Sequence[WholeAnswer]) -> Values:
+def build_response(reply: ResponseContext, answers: Sequence[CollectedAnswer]) -> Values:
     """Return the answer as a response."""
     builder = ResponseBuilder(reply)
     answer = answers[0]
@@ -469,12 +473,12 @@ class ResponseEncoder:
         return frame(numbered, value["type"])
 
 
-def sealed(thinking: str) -> str:
+def encode_reasoning(thinking: str) -> str:
     """Return thinking in the form that clients send back."""
     return _SEAL + base64.b64encode(thinking.encode()).decode()
 
 
-def unsealed(text: str) -> str:
+def decode_reasoning(text: str) -> str:
     """Return the thinking, or "" if another server sealed it."""
     if not text.startswith(_SEAL):
         return ""

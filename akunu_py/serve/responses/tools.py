@@ -36,7 +36,7 @@ _DISPENSABLE = ("web_search", "web_search_preview")
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTool:
+class MappedTool:
     """A tool as the client and the model know it."""
 
     name: str  # the client's
@@ -47,10 +47,10 @@ class OfferedTool:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTools:
+class ToolMap:
     """The tools by the model's names, and the choice among them."""
 
-    by_name: dict[str, OfferedTool] = field(default_factory=dict)
+    by_name: dict[str, MappedTool] = field(default_factory=dict)
     choice: ToolChoice = field(default_factory=ToolChoice)
 
     @property
@@ -58,27 +58,27 @@ class OfferedTools:
         return [offered.tool for offered in self.by_name.values()]
 
     @property
-    def dictated(self) -> OfferedTool | None:
+    def grammar_tool(self) -> MappedTool | None:
         """The chosen custom tool with a grammar, if any: the whole answer is its input."""
         offered = self.by_name.get(self.choice.name)
         return offered if offered is not None and offered.grammar is not None else None
 
-    def find(self, name: str) -> OfferedTool:
+    def find(self, name: str) -> MappedTool:
         """Return a tool; an unknown one becomes a function, which the client may refuse."""
-        return self.by_name.get(name) or OfferedTool(name, "", Tool(name))
+        return self.by_name.get(name) or MappedTool(name, "", Tool(name))
 
 
-def known_name(name: str, namespace: str | None) -> str:
+def function_name(name: str, namespace: str | None) -> str:
     """Return the model's name of a tool."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
-def as_arguments(text: str) -> str:
+def input_as_arguments(text: str) -> str:
     """Return the input of a custom tool as the model writes it."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
-def input_of(arguments: str) -> str:
+def input_from_arguments(arguments: str) -> str:
     """Return the input of a custom tool so far, or arguments without one unchanged."""
     try:
         values = from_json(arguments, allow_partial="trailing-strings")
@@ -88,21 +88,21 @@ def input_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def offered_tools(
+def map_tools(
     bodies: Sequence[ResponsesTool],
     choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
-) -> OfferedTools:
+) -> ToolMap:
     """Return the tools and the choice. Raises RequestError for tools that servers run."""
-    found: dict[str, OfferedTool] = {}
+    found: dict[str, MappedTool] = {}
     for number, body in enumerate(bodies):
         for offered in _offered(body, "", f"tools.{number}"):
             if offered.tool.name in found:
                 raise RequestError(f"tools: duplicate tool {offered.tool.name[:100]!r}")
             found[offered.tool.name] = offered
-    return _chosen(OfferedTools(found), choice or "auto")
+    return _chosen(ToolMap(found), choice or "auto")
 
 
-def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedTool]:
+def _offered(body: ResponsesTool, namespace: str, place: str) -> list[MappedTool]:
     if body.type in _DISPENSABLE:
         return []
     if body.type not in ("function", "custom", "namespace") or (
@@ -119,14 +119,14 @@ def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedToo
             for number, tool in enumerate(body.tools or [])
             for offered in _offered(tool, body.name, f"{place}.tools.{number}")
         ]
-    known = known_name(body.name, namespace)
+    known = function_name(body.name, namespace)
     if body.type == "custom":
         return [_custom(body, known, namespace)]
     tool = Tool(known, body.description or "", body.parameters or {}, bool(body.strict))
-    return [OfferedTool(body.name, namespace, tool)]
+    return [MappedTool(body.name, namespace, tool)]
 
 
-def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
+def _custom(body: ResponsesTool, known: str, namespace: str) -> MappedTool:
     """Convert a custom tool, and describe its grammar to the model.
 
     A regular expression constrains sampling; a Lark grammar is checked after the call.
@@ -144,34 +144,34 @@ def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
         schema |= {"pattern": f"^(?:{body.format.definition})$"} if strict else {}
     parameters = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
     tool = Tool(known, description, parameters, strict)
-    return OfferedTool(body.name, namespace, tool, True, grammar)
+    return MappedTool(body.name, namespace, tool, True, grammar)
 
 
 def _chosen(
-    offered: OfferedTools, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
-) -> OfferedTools:
+    offered: ToolMap, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
+) -> ToolMap:
     if isinstance(choice, str):
         if choice == "required" and not offered.by_name:
             raise invalid("tool_choice", "requires tools")
         return replace(offered, choice=ToolChoice(choice))
     if choice.type == "allowed_tools":
         names = [
-            known_name(str(tool.get("name", "")), tool.get("namespace"))
+            function_name(str(tool.get("name", "")), tool.get("namespace"))
             for tool in choice.tools or []
         ]
         for name in names:
             check_tool(name, offered.by_name, "tool_choice.name")
         allowed = {name: offered.by_name[name] for name in names}
-        return OfferedTools(allowed, ToolChoice(choice.mode or "auto"))
+        return ToolMap(allowed, ToolChoice(choice.mode or "auto"))
     if choice.type not in ("function", "custom"):
         message = f"tool_choice: {choice.type[:100]} is not supported"
         raise RequestError(message, param="tool_choice.type")
-    name = known_name(choice.name or "", choice.namespace)
+    name = function_name(choice.name or "", choice.namespace)
     check_tool(name, offered.by_name, "tool_choice.name")
     return replace(offered, choice=ToolChoice("named", name))
 
 
-def dictated_job(job: Job, tool: OfferedTool) -> Job:
+def grammar_tool_job(job: Job, tool: MappedTool) -> Job:
     """Return a job that calls `tool` with the answer of `job` as input."""
 
     def events(session: Session) -> Iterator[Event | None]:
@@ -183,7 +183,7 @@ def dictated_job(job: Job, tool: OfferedTool) -> Job:
                 continue
             if isinstance(event, Finished):
                 yield ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
-                yield ToolCallArguments(as_arguments("".join(parts)))
+                yield ToolCallArguments(input_as_arguments("".join(parts)))
                 if event.reason == "stop":
                     yield ToolCallFinished()
             yield event
@@ -191,4 +191,4 @@ def dictated_job(job: Job, tool: OfferedTool) -> Job:
     return events
 
 
-Matches = Callable[[Constraint, str], bool]  # True if a text matches a grammar
+MatchesGrammar = Callable[[Constraint, str], bool]  # True if a text matches a grammar
