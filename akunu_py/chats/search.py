@@ -24,7 +24,7 @@ _UNSPACED = (
 )
 _UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
-_MOST_MARKS = 5000  # matches considered in a text
+_MAX_MARKS = 5000  # matches considered in a text
 _BEFORE, _AFTER = 30, 120  # characters of a snippet around the start of its first match
 _LETTER = f"(?!{_UNSPACED})[^\\W_]"
 _WORD = re.compile(f"{_UNSPACED}|{_LETTER}(?:{_LETTER}|[\u0300-\u036f])*")
@@ -66,7 +66,7 @@ def terms_of(words: str) -> list[str]:
     return terms
 
 
-def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
+def find_matches(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
     """Return the numbers of the conversations that match all `terms`, with their best matches."""
     found: set[int] | None = None
     for term in terms:
@@ -91,7 +91,7 @@ def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, Search
 def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Return the part of a text with most of `terms` within _AFTER characters, and their ranges."""
     # FTS5's own snippet functions take quadratic time in the number of matches.
-    marks = [*islice(_marks(text, terms), _MOST_MARKS)]
+    marks = [*islice(_marks(text, terms), _MAX_MARKS)]
     here: Counter[str] = Counter()
     best = first = most = 0
     for place, _, word in marks:
@@ -119,8 +119,8 @@ def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int
 
 def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield the start, end and term of each match in a text."""
-    wanted = [([_folded(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
-    words = [(word.start(), word.end(), _folded(word[0])) for word in _WORD.finditer(text)]
+    wanted = [([_fold(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
+    words = [(word.start(), word.end(), _fold(word[0])) for word in _WORD.finditer(text)]
     for number, (start, _, _) in enumerate(words):
         for phrase, term in wanted:
             here = words[number : number + len(phrase)]
@@ -132,7 +132,7 @@ def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
                 break
 
 
-def _folded(word: str) -> str:
+def _fold(word: str) -> str:
     """Remove case and accents, as the index does."""
     if word.isascii():
         return word.lower()

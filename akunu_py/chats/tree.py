@@ -100,12 +100,12 @@ class ConversationTree:
         """Remove a message and all its descendants; activate a sibling if any."""
         parent = self._messages[message].parent
         siblings = self._children[parent]
-        place = siblings.index(message)
+        index = siblings.index(message)
         siblings.remove(message)
         if self._active[parent] == message:
             del self._active[parent]
             if siblings:
-                self._active[parent] = siblings[max(0, place - 1)]
+                self._active[parent] = siblings[max(0, index - 1)]
         pending = [message]
         while pending:
             removed = pending.pop()
@@ -116,10 +116,10 @@ class ConversationTree:
     def active_branch(self) -> list[ChatMessage]:
         """Return the active branch, from the first message to the last."""
         path: list[ChatMessage] = []
-        following = self._active.get(None)
-        while following is not None:
-            path.append(self._messages[following])
-            following = self._active.get(following)
+        message_id = self._active.get(None)
+        while message_id is not None:
+            path.append(self._messages[message_id])
+            message_id = self._active.get(message_id)
         return path
 
     def siblings(self, message: str) -> Sequence[str]:
@@ -128,10 +128,10 @@ class ConversationTree:
 
     def choose(self, message: str) -> None:
         """Activate the branch of `message`."""
-        following: str | None = message
-        while following is not None:
-            self.activate(following)
-            following = self._messages[following].parent
+        message_id: str | None = message
+        while message_id is not None:
+            self.activate(message_id)
+            message_id = self._messages[message_id].parent
 
     def activate(self, message: str) -> None:
         """Activate `message` among its siblings, even in an inactive branch."""
@@ -140,12 +140,14 @@ class ConversationTree:
     def neighbor(self, message: str, direction: int) -> str | None:
         """Return the previous (-1) or next (1) sibling, if any."""
         siblings = self.siblings(message)
-        place = siblings.index(message) + direction
-        return siblings[place] if 0 <= place < len(siblings) else None
+        index = siblings.index(message) + direction
+        return siblings[index] if 0 <= index < len(siblings) else None
 
     def chosen(self) -> list[str]:
         """Return the active message of each set of several siblings."""
-        return [self._active[at] for at, here in self._children.items() if len(here) > 1]
+        return [
+            self._active[parent] for parent, children in self._children.items() if len(children) > 1
+        ]
 
 
 def valid_role(role: object, previous: str | None) -> Role:

@@ -159,7 +159,7 @@ class OwnServer:
         def find() -> tuple[ServerClient, ServerFacts] | None:
             for server in running_servers():
                 client = ServerClient(server.url, server.token)
-                if server.process == process.id and client.knows(server.token):
+                if server.process == process.id and client.has_token(server.token):
                     with contextlib.suppress(ServerGone):  # it restarts
                         return client, client.facts()
             return None

@@ -47,7 +47,7 @@ class ExtraBody(Body):
 
 
 class InfillBody(Body):
-    """The body of /infill; the buffer is input_prefix, prompt, the cursor, input_suffix."""
+    """The body of /infill. The file is input_prefix + prompt + cursor + input_suffix."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -62,7 +62,7 @@ class InfillBody(Body):
     top_p: float | None = Field(default=None, ge=0, le=1)
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int = -1
-    t_max_predict_ms: float | None = None  # after the first token and line
+    t_max_predict_ms: float | None = None  # from the first token; applies after the first line
     response_fields: list[str] | None = None  # paths of the values to return
     cache_prompt: Ignored = None
     id_slot: Ignored = None
@@ -76,17 +76,17 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     if body.model and body.model.strip():
         check_model(body.model, service.names)
-    wanted = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
+    limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
         body.input_suffix,
         files=tuple(SourceFile(extra.filename, extra.text) for extra in body.input_extra),
-        max_tokens=min(wanted, MAX_COMPLETION_TOKENS),
+        max_tokens=min(limit, MAX_COMPLETION_TOKENS),
         temperature=body.temperature,
     )
     defaults = service.defaults
     options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
-    asked = SamplingBody(
+    sampling = SamplingBody(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
         top_p=body.top_p,
@@ -96,7 +96,7 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     job = infill_job(
         lambda session: service.completer(session, options),
         request,
-        generate_options(asked, service, 1).sampling,
+        generate_options(sampling, service, 1).sampling,
         tuple(filter(None, body.stop)),
         None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000,
     )
@@ -109,7 +109,7 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
 
 
 def infill_job(
-    completer: Callable[[Session], Completer],
+    get_completer: Callable[[Session], Completer],
     request: CompletionRequest,
     sampling: SamplingOptions,
     stop: tuple[str, ...] = (),
@@ -117,18 +117,20 @@ def infill_job(
 ) -> Job:
     """Return the job of a completion.
 
-    completer: called in the session's thread. stop: texts that end the completion. seconds: time
-    limit after the first token, once the completion has a whole line.
+    get_completer: called in the session's thread. stop: texts that end the completion. seconds:
+    time limit after prefill; it applies once the completion has a line break.
     """
 
     def events(session: Session) -> Iterator[Event | None]:
         partial = _PartialCompletion(session, stop, seconds)
-        made = completer(session)
-        steps = made.steps(made.share(session), request, partial.ended, partial.add, sampling)
+        completer = get_completer(session)
+        steps = completer.steps(
+            completer.share(session), request, partial.end_reason, partial.add, sampling
+        )
         completion = yield from completion_events(steps, partial.drain)
-        yield from partial.rest()
-        reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
-        yield Finished(reason, completion.stats, partial.found)
+        yield from partial.flush()
+        reason = "stop" if partial.stop_sequence else FINISH_REASONS[completion.finish_reason]
+        yield Finished(reason, completion.stats, partial.stop_sequence)
 
     return events
 
@@ -141,10 +143,10 @@ class _PartialCompletion:
         self._stops = StopText(stop)
         self._new: list[str] = []
         self._has_line = False
-        self._since: float | None = None  # when the prompt was processed, monotonic
+        self._prefilled_at: float | None = None  # monotonic seconds
 
     @property
-    def found(self) -> str:
+    def stop_sequence(self) -> str:
         """The stop sequence that ended the completion, or ""."""
         return self._stops.found or ""
 
@@ -152,30 +154,30 @@ class _PartialCompletion:
         self._new += [run.text for run in self._stops.add(text)]
         self._has_line = self._has_line or "\n" in text
 
-    def ended(self) -> CompletionReason | None:
+    def end_reason(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
         # A completion cut at this request's stop sequence is not cached for other requests.
-        if self.found or self._session.turn.cancelled:
+        if self.stop_sequence or self._session.turn.cancelled:
             return "cancelled"
-        if self._seconds is None or self._since is None or not self._has_line:
+        if self._seconds is None or self._prefilled_at is None or not self._has_line:
             return None
-        return "time" if time.monotonic() - self._since > self._seconds else None
+        return "time" if time.monotonic() - self._prefilled_at > self._seconds else None
 
     def drain(self, step: Event | None) -> list[TextDelta]:
-        """Return the new final text after a step."""
+        """Return the text that became final since the last call."""
         if isinstance(step, PromptProcessed):
-            self._since = time.monotonic()
+            self._prefilled_at = time.monotonic()
         text, self._new = "".join(self._new), []
         return [TextDelta(text)] if text else []
 
-    def rest(self) -> list[TextDelta]:
-        """Return the rest, held back as a possible beginning of a stop sequence."""
+    def flush(self) -> list[TextDelta]:
+        """Return the text held back as a possible start of a stop sequence."""
         text = "".join(run.text for run in self._stops.finish())
         return [TextDelta(text)] if text else []
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """Return an error in llama.cpp's shape."""
+    """Return the body of an error reply."""
     kind = openai_error(error)["error"]["type"]
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
@@ -183,28 +185,28 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 def build_infill_reply(
     model: str, fields: Sequence[str] | None, answers: Sequence[CollectedAnswer]
 ) -> dict[str, Any]:
-    """Return the body of a whole reply. fields: paths of the values to keep."""
-    ended = answers[0].ended
-    assert ended is not None
-    values = {"content": answers[0].text} | _end(model, ended)
+    """Return the body of a reply that is not streamed. fields: paths of the values to keep."""
+    finished = answers[0].finished
+    assert finished is not None
+    values = {"content": answers[0].text} | _end_fields(model, finished)
     values["has_new_line"] = "\n" in answers[0].text
-    return values if fields is None else _chosen(values, fields)
+    return values if fields is None else _select_fields(values, fields)
 
 
-def _chosen(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    chosen = {}
+def _select_fields(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    selected = {}
     for path in fields:
         value: Any = values
         for name in path.split("/"):
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None:
-            chosen[path] = value
-    return chosen
+            selected[path] = value
+    return selected
 
 
-def _end(model: str, ended: Finished) -> dict[str, Any]:
-    stats = ended.stats
-    limited = ended.reason in ("length", "context")
+def _end_fields(model: str, finished: Finished) -> dict[str, Any]:
+    stats = finished.stats
+    limited = finished.reason in ("length", "context")
     prefilled = stats.prompt_tokens - stats.cached_tokens
     return {
         "index": 0,
@@ -214,19 +216,19 @@ def _end(model: str, ended: Finished) -> dict[str, Any]:
         "tokens_predicted": stats.generated_tokens,
         "tokens_evaluated": stats.prompt_tokens,
         "truncated": False,
-        "stop_type": "limit" if limited else "word" if ended.stop else "eos",
-        "stopping_word": ended.stop,
+        "stop_type": "limit" if limited else "word" if finished.stop else "eos",
+        "stopping_word": finished.stop,
         "tokens_cached": stats.prompt_tokens + stats.generated_tokens,
         "timings": {
             "cache_n": stats.cached_tokens,
-            **_timed("prompt", prefilled, stats.prefill_s),
-            **_timed("predicted", stats.generated_tokens, stats.decode_s),
+            **_timings("prompt", prefilled, stats.prefill_s),
+            **_timings("predicted", stats.generated_tokens, stats.decode_s),
         },
-        "akunu": statistics(ended),
+        "akunu": statistics(finished),
     }
 
 
-def _timed(name: str, tokens: int, seconds: float) -> dict[str, float]:
+def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
     return {
         f"{name}_n": tokens,
         f"{name}_ms": round(1000 * seconds, 3),
@@ -247,7 +249,7 @@ class InfillEncoder(CommentEncoder):
         if isinstance(event, TextDelta):
             return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
         if isinstance(event, Finished):
-            return [frame({"content": ""} | _end(self._model, event))]
+            return [frame({"content": ""} | _end_fields(self._model, event))]
         return []
 
 

@@ -90,7 +90,9 @@ def use(store: ConversationStore, name: str) -> ConversationTree:
     for message in tree.active_branch():
         store.save(name, message)
     again = store.load(name)
-    assert [each.text for each in again.active_branch()] == [each.text for each in tree.active_branch()]
+    assert [each.text for each in again.active_branch()] == [
+        each.text for each in tree.active_branch()
+    ]
     assert len(again) == len(tree)
     for message in again.active_branch()[:1]:
         store.choose(name, message.id)

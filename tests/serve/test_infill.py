@@ -62,7 +62,7 @@ def whole(service: Service, session: Session, body: dict[str, Any]) -> Any:
     answer = CollectedAnswer()
     for event in run(service, session, body):
         answer.add(event)
-    return prepared(service, body).whole([answer])
+    return prepared(service, body).build_reply([answer])
 
 
 @settings(max_examples=10)

@@ -153,8 +153,8 @@ def test_what_cannot_be_honoured_is_wrong_usage(
 def test_a_client_without_the_token_is_refused(client: ServerClient) -> None:
     with pytest.raises(AkunuError, match="AKUNU_API_KEY"):
         ServerClient(client.url, "no such").facts()
-    assert client.knows(TOKEN)
-    assert not client.knows("no such")
+    assert client.has_token(TOKEN)
+    assert not client.has_token("no such")
 
 
 def test_a_server_is_found_where_it_has_what_is_asked(

@@ -1,4 +1,4 @@
-"""Chat Completions: jobs from bodies, and chunks or a whole reply from events."""
+"""Chat Completions: builds jobs from bodies, and chunks or replies from events."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _constraint(format: Format | None) -> Constraint | None:
 
 
 class ChatEncoder(CommentEncoder):
-    """Encodes chunks; the first one of each choice has the role."""
+    """Encodes a stream of chunks; the first chunk of each choice has the role."""
 
     error_body = staticmethod(error_body)
 
@@ -94,9 +94,9 @@ class ChatEncoder(CommentEncoder):
         """count: number of choices. usage: send the usage in the last chunk."""
         self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
-        self._begun = [False] * count
+        self._has_role = [False] * count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
-        self._ended: list[Finished] = []
+        self._finished: list[Finished] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         if isinstance(event, Finished):
@@ -110,7 +110,7 @@ class ChatEncoder(CommentEncoder):
         return [*self._role(choice), self._chunk(choice, delta)] if delta else self._role(choice)
 
     def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
-        """Return the delta of an event: empty for Begun, None for events without one."""
+        """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
         match event:
             case PromptProcessed():
                 return {}
@@ -129,20 +129,20 @@ class ChatEncoder(CommentEncoder):
         return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
 
     def _role(self, choice: int) -> list[bytes]:
-        if self._begun[choice]:
+        if self._has_role[choice]:
             return []
-        self._begun[choice] = True
+        self._has_role[choice] = True
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
     def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._ended.append(event)
+        self._finished.append(event)
         reason = finish_reason(event, calls=self._calls[choice] > 0)
         extra = {"akunu": statistics(event)}
         frames = [*self._role(choice), self._chunk(choice, {}, reason, extra)]
-        if len(self._ended) < self._count:
+        if len(self._finished) < self._count:
             return frames
         if self._usage:
-            frames.append(self._frame([], {"usage": usage(self._ended[:1], self._ended)}))
+            frames.append(self._frame([], {"usage": usage(self._finished[:1], self._finished)}))
         return [*frames, DONE]
 
     def _chunk(
@@ -163,13 +163,13 @@ class ChatEncoder(CommentEncoder):
 
 
 def build_chat_completion(head: ReplyHead, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
-    """Return the body of a whole reply."""
-    ended = [answer.ended for answer in answers if answer.ended]
+    """Return the body of a reply that is not streamed."""
+    finished = [answer.finished for answer in answers if answer.finished]
     return head.object(
         "chat.completion",
         [_choice(number, answer) for number, answer in enumerate(answers)],
-        usage=usage(ended[:1], ended),
-        akunu=statistics(*ended),
+        usage=usage(finished[:1], finished),
+        akunu=statistics(*finished),
     )
 
 
@@ -189,7 +189,7 @@ def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
         **({"reasoning_content": answer.thinking} if answer.thinking else {}),
         **({"tool_calls": calls} if calls else {}),
     }
-    assert answer.ended is not None
-    reason = finish_reason(answer.ended, calls=bool(calls))
+    assert answer.finished is not None
+    reason = finish_reason(answer.finished, calls=bool(calls))
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
     return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}

@@ -1,4 +1,4 @@
-"""The API of akunu's own clients, with all data that the chat and completions show."""
+"""The API of akunu's own clients: all data that akunu's chat and editors need."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """Empty."""
+    """The empty body of /akunu/model."""
 
 
-class EndBody(Body):
-    id: str = Field(max_length=64)  # of a request, to end it with the text so far
+class RequestBody(Body):
+    id: str = Field(max_length=64)  # request id, chosen by the client
 
 
-class AkunuCompleteBody(EndBody):
+class AkunuCompleteBody(RequestBody):
     request: dict[str, Any]  # fields of a CompletionRequest
     options: dict[str, Any]  # fields of CompleteOptions
 
 
-class AkunuChatBody(EndBody):
+class AkunuChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    """Return the facts of the model."""
+    """Return facts about the served model."""
     facts = asdict(facts_of(service.engine))
     del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.infill.family is not None}
@@ -64,52 +64,52 @@ def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    request = _value(CompletionRequest, body.request, "request")
-    options = _value(CompleteOptions, body.options, "options")
+    request = _parse_dataclass(CompletionRequest, body.request, "request")
+    options = _parse_dataclass(CompleteOptions, body.options, "options")
     job = akunu_completion_job(
         lambda session: service.completer(session, options),
         request,
         lambda: body.id in service.ending,
     )
-    return PreparedRequest([job], _whole, AkunuEncoder(), short=True)
+    return PreparedRequest([job], _build_reply, AkunuEncoder(), short=True)
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    messages = _value(list[Message], body.messages, "messages")
-    options = _value(GenerateOptions, body.options, "options")
+    messages = _parse_dataclass(list[Message], body.messages, "messages")
+    options = _parse_dataclass(GenerateOptions, body.options, "options")
     job = akunu_chat_job(messages, options, lambda: body.id in service.ending)
-    return PreparedRequest([job], _whole, AkunuEncoder())
+    return PreparedRequest([job], _build_reply, AkunuEncoder())
 
 
-def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
-    """End a request soon, even if it has not begun."""
+def prepare_end(body: RequestBody, service: Service) -> Mapping[str, Any]:
+    """End a request with its text so far, even if it is still queued."""
     service.ending.append(body.id)
     return {}
 
 
-def _value(kind: type[Value], given: Any, name: str) -> Value:
-    """Return a dataclass from its fields. Raises RequestError."""
+def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
+    """Build a dataclass from its fields. Raises RequestError. name: the parameter."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(given), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
         raise RequestError(f"{place}: {first['msg']}", param=place) from error
 
 
-def _whole(answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
+def _build_reply(answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
     raise NotImplementedError  # every answer is streamed
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return an error. gone: the server is stopping."""
-    gone = isinstance(error, ServerStopping)
-    return {"error": {"message": error.message, "kind": error.kind, "gone": gone}}
+    stopping = isinstance(error, ServerStopping)
+    return {"error": {"message": error.message, "kind": error.kind, "gone": stopping}}
 
 
 class AkunuEncoder(CommentEncoder):
-    """Encodes prefill progress, then the events of the job."""
+    """Encodes prefill progress and piece details."""
 
     error_body = staticmethod(error_body)
 
@@ -119,32 +119,32 @@ class AkunuEncoder(CommentEncoder):
         return [frame(event.value)] if isinstance(event, PieceDetails) else []
 
 
-_GAUGES_S = 1 / 16  # between two updates
+_GAUGES_INTERVAL_S = 1 / 16  # between two updates
 
 
 def akunu_completion_job(
-    completer: Callable[[Session], Completer],
+    get_completer: Callable[[Session], Completer],
     request: CompletionRequest,
-    ending: Callable[[], bool],
+    stop_requested: Callable[[], bool],
 ) -> Job:
-    """Return the job of a completion: its pieces, then all of it.
+    """Return the job of a completion: its pieces, then the complete result.
 
-    completer: called in the session's thread. ending: returns True to stop the completion.
+    get_completer: called in the session's thread. stop_requested: polled; True ends the completion.
     """
 
     def events(session: Session) -> Iterator[Event | None]:
-        def ended() -> CompletionReason | None:
+        def end_reason() -> CompletionReason | None:
             if session.turn.cancelled:
                 return "cancelled"
-            return "time" if ending() else None
+            return "time" if stop_requested() else None
 
         def drain(step: Event | None) -> list[Event]:
             text = "".join(new)
             new.clear()
             return [PieceDetails(text, {"text": text})] if text else []
 
-        made, new = completer(session), list[str]()
-        steps = made.steps(made.share(session), request, ended, new.append)
+        completer, new = get_completer(session), list[str]()
+        steps = completer.steps(completer.share(session), request, end_reason, new.append)
         completion = yield from completion_events(steps, drain)
         if completion.finish_reason != "cancelled":
             yield PieceDetails("", {"completion": asdict(completion)})
@@ -154,31 +154,31 @@ def akunu_completion_job(
 
 
 def akunu_chat_job(
-    messages: Sequence[Message], options: GenerateOptions, ending: Callable[[], bool]
+    messages: Sequence[Message], options: GenerateOptions, stop_requested: Callable[[], bool]
 ) -> Job:
-    """Return the job of an answer: pieces with statistics, and gauges from time to time.
+    """Return the job of an answer: pieces with statistics, and periodic gauges.
 
-    ending: returns True to stop the answer.
+    stop_requested: polled; True ends the answer.
     """
 
     def events(session: Session) -> Iterator[Event | None]:
-        answer, measured = LoadedAnswer(session, messages, options), 0.0
+        answer, gauges_time = LoadedAnswer(session, messages, options), 0.0
         for step in answer.steps():
-            if ending():
+            if stop_requested():
                 answer.cancel()
             if isinstance(step, PrefillProgress):
                 yield step
                 continue
-            shown = {"piece": asdict(step), "stats": asdict(answer.stats)}
-            if time.monotonic() - measured >= _GAUGES_S:
-                measured = time.monotonic()
-                shown["gauges"] = asdict(answer.gauges())
-            yield PieceDetails(step.piece.thinking + step.piece.text, shown)
+            details = {"piece": asdict(step), "stats": asdict(answer.stats)}
+            if time.monotonic() - gauges_time >= _GAUGES_INTERVAL_S:
+                gauges_time = time.monotonic()
+                details["gauges"] = asdict(answer.gauges())
+            yield PieceDetails(step.piece.thinking + step.piece.text, details)
         stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
         if not session.turn.cancelled:
             gauges = asdict(answer.gauges())
             yield PieceDetails("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
-            # The client ended it, not the server.
+            # The client stopped the answer; "cancelled" would mean that the server is stopping.
             reason = "stop" if reason == "cancelled" else reason
         yield Finished(reason, stats)
 
@@ -188,12 +188,17 @@ def akunu_chat_job(
 AKUNU = Dialect(
     "own",
     (
-        Endpoint("/akunu/model", ModelBody, prepare_model, "What is served, for akunu's clients."),
+        Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
         Endpoint(
-            "/akunu/complete", AkunuCompleteBody, prepare_complete, "Completes, for akunu's own."
+            "/akunu/complete",
+            AkunuCompleteBody,
+            prepare_complete,
+            "Complete text at a cursor, for akunu.",
         ),
-        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answers, for akunu's own chat."),
-        Endpoint("/akunu/end", EndBody, prepare_end, "Ends a request of akunu's own clients."),
+        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answer a conversation, for akunu."),
+        Endpoint(
+            "/akunu/end", RequestBody, prepare_end, "End a request with its text so far, for akunu."
+        ),
     ),
     error_body,
 )
