@@ -42,7 +42,7 @@ SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'in
 """
 _MAX_CHOICE = 2**62  # only a damaged file has higher values
 # A number and rows.MESSAGE_COLUMNS without content, to read only the tree structure.
-_STRUCTURE_COLUMNS = "number, id, parent, role, '', '', 0, '', NULL, NULL"
+_TREE_COLUMNS = "number, id, parent, role, '', '', 0, '', NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
 WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DESC LIMIT ?
@@ -109,7 +109,7 @@ class ConversationStore:
         """Activate the branch of `message`, if it exists."""
         with self._file.transaction():
             number = self._find_number(conversation)
-            parents = {each.id: each.parent for _, each in self._rows(number, _STRUCTURE_COLUMNS)}
+            parents = {each.id: each.parent for _, each in self._rows(number, _TREE_COLUMNS)}
             branch: list[str] = []
             ancestor: str | None = message
             while ancestor in parents:
@@ -122,9 +122,7 @@ class ConversationStore:
         with self._file.transaction() as database:
             removed = {message}
             numbers = []
-            for row, each in self._rows(
-                self._find_number(conversation), _STRUCTURE_COLUMNS
-            ):  # parents come first
+            for row, each in self._rows(self._find_number(conversation), _TREE_COLUMNS):
                 if each.id in removed or each.parent in removed:
                     removed.add(each.id)
                     numbers.append((row,))
@@ -224,12 +222,14 @@ class ConversationStore:
     # Inside a transaction
 
     def _erase(self, conversations: Sequence[int]) -> None:
-        rows_ = [(number,) for number in conversations]
+        parameters = [(number,) for number in conversations]
         messages = "SELECT number FROM messages WHERE conversation = ?"
         with self._file.transaction() as database:
-            database.executemany(f"DELETE FROM message_index WHERE rowid IN ({messages})", rows_)
-            database.executemany("DELETE FROM title_index WHERE rowid = ?", rows_)
-            database.executemany("DELETE FROM conversations WHERE number = ?", rows_)
+            database.executemany(
+                f"DELETE FROM message_index WHERE rowid IN ({messages})", parameters
+            )
+            database.executemany("DELETE FROM title_index WHERE rowid = ?", parameters)
+            database.executemany("DELETE FROM conversations WHERE number = ?", parameters)
             # An index keeps words of deleted rows until its segments are merged.
             for index in ("message_index", "title_index"):
                 database.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
@@ -282,10 +282,9 @@ class ConversationStore:
     def _choose(self, conversation: int | None, messages: Iterable[str]) -> None:
         numbers = self._row_numbers(conversation)
         first = self._last_choice(conversation) + 1
-        existing = [numbers[message] for message in messages if message in numbers]
+        known = [numbers[message] for message in messages if message in numbers]
         self._database.executemany(
-            _CHOOSE,
-            [(first + place, conversation, number) for place, number in enumerate(existing)],
+            _CHOOSE, [(first + place, conversation, number) for place, number in enumerate(known)]
         )
 
     def _last_choice(self, conversation: int | None) -> int:
@@ -305,9 +304,7 @@ class ConversationStore:
         return rows.messages_of(self._database.execute(query, (conversation,)))
 
     def _row_numbers(self, conversation: int | None) -> dict[str, int]:
-        return {
-            message.id: number for number, message in self._rows(conversation, _STRUCTURE_COLUMNS)
-        }
+        return {message.id: number for number, message in self._rows(conversation, _TREE_COLUMNS)}
 
     def _find_number(self, conversation: str) -> int | None:
         query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"

@@ -38,9 +38,7 @@ _HINTS = {
 }
 _OTHER_HINT = "`akunu info` shows its path; XDG_DATA_HOME changes it"
 _MAX_PROBLEMS = 10_000
-_VALUE_PROBLEM = re.compile(
-    r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in "
-)
+_BAD_ROW = re.compile(r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in ")
 APPLICATION_ID = 0x616B756E  # "akun", in the file header
 
 # `chosen` increases with every added or selected message: among siblings, the highest is active.
@@ -241,7 +239,7 @@ def _use_write_ahead_log(database: sqlite3.Connection) -> None:
 def _check_pages(database: sqlite3.Connection) -> None:
     """Raise sqlite3.DatabaseError for a damaged page. `rows` handles damaged values."""
     for (found,) in database.execute(f"PRAGMA quick_check ({_MAX_PROBLEMS})"):
-        if found != "ok" and not _VALUE_PROBLEM.search(str(found)):
+        if found != "ok" and not _BAD_ROW.search(str(found)):
             error = sqlite3.DatabaseError(" ".join(str(found).split())[:200])
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error

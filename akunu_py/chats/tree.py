@@ -145,9 +145,7 @@ class ConversationTree:
 
     def chosen(self) -> list[str]:
         """Return the active message of each set of several siblings."""
-        return [
-            self._active[parent] for parent, children in self._children.items() if len(children) > 1
-        ]
+        return [self._active[parent] for parent, each in self._children.items() if len(each) > 1]
 
 
 def valid_role(role: object, previous: str | None) -> Role:

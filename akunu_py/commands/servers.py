@@ -19,7 +19,7 @@ from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.serve.own.client import ServerClient, ServerFacts, find_running_server, server_at
+from akunu_py.serve.own.client import ServerClient, ServerFacts, matching_server, server_at
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions
 
@@ -52,7 +52,7 @@ def server_for(
     if choice == "off":
         return None
     if choice == "auto":
-        return find_running_server(model.path, loading) if model else None
+        return matching_server(model.path, loading) if model else None
     return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
 
 

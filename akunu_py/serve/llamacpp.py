@@ -124,9 +124,8 @@ def infill_job(
     def events(session: Session) -> Iterator[Event | None]:
         partial = _PartialCompletion(session, stop, seconds)
         completer = get_completer(session)
-        steps = completer.steps(
-            completer.share(session), request, partial.end_reason, partial.add, sampling
-        )
+        shared = completer.share(session)
+        steps = completer.steps(shared, request, partial.end_reason, partial.add, sampling)
         completion = yield from completion_events(steps, partial.drain)
         yield from partial.flush()
         reason = "stop" if partial.stop_sequence else FINISH_REASONS[completion.finish_reason]

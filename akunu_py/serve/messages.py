@@ -14,20 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.bodies import (
-    PARAGRAPH_BREAK,
+    BLANK_LINE,
     Body,
     Ignored,
     check_tool,
@@ -122,22 +113,22 @@ def messages_of(body: PromptBody) -> list[Message]:
     return merge_messages(messages, "messages")
 
 
-def _turn_messages(turn: MessagesTurn, param: str, tool_names: dict[str, str]) -> Iterator[Message]:
+def _turn_messages(
+    turn: MessagesTurn, prefix: str, tool_names: dict[str, str]
+) -> Iterator[Message]:
     blocks = turn.content
     if isinstance(blocks, str):
         yield Message(turn.role, blocks)
         return
     for number, block in enumerate(blocks):
-        block_param = f"{param}.{number}"
+        param = f"{prefix}.{number}"
         if isinstance(block, ToolUseBlock):
             tool_names[block.id] = block.name
             call = ToolCall(block.name, json.dumps(block.input, ensure_ascii=False), block.id)
-            yield Message(
-                _require_role("assistant", turn, block, block_param), "", tool_calls=(call,)
-            )
+            yield Message(_check_role("assistant", turn, block, param), "", tool_calls=(call,))
         elif isinstance(block, ToolResultBlock):
-            _require_role("user", turn, block, block_param)
-            text = _text(block.content or "", f"{block_param}.content")
+            _check_role("user", turn, block, param)
+            text = _text(block.content or "", f"{param}.content")
             yield Message(
                 "tool",
                 f"Error: {text}" if block.is_error else text,
@@ -145,16 +136,14 @@ def _turn_messages(turn: MessagesTurn, param: str, tool_names: dict[str, str]) -
                 name=tool_names.get(block.tool_use_id, ""),
             )
         elif isinstance(block, ThinkingBlock):
-            yield Message(
-                _require_role("assistant", turn, block, block_param), "", thinking=block.thinking
-            )
+            yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
         elif not isinstance(block, RedactedThinkingBlock):
-            yield Message(turn.role, _block_text(block, block_param))
+            yield Message(turn.role, _block_text(block, param))
 
 
-def _require_role(role: Any, turn: MessagesTurn, block: Block, block_param: str) -> Any:
+def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
     if turn.role != role:
-        raise invalid(block_param, f"{block.type} is only allowed in {role} messages")
+        raise invalid(param, f"{block.type} is only allowed in {role} messages")
     return role
 
 
@@ -162,19 +151,19 @@ def _text(content: str | Sequence[ResultBlock], param: str) -> str:
     if isinstance(content, str):
         return content
     texts = (_block_text(block, f"{param}.{number}") for number, block in enumerate(content))
-    return PARAGRAPH_BREAK.join(text for text in texts if text)
+    return BLANK_LINE.join(text for text in texts if text)
 
 
-def _block_text(block: ResultBlock, block_param: str) -> str:
+def _block_text(block: ResultBlock, param: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise invalid(block_param, "images are not supported; send text")
+        raise invalid(param, "images are not supported; send text")
     data = block.source.get("data")
     if block.source.get("type") != "text" or not isinstance(data, str):
-        message = f"{block_param}: documents must be plain text"
-        raise RequestError(message, param=f"{block_param}.source")
-    return PARAGRAPH_BREAK.join(text for text in (block.title, block.context, data) if text)
+        message = f"{param}: documents must be plain text"
+        raise RequestError(message, param=f"{param}.source")
+    return BLANK_LINE.join(text for text in (block.title, block.context, data) if text)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
@@ -238,7 +227,7 @@ def build_message(
     assert answer.finished is not None
     content: list[dict[str, Any]] = []
     for part in answer.parts:
-        if isinstance(part, TextDelta):
+        if isinstance(part, events.TextDelta):
             content.append({"type": "text", "text": part.text})
         elif isinstance(part, ToolCall):
             content.append(_call_block(part))
@@ -260,7 +249,7 @@ def _call_block(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": values}
 
 
-def _empty_message(model: str, prompt: PromptProcessed) -> dict[str, Any]:
+def _empty_message(model: str, prompt: events.PromptProcessed) -> dict[str, Any]:
     """Return a message without content."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
@@ -274,11 +263,11 @@ def _empty_message(model: str, prompt: PromptProcessed) -> dict[str, Any]:
     }
 
 
-def _prompt_of(finished: Finished) -> PromptProcessed:
-    return PromptProcessed(finished.stats.prompt_tokens, finished.stats.cached_tokens)
+def _prompt_of(finished: events.Finished) -> events.PromptProcessed:
+    return events.PromptProcessed(finished.stats.prompt_tokens, finished.stats.cached_tokens)
 
 
-def _input_usage(prompt: PromptProcessed) -> dict[str, int]:
+def _input_usage(prompt: events.PromptProcessed) -> dict[str, int]:
     """Return the token counts; input_tokens excludes cached tokens."""
     return {
         "input_tokens": prompt.prompt_tokens - prompt.cached_tokens,
@@ -287,7 +276,7 @@ def _input_usage(prompt: PromptProcessed) -> dict[str, int]:
     }
 
 
-def _stop_fields(finished: Finished, has_calls: bool) -> dict[str, str | None]:
+def _stop_fields(finished: events.Finished, has_calls: bool) -> dict[str, str | None]:
     reason = _STOP_REASONS[finished.reason]
     if finished.reason == "stop":
         reason = "tool_use" if has_calls else "stop_sequence" if finished.stop else reason
@@ -316,49 +305,44 @@ class MessageEncoder:
     def fail(self, error: RequestError) -> list[bytes]:
         return [_frame(error_body(error, ""))]
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [_frame(value) for value in self._values(event)]
 
-    def _values(self, event: Event) -> list[dict[str, Any]]:
+    def _values(self, event: events.Event) -> list[dict[str, Any]]:
         match event:
-            case PromptProcessed():
+            case events.PromptProcessed():
                 return self._start(event)
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 self._thinking += text
                 return self._delta("thinking", text) if self._shows_thinking else []
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return self._delta("text", text)
-            case ToolCallStarted(id, name):
+            case events.ToolCallStarted(id, name):
                 self._has_calls = True
                 block = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 return [*self._close_block(), *self._open_block(block)]
-            case ToolCallArguments(text):
+            case events.ToolCallArguments(text):
                 delta = {"type": "input_json_delta", "partial_json": text}
                 return [self._block_event("delta", delta=delta)] if text else []
-            case ToolCallFinished():
+            case events.ToolCallFinished():
                 return self._close_block()
-            case Finished():
+            case events.Finished():
                 return self._end(event)
             case _:
                 return []
 
-    def _start(self, prompt: PromptProcessed) -> list[dict[str, Any]]:
+    def _start(self, prompt: events.PromptProcessed) -> list[dict[str, Any]]:
         if self._started:
             return []
         self._started = True
         return [{"type": "message_start", "message": _empty_message(self._model, prompt)}]
 
-    def _end(self, finished: Finished) -> list[dict[str, Any]]:
-        usage = _input_usage(_prompt_of(finished)) | {
-            "output_tokens": finished.stats.generated_tokens
-        }
-        delta = {
-            "type": "message_delta",
-            "delta": _stop_fields(finished, self._has_calls),
-            "usage": usage,
-        }
+    def _end(self, finished: events.Finished) -> list[dict[str, Any]]:
+        prompt, stop = _prompt_of(finished), _stop_fields(finished, self._has_calls)
+        usage = _input_usage(prompt) | {"output_tokens": finished.stats.generated_tokens}
+        delta = {"type": "message_delta", "delta": stop, "usage": usage}
         return [
-            *self._start(_prompt_of(finished)),
+            *self._start(prompt),
             *self._close_block(),
             delta | {"akunu": statistics(finished)},
             {"type": "message_stop"},
@@ -557,12 +541,7 @@ MESSAGES = Dialect(
     "messages",
     (
         Endpoint("/v1/messages", MessagesBody, prepare_message, "Answer a conversation."),
-        Endpoint(
-            "/v1/messages/count_tokens",
-            CountBody,
-            count_tokens,
-            "Count the tokens of a conversation.",
-        ),
+        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),
     error_body,
 )

@@ -15,9 +15,9 @@ from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.messages import MessagesBody, tools_of
 from akunu_py.serve.messages import messages_of as from_messages
 from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.dialect import encode_reasoning
+from akunu_py.serve.responses.dialect import encode_thinking
 from akunu_py.serve.responses.dialect import messages_of as from_responses
-from akunu_py.serve.responses.tools import input_as_arguments, map_tools
+from akunu_py.serve.responses.tools import map_tools, to_arguments
 from akunu_py.types import Message, Tool, ToolCall
 
 WORDS = st.text("abc é\n", min_size=1, max_size=9)
@@ -86,7 +86,7 @@ def as_responses(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
     for turn in turns:
         if turn.thinking:
             item = {"type": "reasoning", "id": "rs_1", "summary": []}
-            found.append(item | {"encrypted_content": encode_reasoning(turn.thinking)})
+            found.append(item | {"encrypted_content": encode_thinking(turn.thinking)})
         if turn.role == "tool":
             found.append(
                 {
@@ -157,7 +157,7 @@ def test_tools_of_responses() -> None:
     item = {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "*** Begin"}
     asked = read_responses({"model": "m", "input": [item, {"role": "user", "content": "x"}]})
     (call,) = from_responses(asked)[0].tool_calls
-    assert call == ToolCall("patch", input_as_arguments("*** Begin"), "1")
+    assert call == ToolCall("patch", to_arguments("*** Begin"), "1")
     properties = offered.by_name["patch"].tool.parameters["properties"]
     assert [*properties] == [*json.loads(call.arguments)]
 

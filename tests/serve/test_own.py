@@ -32,7 +32,7 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.own.client import ServerClient, find_running_server, server_at
+from akunu_py.serve.own.client import ServerClient, matching_server, server_at
 from akunu_py.serve.own.running import RunningServer, announce, running_servers
 from akunu_py.serve.own.served import ServedChat, ServedCompleter
 from akunu_py.tui.workers.session_thread import (
@@ -170,27 +170,27 @@ def test_a_server_is_found_where_it_has_what_is_asked(
         assert found == running
         file = next((tmp_path / "servers").glob("[2-9]*.json"))
         assert file.stat().st_mode & 0o777 == 0o600
-        shared = find_running_server(model, plain)
+        shared = matching_server(model, plain)
         assert shared is not None
         assert shared[1].name == NAME
         assert shared[1].model.context_length == tiny.in_thread(
             lambda engine: engine.plan.context_length
         )
-        assert find_running_server(model, LoadOptions(context=64)) is not None
+        assert matching_server(model, LoadOptions(context=64)) is not None
         others = [
             LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
             LoadOptions(force=True), LoadOptions(memory=10**9),
         ]  # fmt: skip
-        assert [find_running_server(model, each) for each in others] == [None] * len(others)
-        assert find_running_server(tmp_path / "other", plain) is None
+        assert [matching_server(model, each) for each in others] == [None] * len(others)
+        assert matching_server(tmp_path / "other", plain) is None
         assert server_at(client.url, NAME)[1].name == NAME  # by the token in the file
         with pytest.raises(UsageError, match=f"serves {NAME}, not other"):
             server_at(client.url, "other")
     assert running_servers() == []
     with announce(RunningServer(client.url, "of another", NAME, str(model))):
-        assert find_running_server(model, plain) is None  # whatever has its port now is another
+        assert matching_server(model, plain) is None  # whatever has its port now is another
     with announce(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
-        assert find_running_server(model, plain) is None  # it was killed
+        assert matching_server(model, plain) is None  # it was killed
     killed = subprocess.Popen(["true"])
     killed.wait()
     with announce(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):

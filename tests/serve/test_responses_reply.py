@@ -23,14 +23,14 @@ from akunu_py.serve.responses.dialect import (
     ResponseContext,
     ResponseEncoder,
     build_response,
-    decode_reasoning,
-    encode_reasoning,
+    decode_thinking,
+    encode_thinking,
 )
 from akunu_py.serve.responses.tools import (
     ToolMap,
-    input_as_arguments,
-    input_from_arguments,
     map_tools,
+    to_arguments,
+    to_input,
 )
 from akunu_py.types import Stats
 from tests.support.serve_events import TEXTS, answers, put_together
@@ -136,9 +136,7 @@ def test_a_stream_adds_up_to_the_whole(events: list[Event], include_encrypted: b
 def test_calls_come_back_as_the_client_knows_their_tools(
     name: str, text: str, data: st.DataObject
 ) -> None:
-    arguments = (
-        input_as_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
-    )
+    arguments = to_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
     cut = data.draw(st.integers(0, len(arguments)))
     events: list[Event] = [
         ToolCallStarted("call_1", name),
@@ -163,8 +161,8 @@ def test_calls_come_back_as_the_client_knows_their_tools(
 @given(TEXTS, st.integers(0, 200))
 def test_the_input_of_a_custom_tool_grows(text: str, cut: int) -> None:
     arguments = json.dumps({"input": text})
-    assert text.startswith(input_from_arguments(arguments[:cut]) if arguments[:cut] else "")
-    assert input_from_arguments(arguments) == text
+    assert text.startswith(to_input(arguments[:cut]) if arguments[:cut] else "")
+    assert to_input(arguments) == text
 
 
 def test_what_was_cut_off_is_incomplete() -> None:
@@ -188,8 +186,8 @@ def test_thinking_comes_back_as_it_went(thinking: str) -> None:
         thinking.encode()
     except UnicodeEncodeError:
         return
-    assert decode_reasoning(encode_reasoning(thinking)) == thinking
+    assert decode_thinking(encode_thinking(thinking)) == thinking
 
 
 def test_what_another_server_sealed_is_no_thinking() -> None:
-    assert [decode_reasoning(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]
+    assert [decode_thinking(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]

@@ -17,7 +17,7 @@ from akunu_py.types import Message
 MAX_BYTES = 32 << 20  # of a body; more than any context needs
 MAX_DEPTH = 64  # of nested JSON values
 _UNION_MEMBERS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
-_MAX_EXACT_FLOAT = 2.0**53  # floats below it represent integers exactly
+_MAX_EXACT = 2.0**53  # floats below it represent integers exactly
 _MAX_MESSAGE = 300  # characters of an error message
 
 BodyType = TypeVar("BodyType", bound="Body")
@@ -58,13 +58,9 @@ def _normalize(value: Any) -> None:
         inner: list[Any] = []
         for each in level:
             if isinstance(each, dict):
-                for name, number in each.items():
-                    if (
-                        isinstance(number, float)
-                        and number.is_integer()
-                        and abs(number) < _MAX_EXACT_FLOAT
-                    ):
-                        each[name] = int(number)
+                for name, item in each.items():
+                    if isinstance(item, float) and item.is_integer() and abs(item) < _MAX_EXACT:
+                        each[name] = int(item)
                 inner += each.keys()
                 inner += each.values()
             elif isinstance(each, list):
@@ -106,7 +102,7 @@ def _param_parts(value: Any, location: Sequence[str | int]) -> list[str]:
     return parts
 
 
-PARAGRAPH_BREAK = "\n\n"  # between merged texts
+BLANK_LINE = "\n\n"  # between merged texts
 
 
 def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
@@ -128,10 +124,8 @@ def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
             continue
         turns[-1] = replace(
             last,
-            content=PARAGRAPH_BREAK.join(text for text in (last.content, message.content) if text),
-            thinking=PARAGRAPH_BREAK.join(
-                text for text in (last.thinking, message.thinking) if text
-            ),
+            content=BLANK_LINE.join(text for text in (last.content, message.content) if text),
+            thinking=BLANK_LINE.join(text for text in (last.thinking, message.thinking) if text),
             tool_calls=last.tool_calls + message.tool_calls,
         )
     if not any(turn.role != "system" for turn in turns):

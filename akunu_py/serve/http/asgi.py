@@ -29,12 +29,7 @@ from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.http.guard import AccessRules, Guard
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import (
-    HEARTBEAT_S,
-    ClientDisconnected,
-    RequestHandler,
-    send_json,
-)
+from akunu_py.serve.http.request_handler import HEARTBEAT_S, Disconnected, RequestHandler, send_json
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.openai import OPENAI
@@ -140,10 +135,7 @@ class _Post:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
-        with (
-            records.request(self._endpoint.path) as record,
-            contextlib.suppress(ClientDisconnected),
-        ):
+        with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
             try:
                 prepared = await self._prepare(Headers(scope=scope), receive, record)
             except RequestError as error:
@@ -183,7 +175,7 @@ class _Post:
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises ClientDisconnected; RequestError if it is too large or slow."""
+    """Return the body. Raises Disconnected; RequestError if it is too large or slow."""
     too_large = RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > MAX_BYTES:
@@ -194,7 +186,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientDisconnected
+                    raise Disconnected
                 data += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(data) > MAX_BYTES:

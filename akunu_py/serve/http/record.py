@@ -70,9 +70,8 @@ class RequestRecord:
 
     def line(self) -> str:
         """Return the line for the terminal."""
-        parts = [
-            f"{self.path} {self.status if self.status != _DISCONNECTED else 'client disconnected'}"
-        ]
+        status = "client disconnected" if self.status == _DISCONNECTED else self.status
+        parts = [f"{self.path} {status}"]
         if self.answers:
             first, drafts = self.answers[0].stats, statistics(*self.answers)
             cached = f", {first.cached_tokens} cached" if first.cached_tokens else ""

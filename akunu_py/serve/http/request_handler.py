@@ -31,13 +31,13 @@ HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
 
 
-class ClientDisconnected(Exception):
+class Disconnected(Exception):
     """The client disconnected."""
 
 
 @dataclass(slots=True)
 class RequestHandler:
-    """Runs one request. Raises ClientDisconnected; other errors become error replies."""
+    """Runs one request. Raises Disconnected; other errors become error replies."""
 
     prepared: PreparedRequest
     run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
@@ -76,7 +76,7 @@ class RequestHandler:
                 if choice_event is not None:
                     answers[choice_event[0]].add(choice_event[1])
             body = self.prepared.build_reply(answers)
-        except ClientDisconnected:
+        except Disconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets every error
             return await self._send_error(error, send)
@@ -105,7 +105,7 @@ class RequestHandler:
                 choice, event = choice_event
                 await stream.write(encoder.encode(event, choice))
                 finished += isinstance(event, Finished)
-        except ClientDisconnected:
+        except Disconnected:
             if finished < len(self.prepared.jobs):
                 raise
             return 200  # the client received everything
@@ -148,7 +148,7 @@ async def _poll(
     disconnected: asyncio.Future[None],
     seconds: Callable[[], float | None] = lambda: None,
 ) -> AsyncGenerator[ChoiceEvent | None]:
-    """Yield events, and None after each timeout of `seconds()`. Raises ClientDisconnected."""
+    """Yield events, and None after each timeout of `seconds()`. Raises Disconnected."""
     next_event: asyncio.Future[ChoiceEvent | None] | None = None
     try:
         while True:
@@ -161,7 +161,7 @@ async def _poll(
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if disconnected.done():
-                raise ClientDisconnected
+                raise Disconnected
             if not next_event.done():
                 yield None
                 continue

@@ -179,15 +179,12 @@ def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
     """Return the tools. Raises RequestError if two have the same name."""
     tools: dict[str, Tool] = {}
     for number, body in enumerate(bodies):
-        function = body.function
-        if function.name in tools:
+        tool = body.function
+        if tool.name in tools:
             param = f"tools.{number}.function.name"
-            raise invalid(param, f"duplicate tool {function.name[:100]!r}")
-        tools[function.name] = Tool(
-            function.name,
-            function.description or "",
-            function.parameters or {},
-            bool(function.strict),
+            raise invalid(param, f"duplicate tool {tool.name[:100]!r}")
+        tools[tool.name] = Tool(
+            tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)
         )
     return list(tools.values())
 

@@ -104,12 +104,10 @@ def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
         prompts = [each for each in prompt if not isinstance(each, int)]
     if not prompts:
         raise invalid("prompt", "expected at least one prompt")
-    return [_prompt_request(each, body.suffix, service) for each in prompts]
+    return [_parse_prompt(each, body.suffix, service) for each in prompts]
 
 
-def _prompt_request(
-    prompt: str | list[int], suffix: str | None, service: Service
-) -> _PromptRequest:
+def _parse_prompt(prompt: str | list[int], suffix: str | None, service: Service) -> _PromptRequest:
     engine = service.engine
     if suffix:
         if not isinstance(prompt, str):

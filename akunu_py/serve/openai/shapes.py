@@ -28,15 +28,11 @@ class ReplyHead:
     model: str
     id_prefix: str  # such as "chatcmpl"
     created: int = field(default_factory=lambda: int(time.time()))
-    unique_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    unique: str = field(default_factory=lambda: secrets.token_hex(12))
 
     def object(self, name: str, choices: Sequence[Any], **extra: Any) -> dict[str, Any]:
         """Return a chunk or a complete reply. name: its `object` field."""
-        common = {
-            "id": f"{self.id_prefix}-{self.unique_id}",
-            "object": name,
-            "created": self.created,
-        }
+        common = {"id": f"{self.id_prefix}-{self.unique}", "object": name, "created": self.created}
         return {**common, "model": self.model, "choices": choices, **extra}
 
 

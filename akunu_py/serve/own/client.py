@@ -116,10 +116,7 @@ class ServerClient:
     def send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
     ) -> http.client.HTTPResponse:
-        """Send a request and return the reply.
-
-        Raises OSError, HTTPException, and AkunuError for an error reply.
-        """
+        """Send a request. Raises OSError, HTTPException, and AkunuError for an error reply."""
         headers = {"connection": "close"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
@@ -225,9 +222,7 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
     return client, facts
 
 
-def find_running_server(
-    model: Path, options: LoadOptions
-) -> tuple[ServerClient, ServerFacts] | None:
+def matching_server(model: Path, options: LoadOptions) -> tuple[ServerClient, ServerFacts] | None:
     """Return this user's server on this machine with the model loaded as in `options`, or None."""
     for server in running_servers():
         if not server.serves(model, options):

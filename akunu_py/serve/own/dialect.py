@@ -190,15 +190,10 @@ AKUNU = Dialect(
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
         Endpoint(
-            "/akunu/complete",
-            AkunuCompleteBody,
-            prepare_complete,
-            "Complete text at a cursor, for akunu.",
+            "/akunu/complete", AkunuCompleteBody, prepare_complete, "Complete text, for akunu."
         ),
         Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answer a conversation, for akunu."),
-        Endpoint(
-            "/akunu/end", RequestBody, prepare_end, "End a request with its text so far, for akunu."
-        ),
+        Endpoint("/akunu/end", RequestBody, prepare_end, "End a request early, for akunu."),
     ),
     error_body,
 )

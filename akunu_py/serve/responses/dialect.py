@@ -13,7 +13,7 @@ from typing import Any
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.scheduling.job import chat_job, text_job
-from akunu_py.serve.dialect.bodies import PARAGRAPH_BREAK, merge_messages
+from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -50,20 +50,15 @@ from akunu_py.serve.responses.tools import (
     ToolMap,
     function_name,
     grammar_tool_job,
-    input_as_arguments,
-    input_from_arguments,
     map_tools,
+    to_arguments,
+    to_input,
 )
 from akunu_py.types import Constraint, Message, ToolCall
 
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
-# Accepted without effect: results of server-side tools.
-_IGNORED_INCLUDES = (
-    "web_search_call.",
-    "file_search_call.",
-    "code_interpreter_call.",
-    "computer_call",
-)
+# Values of `include` accepted without effect: results of server-side tools.
+_NO_EFFECT = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
 _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
@@ -123,7 +118,7 @@ def _refuse(body: ResponsesBody) -> None:
         if value:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
     for name in body.include or ():
-        if name != _ENCRYPTED_REASONING and not name.startswith(_IGNORED_INCLUDES):
+        if name != _ENCRYPTED_REASONING and not name.startswith(_NO_EFFECT):
             raise invalid("include", f"{name[:100]} is not supported")
 
 
@@ -179,17 +174,15 @@ def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
         return Message(role, _text(item.content, f"{param}.content"))
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
         name = names[item.call_id] = function_name(item.name, item.namespace)
-        written = (
-            item.arguments if isinstance(item, FunctionCallItem) else input_as_arguments(item.input)
-        )
-        return Message("assistant", "", tool_calls=(ToolCall(name, written, item.call_id),))
+        text = item.arguments if isinstance(item, FunctionCallItem) else to_arguments(item.input)
+        return Message("assistant", "", tool_calls=(ToolCall(name, text, item.call_id),))
     if isinstance(item, OutputItem):
         text = _text(item.output, f"{param}.output")
         return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
     if isinstance(item, ReasoningItem):
-        written = "".join(part.text for part in item.content or [])
+        text = "".join(part.text for part in item.content or [])
         return Message(
-            "assistant", "", thinking=written or decode_reasoning(item.encrypted_content or "")
+            "assistant", "", thinking=text or decode_thinking(item.encrypted_content or "")
         )
     if item.type == "item_reference":
         raise invalid(param, "responses are not stored; send the whole item")
@@ -205,7 +198,7 @@ def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], param: st
         if isinstance(part, ItemOther):
             raise invalid(f"{param}.{number}", f"{part.type[:100]} is not supported; send text")
         texts.append(part.text if isinstance(part, ItemText) else part.refusal)
-    return PARAGRAPH_BREAK.join(text for text in texts if text)
+    return BLANK_LINE.join(text for text in texts if text)
 
 
 Values = dict[str, Any]
@@ -333,7 +326,7 @@ class ResponseBuilder:
         return self._extend_input(item)
 
     def _extend_input(self, item: Values) -> list[Values]:
-        text = input_from_arguments(self._arguments)
+        text = to_input(self._arguments)
         delta = text[len(item["input"]) :]
         if not delta or not text.startswith(item["input"]):
             return []
@@ -346,7 +339,7 @@ class ResponseBuilder:
         if event is None or tool is None:
             return self._close()
         self._pending_call = None
-        text = input_from_arguments(self._arguments)
+        text = to_input(self._arguments)
         assert tool.grammar is not None
         if not self._context.matches(tool.grammar, text):
             text_events = self._text(
@@ -358,11 +351,7 @@ class ResponseBuilder:
 
     def _end(self, finished: events.Finished) -> list[Values]:
         incomplete = finished.reason in ("length", "context")
-        values = (
-            self._text("message", input_from_arguments(self._arguments))
-            if self._pending_call
-            else []
-        )
+        values = self._text("message", to_input(self._arguments)) if self._pending_call else []
         values += self._close("incomplete" if incomplete else "completed")
         stats, response = finished.stats, self.response
         response["status"] = "incomplete" if incomplete else "completed"
@@ -370,14 +359,12 @@ class ResponseBuilder:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        reasoning_tokens = self._context.count_tokens(self._thinking) if self._thinking else 0
+        reasoning = self._context.count_tokens(self._thinking) if self._thinking else 0
         response["usage"] = {
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.generated_tokens,
-            "output_tokens_details": {
-                "reasoning_tokens": min(reasoning_tokens, stats.generated_tokens)
-            },
+            "output_tokens_details": {"reasoning_tokens": min(reasoning, stats.generated_tokens)},
             "total_tokens": stats.prompt_tokens + stats.generated_tokens,
         }
         response["akunu"] = statistics(finished)
@@ -405,7 +392,7 @@ class ResponseBuilder:
                     self._part_event("content_part.done", content_index=0, part=dict(part))
                 )
                 if kind == "reasoning" and self._context.include_encrypted:
-                    item["encrypted_content"] = encode_reasoning(part["text"])
+                    item["encrypted_content"] = encode_thinking(part["text"])
         return [*values, self._item_event("output_item.done")]
 
     def _item(self, prefix: str, kind: str, **values: Any) -> Values:
@@ -476,12 +463,12 @@ class ResponseEncoder:
         return frame(numbered, value["type"])
 
 
-def encode_reasoning(thinking: str) -> str:
+def encode_thinking(thinking: str) -> str:
     """Return thinking as `encrypted_content`, which clients send back unread."""
     return _REASONING_PREFIX + base64.b64encode(thinking.encode()).decode()
 
 
-def decode_reasoning(text: str) -> str:
+def decode_thinking(text: str) -> str:
     """Return the thinking, or "" if another server encoded it."""
     if not text.startswith(_REASONING_PREFIX):
         return ""

@@ -29,7 +29,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
 
-_INPUT_ARGUMENT = "input"  # the only argument of a custom tool
+_INPUT = "input"  # the only argument of a custom tool
 _SEPARATOR = "__"
 # Server-side tools without which clients still work.
 _IGNORED_TYPES = ("web_search", "web_search_preview")
@@ -73,18 +73,18 @@ def function_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
-def input_as_arguments(text: str) -> str:
+def to_arguments(text: str) -> str:
     """Return the input of a custom tool as JSON arguments."""
-    return json.dumps({_INPUT_ARGUMENT: text}, ensure_ascii=False)
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
-def input_from_arguments(arguments: str) -> str:
+def to_input(arguments: str) -> str:
     """Return the input in partial JSON arguments, or the arguments if they have no input."""
     try:
         values = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         return arguments
-    text = values.get(_INPUT_ARGUMENT, "") if isinstance(values, dict) else None
+    text = values.get(_INPUT, "") if isinstance(values, dict) else None
     return text if isinstance(text, str) else arguments
 
 
@@ -142,11 +142,7 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
         strict = body.format.syntax == "regex"
         grammar = Constraint("regex" if strict else "grammar", body.format.definition)
         schema |= {"pattern": f"^(?:{body.format.definition})$"} if strict else {}
-    parameters = {
-        "type": "object",
-        "properties": {_INPUT_ARGUMENT: schema},
-        "required": [_INPUT_ARGUMENT],
-    }
+    parameters = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
     tool = Tool(name, description, parameters, strict)
     return MappedTool(body.name, namespace, tool, True, grammar)
 
@@ -187,7 +183,7 @@ def grammar_tool_job(job: Job, tool: MappedTool) -> Job:
                 continue
             if isinstance(event, Finished):
                 yield ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
-                yield ToolCallArguments(input_as_arguments("".join(parts)))
+                yield ToolCallArguments(to_arguments("".join(parts)))
                 if event.reason == "stop":
                     yield ToolCallFinished()
             yield event
