@@ -1,4 +1,4 @@
-"""All conversations in one SQLite database: every query and change.
+"""Stores all conversations in one SQLite database.
 
 Calls may wait for the disk or another process; the chat uses a worker thread. Use a store only in
 the thread that opened it. All database problems raise ConversationError.
@@ -41,7 +41,7 @@ _LAST_CHOICE = """
 SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'integer'
 """
 _MAX_CHOICE = 2**62  # only a damaged file has higher values
-# A number and rows.MESSAGE_COLUMNS without content, to read only the tree structure.
+# A number and rows.MESSAGE_COLUMNS without content: enough for the tree structure.
 _TREE_COLUMNS = "number, id, parent, role, '', '', 0, '', NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
@@ -58,7 +58,7 @@ class SearchResult:
 
 
 class ConversationStore:
-    """All conversations."""
+    """The queries and changes of a conversation database."""
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
@@ -82,7 +82,7 @@ class ConversationStore:
     # Messages
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Save a new message, or the new state of a message (parent and role do not change).
+        """Save a new message, or the new state of a message; its parent and role never change.
 
         The first message creates the conversation, titled `title` or by its first prompt. A new
         prompt restores a deleted conversation.
@@ -106,7 +106,7 @@ class ConversationStore:
         return len(new)
 
     def choose(self, conversation: str, message: str) -> None:
-        """Activate the branch of `message`, if it exists."""
+        """Activate the branch from the root to `message`, if the message exists."""
         with self._file.transaction():
             number = self._find_number(conversation)
             parents = {each.id: each.parent for _, each in self._rows(number, _TREE_COLUMNS)}

@@ -114,7 +114,7 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def convert_errors(self) -> Iterator[None]:
-        """Convert SQLite errors to ConversationErrors of one line."""
+        """Convert SQLite errors in the block to ConversationError, with a hint."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -222,7 +222,7 @@ def _create(path: Path) -> None:
 
 
 def _use_write_ahead_log(database: sqlite3.Connection) -> None:
-    """Turn on the log: readers do not wait for a writer, and saving does not wait for the disk."""
+    """Enable WAL: readers do not wait for a writer, and saving does not wait for the disk."""
     # The first process to do so needs exclusive access, which SQLite does not wait for.
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -246,7 +246,7 @@ def _check_pages(database: sqlite3.Connection) -> None:
 
 
 def _foreign_object(database: sqlite3.Connection) -> str | None:
-    """Return a view, trigger or computed column, which akunu never creates and may run forever."""
+    """Describe a view, trigger or computed column, if any; akunu creates none, and it may hang."""
     for kind, name, page, statement in database.execute(
         "SELECT type, name, rootpage, sql FROM sqlite_master"
     ):

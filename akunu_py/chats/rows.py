@@ -72,7 +72,7 @@ def values_of(message: ChatMessage) -> tuple[Any, ...]:
 
 
 def number_of(name: str) -> int | None:
-    """Return the row number in a generated id (None: not a generated id)."""
+    """Return the row number in a generated id, or None for other ids."""
     found = re.fullmatch(rf"{_GENERATED}([0-9]{{1,18}})", name)
     return int(found[1]) if found else None
 

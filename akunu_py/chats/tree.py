@@ -29,7 +29,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """A prompt or an answer; `dataclasses.replace` returns the next state of an answer."""
+    """A prompt or an answer. Immutable: a growing answer is replaced as a whole."""
 
     role: Role
     text: str
@@ -91,7 +91,7 @@ class ConversationTree:
         self._active[message.parent] = message.id
 
     def replace(self, message: ChatMessage) -> None:
-        """Replace a message with its new state."""
+        """Replace the message with the same id. Raises ValueError for another parent."""
         if self._messages[message.id].parent != message.parent:
             raise ValueError(f"message {message.id} cannot change its parent")
         self._messages[message.id] = message
@@ -127,7 +127,7 @@ class ConversationTree:
         return tuple(self._children[self._messages[message].parent])
 
     def choose(self, message: str) -> None:
-        """Activate the branch of `message`."""
+        """Activate the branch from the root to `message`."""
         message_id: str | None = message
         while message_id is not None:
             self.activate(message_id)
@@ -144,12 +144,12 @@ class ConversationTree:
         return siblings[index] if 0 <= index < len(siblings) else None
 
     def chosen(self) -> list[str]:
-        """Return the active message of each set of several siblings."""
+        """Return the ids of the active messages that have siblings."""
         return [self._active[parent] for parent, each in self._children.items() if len(each) > 1]
 
 
 def valid_role(role: object, previous: str | None) -> Role:
-    """Return `role` if it may follow the role `previous` (None: at the start), else another."""
+    """Return `role` if it may follow `previous` (None: at the start), else a role that may."""
     for each, follows in _FOLLOWS.items():
         if each == role and previous in follows:
             return each

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from akunu_py.decoding.events import Event
 from akunu_py.serve.openai.chat_completions import ChatEncoder, build_chat_completion
 from akunu_py.serve.openai.shapes import ReplyHead
-from tests.support.serve_events import answers, put_together
+from tests.support.serve_events import answers, collect_answer
 
 HEAD = ReplyHead("tiny", "chatcmpl")
 
@@ -59,7 +59,7 @@ def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]
 @given(st.lists(answers(), min_size=1, max_size=3), st.booleans())
 def test_chunks_add_up_to_the_whole(choices: list[list[Event]], usage: bool) -> None:
     chunks = streamed(choices, usage=usage)
-    whole = build_chat_completion(HEAD, [put_together(events) for events in choices])
+    whole = build_chat_completion(HEAD, [collect_answer(events) for events in choices])
     assert {chunk["id"] for chunk in chunks} == {whole["id"]}
     found = accumulated(chunks, len(choices))
     for choice, message in zip(whole["choices"], found, strict=True):

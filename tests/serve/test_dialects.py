@@ -12,7 +12,7 @@ import pytest
 from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.types import Stats
-from tests.support.serving import Served, ask, told_app
+from tests.support.serving import Served, ask, scripted_app
 from tests.support.sse_reader import named_events
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -115,7 +115,7 @@ async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
         body |= {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     else:
         body["input"] = "x"
-    reply = await ask(told_app(slow, tiny, 0.01), path, body)
+    reply = await ask(scripted_app(slow, tiny, 0.01), path, body)
     kinds = [event["type"] for event in named_events(reply.frames)]
     assert kinds.count(beat) > 2
     assert kinds[-1] in ("message_stop", "response.completed")

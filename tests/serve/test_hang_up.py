@@ -23,7 +23,7 @@ from akunu_py.decoding.scheduling.scheduler import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats
-from tests.support.serving import Reply, Served, ask, told_app
+from tests.support.serving import Reply, Served, ask, scripted_app
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "on and on " * 30}], "max_tokens": 3000}
@@ -119,7 +119,7 @@ END = Finished("stop", Stats())
 async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
     """While nothing can be told of what happens: the prompt is read, text is withheld."""
     told = Told(PrefillProgress(0, 10), PromptProcessed(10, 0), TextDelta("x"), END)
-    app = told_app(told.run, tiny, heartbeat_s=0.001)
+    app = scripted_app(told.run, tiny, heartbeat_s=0.001)
 
     def gone(reply: Reply) -> bool:
         if reply.body.count(b"\n\n") >= 5:
@@ -144,7 +144,7 @@ async def test_who_leaves_with_the_whole_answer_did_not_hang_up(tiny: Served) ->
             told.goes_on.clear()  # the job takes its time to end
         return end.encode() in reply.body
 
-    app = told_app(told.run, tiny, 60, records)
+    app = scripted_app(told.run, tiny, 60, records)
     await ask(app, CHAT, SHORT | {"stream": True}, gone=gone)
     assert 'status="200"} 1' in records.metrics()
     assert 'status="499"' not in records.metrics()
@@ -158,7 +158,7 @@ async def test_a_failure_has_a_status_where_it_still_can(
     error = Failed(PromptTooLong("too long", 9, 8))
     told = Told(PromptProcessed(1, 0), TextDelta("x"), error) if begun else Told(error)
     told.goes_on.set()
-    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    reply = await ask(scripted_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert told.closed.is_set()
     if begun and stream:
         assert reply.status == 200
@@ -177,7 +177,7 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
     error = Failed(ZeroDivisionError("a secret"))
     told = Told(PromptProcessed(1, 0), error) if begun else Told(error)
     told.goes_on.set()
-    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
+    reply = await ask(scripted_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
     assert reply.status == (200 if begun else 500)
     assert b"internal error; see the server" in reply.body
     assert b"secret" not in reply.body
@@ -189,6 +189,6 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
 async def test_an_answer_that_the_server_ends_says_so(tiny: Served, stream: bool) -> None:
     told = Told(PromptProcessed(1, 0), TextDelta("x"), Finished("cancelled", Stats()))
     told.goes_on.set()
-    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    reply = await ask(scripted_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert b"the server is stopping" in reply.body
     assert reply.status == (200 if stream else 503)

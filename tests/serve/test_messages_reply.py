@@ -21,7 +21,7 @@ from akunu_py.decoding.events import (
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.messages import MessageEncoder, build_message, error_body
 from akunu_py.types import Stats
-from tests.support.serve_events import answers, put_together
+from tests.support.serve_events import answers, collect_answer
 from tests.support.sse_reader import named_events
 
 
@@ -82,7 +82,7 @@ def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
 @given(answers(), st.booleans())
 def test_a_stream_adds_up_to_the_whole(events: list[Event], shows_thinking: bool) -> None:
     found = accumulated(streamed(events, shows_thinking=shows_thinking))
-    whole = build_message("tiny", [put_together(events)], shows_thinking=shows_thinking)
+    whole = build_message("tiny", [collect_answer(events)], shows_thinking=shows_thinking)
     assert found | {"id": ""} == whole | {"id": ""}
     shown = [event.text for event in events if isinstance(event, ThinkingDelta) and shows_thinking]
     thought = [block["thinking"] for block in whole["content"] if block["type"] == "thinking"]
@@ -108,7 +108,7 @@ def test_the_reason_to_stop(ended: Finished, called: bool, reason: str) -> None:
     events: list[Event] = (
         [ToolCallStarted("a", "b"), ToolCallArguments("{}")] if called else [TextDelta("x")]
     )
-    answer = put_together([*events, ended])
+    answer = collect_answer([*events, ended])
     whole = build_message("tiny", [answer], shows_thinking=True)
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, ended.stop or None)
 
@@ -119,7 +119,7 @@ def test_a_call_that_was_cut_off_is_not_run() -> None:
         ToolCallArguments('{"path": "/tmp/x'),
         _cut(),
     ]
-    whole = build_message("tiny", [put_together(events)], shows_thinking=True)
+    whole = build_message("tiny", [collect_answer(events)], shows_thinking=True)
     assert whole["content"] == [{"type": "text", "text": 'rm {"path": "/tmp/x'}]
 
 

@@ -33,7 +33,7 @@ from akunu_py.serve.responses.tools import (
     to_input,
 )
 from akunu_py.types import Stats
-from tests.support.serve_events import TEXTS, answers, put_together
+from tests.support.serve_events import TEXTS, answers, collect_answer
 from tests.support.sse_reader import named_events
 
 PATCH = ResponsesTool.model_validate(
@@ -125,7 +125,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 @given(answers(), st.booleans())
 def test_a_stream_adds_up_to_the_whole(events: list[Event], include_encrypted: bool) -> None:
     found = accumulated(streamed(reply(include_encrypted=include_encrypted), events))
-    whole = build_response(reply(include_encrypted=include_encrypted), [put_together(events)])
+    whole = build_response(reply(include_encrypted=include_encrypted), [collect_answer(events)])
     if whole["status"] == "completed":
         assert without_ids(found) == without_ids(whole)
     for item in whole["output"]:
@@ -146,7 +146,7 @@ def test_calls_come_back_as_the_client_knows_their_tools(
         Finished("stop", Stats()),
     ]
     found = accumulated(streamed(reply(), events))
-    assert without_ids(found) == without_ids(build_response(reply(), [put_together(events)]))
+    assert without_ids(found) == without_ids(build_response(reply(), [collect_answer(events)]))
     (item,) = found["output"]
     if name == "agents__close":
         assert (item["type"], item["name"]) == ("function_call", "close")
