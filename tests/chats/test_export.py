@@ -1,4 +1,4 @@
-"""Conversations as Markdown and JSON, and JSON back again."""
+"""Markdown and JSON export, and JSON import."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def headings(text: str) -> list[str]:
         "<script>\n```\n",
     ],
 )
-def test_an_unfinished_block_does_not_swallow_what_follows(unfinished: str) -> None:
+def test_unfinished_block_does_not_include_next_message(unfinished: str) -> None:
     tree = exchange_of("c", "Go on", unfinished, T0)
     add_prompt(tree, "And now?", "c-1")
     assert headings(as_markdown(tree)) == ["Go on", "You", "starter", "You"]
@@ -94,13 +94,13 @@ def test_any_markdown_is_self_contained(text: str) -> None:
     assert headings(around)[-1:] == ["after"]
 
 
-def test_a_title_is_no_markdown() -> None:
+def test_title_is_escaped() -> None:
     tree = exchange_of("c", "*bold* <b> [link](x) `code`", "Yes", T0)
     parsed = MarkdownIt("commonmark").parse(as_markdown(tree))
     assert [token.type for token in parsed[1].children or []] == ["text"]
 
 
-def test_json_holds_everything() -> None:
+def test_json_round_trips() -> None:
     trees = [
         branched(),
         exchange_of("lists", "我想 \ud83d\ude00", "Yes", T0),
@@ -113,7 +113,7 @@ def test_json_holds_everything() -> None:
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> str:
-    """The JSON of a conversation in which something was changed."""
+    """Return the JSON of a conversation with one change."""
     content = json.loads(as_json([branched()]))
     change(content)
     return json.dumps(content)
@@ -151,7 +151,7 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
         (lambda it: message(it).clear(), "a role, found None"),
     ],
 )
-def test_what_is_not_ours_is_refused(
+def test_invalid_exports_are_refused(
     change: Callable[[dict[str, Any]], object], expected: str
 ) -> None:
     with pytest.raises(ConversationError) as caught:
@@ -162,17 +162,17 @@ def test_what_is_not_ours_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"format": 1}'])
-def test_what_is_no_json_of_ours_is_refused(text: str) -> None:
+def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(ConversationError, match="cannot import"):
         read_json(text, "file")
 
 
-def test_what_a_later_version_measures_is_left_out() -> None:
+def test_unknown_statistics_are_ignored() -> None:
     text = broken(lambda it: message(it)["stats"].update(new_measure={"a": 1}))
     assert read_json(text, "file")[0].messages == branched().messages
 
 
-def test_an_answer_that_was_never_begun_is_left_out() -> None:
+def test_empty_answer_is_not_exported() -> None:
     tree = ConversationTree("c", "Hello")
     asked = add_prompt(tree, "Hello")
     add_answer(tree, "", asked.id, finish=None)
@@ -202,7 +202,7 @@ def test_authors() -> None:
         ("word " * 30, "-".join(["word"] * 12) + ".md"),
     ],
 )
-def test_names_of_files(title: str, name: str) -> None:
+def test_file_names(title: str, name: str) -> None:
     assert file_name(title, "markdown") == name
 
 

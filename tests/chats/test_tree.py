@@ -25,14 +25,14 @@ def test_the_active_branch() -> None:
     assert texts(tree)[2:] == ["Thank you!", "You are welcome."]  # as it was left
 
 
-def test_choosing_a_message_makes_all_before_it_active() -> None:
+def test_choose_activates_all_ancestors() -> None:
     tree = branched()
     tree.activate("queue-2")
     tree.choose("queue-3")
     assert texts(tree)[1:] == ["First in, first *out*.", "Thanks."]
 
 
-def test_a_message_that_is_removed_takes_along_what_follows() -> None:
+def test_removing_a_message_removes_its_descendants() -> None:
     tree = branched()
     tree.remove("queue-4")
     assert len(tree) == 4
@@ -51,7 +51,7 @@ def test_replacing() -> None:
         tree.replace(ChatMessage("assistant", "Other", "queue-0", id="queue-5"))
 
 
-def test_messages_that_follow_nothing_are_refused() -> None:
+def test_unknown_parents_are_refused() -> None:
     tree = branched()
     with pytest.raises(ValueError, match="unknown"):
         tree.add(ChatMessage("user", "?", "nobody"))
@@ -61,7 +61,7 @@ def test_messages_that_follow_nothing_are_refused() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_any_tree_is_made_again_from_its_messages_and_what_is_chosen(data: st.DataObject) -> None:
+def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
     tree = ConversationTree("c", "title")
     for number in range(data.draw(st.integers(0, 20))):
         parents = [None, *(message.id for message in tree.messages)]

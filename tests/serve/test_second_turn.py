@@ -205,14 +205,14 @@ async def check_turns(
 @pytest.mark.parametrize(
     ("name", "kind"), [*zip(CONVERSATIONS, itertools.cycle(["qwen3_next", "llama"]), strict=False)]
 )
-async def test_a_turn_reads_what_is_new(name: str, kind: str, directory: Path) -> None:
+async def test_turn_prefills_only_new_tokens(name: str, kind: str, directory: Path) -> None:
     await check_turns(name, kind, 1200, directory)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CONVERSATIONS)
-async def test_a_turn_of_16000_tokens_reads_what_is_new(
+async def test_turn_of_16000_tokens_prefills_only_new_tokens(
     name: str, kind: str, directory: Path
 ) -> None:
     print(name, kind, await check_turns(name, kind, 16_000, directory))  # with -rP they are shown

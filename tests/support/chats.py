@@ -1,4 +1,4 @@
-"""Conversations that several tests save, export and show."""
+"""Example conversations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T0 = 1_795_240_000.0  # Saturday, 21 November 2026, 05:46:40 UTC
 def add_prompt(
     tree: ConversationTree, text: str, parent: str | None = None, at: float = T0
 ) -> ChatMessage:
-    """A prompt in `tree`, after `parent`."""
+    """Add a prompt after `parent` and return it."""
     message = ChatMessage("user", text, parent, created=at, id=f"{tree.conversation}-{len(tree)}")
     tree.add(message)
     return message
@@ -28,7 +28,7 @@ def add_answer(
     stats: Stats | None = None,
     at: float = T0,
 ) -> ChatMessage:
-    """An answer in `tree` to the prompt `parent`."""
+    """Add an answer to the prompt `parent` and return it."""
     name = f"{tree.conversation}-{len(tree)}"
     message = ChatMessage(
         "assistant", text, parent, thinking, "starter", stats, finish, created=at, id=name
@@ -38,8 +38,8 @@ def add_answer(
 
 
 def branched(conversation: str = "queue") -> ConversationTree:
-    """Six messages: two answers to the first prompt, the older one active, and a prompt that was
-    edited, the newer one active."""
+    """Return six messages with two branch points: two answers (the older is active), and an edited
+    prompt (the newer is active)."""
     tree = ConversationTree(conversation, "What is a queue?")
     asked = add_prompt(tree, "What is a queue?\nShow me Python.")
     first = add_answer(
