@@ -55,8 +55,8 @@ _PIP_STALLED_S = 120.0  # cancel a download with less than _SLOWEST new bytes in
 _SLOWEST = 64 << 10  # bytes
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
 # pip reports a network failure in lines like these; its last line only says that it found nothing.
-_NEURAL_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
-_NEURAL_CAUSE = re.compile(
+_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
+_NETWORK_CAUSE = re.compile(
     r"\[Errno -?\d+\] [\w ,]+|[\w ]*name resolution|[\w ]*timed out|certificate verify failed"
     r"|cannot connect to proxy|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
@@ -354,8 +354,8 @@ def _failure(entry: CatalogEntry, log: str) -> FetchError | StoreError:
             f"cannot fetch {entry.name!r}: expected pip in {sys.executable}, found none; "
             "run `python -m ensurepip` there and try again"
         )
-    failures = [line for line in lines if _NEURAL_LINE.search(line)]
-    causes = [found.group().strip() for line in failures if (found := _NEURAL_CAUSE.search(line))]
+    failures = [line for line in lines if _NETWORK_LINE.search(line)]
+    causes = [found.group().strip() for line in failures if (found := _NETWORK_CAUSE.search(line))]
     if causes:
         return FetchError(
             f"cannot fetch {entry.name!r}: the package index does not answer ({causes[-1]}); "

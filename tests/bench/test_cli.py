@@ -6,11 +6,13 @@ import gzip
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from akunu_py.bench.subcommands import _ACTIONS, _MODULES
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import write_quick_model
 from tests.support.command import assert_one_line_error, run_here
@@ -36,6 +38,11 @@ def bench(*args: str) -> Any:
     done = run_here("bench", *args, "--format", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_every_action_has_a_module() -> None:
+    for name in _ACTIONS:
+        assert find_spec(f"akunu_py.bench.{_MODULES.get(name, name)}"), name
 
 
 def test_replay_prints_what_it_promises(trace: Path) -> None:

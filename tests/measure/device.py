@@ -279,7 +279,7 @@ def run(options: argparse.Namespace) -> int:
         parse_device(options.device),
         draft_tokens=options.draft_tokens,
         memory=options.memory,
-        figures=[parse_network(text) for text in options.neural_drafter],
+        figures=[parse_network(text) for text in options.figures],
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
     as_json = {

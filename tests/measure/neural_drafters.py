@@ -225,6 +225,7 @@ def replay_mixture(
 def add_networks(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
         "--network",
+        dest="figures",
         action="append",
         required=required,
         default=[],
@@ -249,7 +250,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     curve, name = parse_curve(options.curve), options.curve
     trace = load_selected(options.file, options.workload)
-    neural_drafters = [parse_network(text) for text in options.neural_drafter]
+    neural_drafters = [parse_network(text) for text in options.figures]
     alone = dict.fromkeys(each.name for each in neural_drafters)
     found = {
         mode: replay_mixture(
