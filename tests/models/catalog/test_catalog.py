@@ -15,14 +15,14 @@ from akunu_py.decoding import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog import (
-    PLEASANT,
+    MIN_TOKENS_PER_S,
     CatalogEntry,
     Machine,
     load_catalog,
     read_entry,
     recommend,
 )
-from akunu_py.models.load.fit import GIB, activations_from, comfortable, usable_memory
+from akunu_py.models.load.fit import GIB, activations_from, soft_limit, usable_memory
 from akunu_py.models.store import hub_cache, model_store
 from tests.support.paths import DOCS, GOLDEN
 
@@ -98,7 +98,7 @@ def test_its_figures_follow_from_the_architecture(name: str) -> None:
     assert entry.working_bytes == working
     assert entry.memory_8k == entry.memory(8192) == entry.weight_bytes + growth.at(8192) + working
     assert entry.minimum_ram == next(
-        size for size in MEMORY_SIZES if entry.memory_8k <= comfortable(usable_memory(size * GIB))
+        size for size in MEMORY_SIZES if entry.memory_8k <= soft_limit(usable_memory(size * GIB))
     )
     assert entry.context == MADE_FOR.get(name, text["max_position_embeddings"])
     assert entry.context <= text["max_position_embeddings"]
@@ -235,7 +235,7 @@ def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
         machine = Machine(usable_memory(64 * GIB), bandwidth, plain)
         best = recommend(machine.memory, machine.suits)[0].entry
         assert best is not None
-        assert machine.tokens_per_s(best) >= PLEASANT
+        assert machine.tokens_per_s(best) >= MIN_TOKENS_PER_S
         grades.append(best.grade)
     assert grades == sorted(grades)
     assert grades[1] < ENTRIES["qwen3-30b-a3b"].grade, "no 30B on two cores, though it fits"

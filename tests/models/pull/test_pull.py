@@ -117,7 +117,7 @@ def test_no_network_is_a_one_line_error(
 
 
 def test_missing_pip_is_a_one_line_error(offer: Any, wheel: Path) -> None:
-    failure = pull_module._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
+    failure = pull_module._pip_error(entry_of(wheel), "/usr/bin/python: No module named pip\n")
     assert "ensurepip" in str(failure)
 
 
@@ -152,7 +152,7 @@ def test_disk_errors_during_a_pull(
 
 def test_a_full_disk_in_pips_log(offer: Any, wheel: Path) -> None:
     log = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    assert isinstance(pull_module._failure(entry_of(wheel), log), StoreError)
+    assert isinstance(pull_module._pip_error(entry_of(wheel), log), StoreError)
 
 
 def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
