@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
-from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
+from akunu_py.bench.runners.mlx_lm import decode_text, run_conversation
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
@@ -74,7 +74,7 @@ class Akunu:
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
             return decode_text(engine, list(done.tokens))
 
-        hold_conversation(run, workload, answer)
+        run_conversation(run, workload, answer)
         return run
 
 

@@ -82,7 +82,7 @@ def _speed_result(off: float, auto: float, **more: Any) -> list[Promise]:
         Throughput("pp512", "akunu", [off * 10]),
     ]
     found = Check()
-    check.judge_speed("tiny", result, found)
+    check.check_speed("tiny", result, found)
     return found.lines
 
 

@@ -64,7 +64,7 @@ def test_what_is_done_is_not_done_again(shallow_starter: Engine) -> None:
 def test_an_answer_that_differs_is_found(
     shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = fidelity._answer
+    answer = fidelity._generate
 
     def altered(
         session: Session, prompt: list[int], options: GenerateOptions, *rest: object
@@ -74,7 +74,7 @@ def test_an_answer_that_differs_is_found(
             output[3] += 1
         return output
 
-    monkeypatch.setattr(fidelity, "_answer", altered)
+    monkeypatch.setattr(fidelity, "_generate", altered)
     for row in summarize(list(compare_answers(shallow_starter, load_prompts(1), 6))):
         ((_, difference),) = row.differences
         assert difference.position == 3

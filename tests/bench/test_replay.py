@@ -120,11 +120,11 @@ def test_named_curves(name: str) -> None:
 @pytest.mark.parametrize("latency", [0.002, 0.2, 24.0])
 def test_behind_a_network_a_plain_step_is_still_one_and_rows_cost_less(latency: float) -> None:
     curve = parse_curve("m5max")
-    behind = curve.behind(latency)
-    assert behind(1) == 1
+    delayed = curve.with_latency(latency)
+    assert delayed(1) == 1
     for rows in range(2, 40):
-        assert 1 < behind(rows) < curve(rows)
-        seconds = behind(rows) * (1 + latency)
+        assert 1 < delayed(rows) < curve(rows)
+        seconds = delayed(rows) * (1 + latency)
         assert seconds == pytest.approx(curve(rows) + latency)
 
 

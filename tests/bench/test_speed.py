@@ -15,7 +15,7 @@ import pytest
 
 from akunu_py.bench import tables
 from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
-from akunu_py.bench.result import Throughput, load_result, loop_start, merged
+from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
@@ -134,7 +134,7 @@ def test_a_result_file_holds_everything(tmp_path: Path) -> None:
     assert auto["speedup"] == pytest.approx(1.91, abs=0.01)
     # Four passes over 5, 5, 1 and 3 rows cost 2 + 2 + 1 + 1.5.
     assert auto["score"] == pytest.approx(9 / 6.5, abs=1e-4)
-    (both,) = merged([result, fake_result([plain_series("chat")])])
+    (both,) = merge_results([result, fake_result([plain_series("chat")])])
     assert [series.workload for series in both.runs] == ["edit", "edit", "chat"]
     assert len(result.runs) == 2
 
@@ -169,7 +169,7 @@ def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
         seen.append([message.content for message in messages])
         return f"answer {len(seen)}"
 
-    assert Workload("talk", turns).talk(answer) == ["answer 1", "answer 2"]
+    assert Workload("talk", turns).run_turns(answer) == ["answer 1", "answer 2"]
     assert seen == [["a", "given", "b"], ["a", "given", "b", "answer 1", "c"]]
 
 

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from akunu_py.bench.command import add_format, add_model, progress, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
@@ -291,7 +291,7 @@ def _print_contexts(name: str, contexts: Mapping[str, Any]) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_curve(parser)
+    add_curve_option(parser)
     parser.add_argument(
         "--live",
         type=int,

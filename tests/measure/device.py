@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from akunu_py.bench.command import add_format, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
-from akunu_py.bench.replay import ReplayCounts, add_drafting, load_selected, print_replay
+from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
+from akunu_py.bench.replay import ReplayCounts, add_draft_options, load_selected, print_replay
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.generate.decode import decode
 from akunu_py.decoding.prompt_cache.history import TokenHistory
@@ -259,7 +259,7 @@ def known_costs(curve: Curve, options: DeviceOptions) -> CostCurve:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="TRACES", help="Trace file, gzipped or not")
-    add_curve(parser)
+    add_curve_option(parser)
     parser.add_argument(
         "--device",
         default="",
@@ -267,7 +267,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Properties of the device, such as gap:0.15,noise:0.05,first:5 (default: ideal)",
     )
     add_networks(parser, required=False)
-    add_drafting(parser, DRAFT_MODES)
+    add_draft_options(parser, DRAFT_MODES)
     add_format(parser)
 
 

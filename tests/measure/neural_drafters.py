@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.bench.command import add_format, show
-from akunu_py.bench.curve import Curve, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
-    add_drafting,
+    add_draft_options,
     drafter_named,
     load_selected,
     print_replay,
@@ -237,9 +237,9 @@ def add_networks(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="TRACES", help="Trace file, gzipped or not")
-    add_curve(parser)
+    add_curve_option(parser)
     add_networks(parser, required=True)
-    add_drafting(parser, DRAFT_MODES)
+    add_draft_options(parser, DRAFT_MODES)
     parser.add_argument("--even", action="store_true", help="Replay ten times, to cancel luck")
     parser.add_argument(
         "--compare", action="store_true", help="Compare n-grams, each network, and all together"

@@ -73,7 +73,7 @@ class Peer:
             run.add(prompt, output, first - started, last - first, prefilled)
             return self._decode(output).strip()
 
-        run.text = TURN_BREAK.join(workload.talk(answer))
+        run.text = TURN_BREAK.join(workload.run_turns(answer))
         return run
 
 

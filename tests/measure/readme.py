@@ -15,7 +15,7 @@ from pathlib import Path
 
 from akunu_py.bench.command import FAILED
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.replay import COMPARED, replay_trace
+from akunu_py.bench.replay import COMPARED_DRAFTERS, replay_trace
 from akunu_py.bench.result import Result, Series, load_merged, loop_start, write_text
 from akunu_py.bench.tables import versions
 from akunu_py.bench.trace import load_trace
@@ -113,7 +113,7 @@ def replay_block(directory: Path, file: str, curves: Sequence[str]) -> str:
     ]
     lines = [f"| costs of | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for curve in curves:
-        for drafter in COMPARED if curve == curves[0] else ("auto",):
+        for drafter in COMPARED_DRAFTERS if curve == curves[0] else ("auto",):
             rows = replay_trace(trace, parse_curve(curve), drafter).values()
             mark = "**" if drafter == "auto" else ""
             title = "akunu" if drafter == "auto" else drafter

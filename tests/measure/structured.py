@@ -22,7 +22,7 @@ from typing import Any
 
 from akunu_py.arguments import positive
 from akunu_py.bench.command import add_format, add_model, progress, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import TraceItem
@@ -317,7 +317,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="JSON schemas with valid instances, as JSONSchemaBench has them, gzipped or not: "
         "these are the answers then",
     )
-    add_curve(parser)
+    add_curve_option(parser)
     parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="of an answer")
     add_model(parser)
     add_format(parser)
