@@ -94,7 +94,7 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
         (
             "Tokens per pass along an answer",
             "auto, the mean of nine passes.",
-            charts.svg_lines(_along(auto), "token of the answer"),
+            charts.svg_lines(_yields_along_answer(auto), "token of the answer"),
         ),
         ("Theory and measurement", _THEORY, theory),
         ("All figures", "", figures_table),
@@ -109,8 +109,8 @@ def _positions(result: Result) -> dict[str, charts.Points]:
     return {n: charts.acceptance_by_position(group) for n, group in by_runner.items()}
 
 
-def _along(auto: Sequence[Series]) -> dict[str, charts.Points]:
-    return {series.workload: charts.along(series) for series in auto}
+def _yields_along_answer(auto: Sequence[Series]) -> dict[str, charts.Points]:
+    return {series.workload: charts.yields_along_answer(series) for series in auto}
 
 
 def _html_table(table: tables.Table) -> str:
@@ -154,7 +154,7 @@ def to_text(results: Sequence[Result]) -> str:
             "Lengths that the planner chose (auto)": charts.text_columns(
                 charts.chosen_lengths(auto)
             ),
-            "Tokens per pass along an answer (auto)": charts.sparklines(_along(auto)),
+            "Tokens per pass along an answer (auto)": charts.sparklines(_yields_along_answer(auto)),
         }
         parts.append(tables.heading(result) + "\n")
         parts += [f"{title}\n{plot}\n" for title, plot in drawn.items() if plot]

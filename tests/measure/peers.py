@@ -96,14 +96,14 @@ def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
         return _missing(name, engine, f"pip install llama-cpp-python ({error})")
     context = min(_CONTEXT, engine.plan.context_length)
     lookup = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
-    found = []
-    for named, drafter in ((name, None), (f"{name} + lookup", lookup)):
+    peers = []
+    for peer_name, drafter in ((name, None), (f"{name} + lookup", lookup)):
         options = {"n_ctx": context, "n_gpu_layers": -1, "draft_model": drafter, "verbose": False}
         try:
-            found.append(_llama_peer(named, name, engine, Llama(str(gguf), **options)))
+            peers.append(_llama_peer(peer_name, name, engine, Llama(str(gguf), **options)))
         except (ValueError, OSError) as error:
             return _missing(name, engine, f"cannot load {gguf}: {error}")
-    return found
+    return peers
 
 
 def _llama_peer(name: str, baseline: str, engine: Engine, model: Any) -> Runner:

@@ -94,7 +94,7 @@ def test_noise_is_told_and_does_not_count() -> None:
     pieces = decode(target, NoDrafter(), 40, ())
     told = [piece.seconds for piece in pieces]
     assert device.true.now == pytest.approx(40)
-    assert device.told.now == pytest.approx(sum(told))
+    assert device.observed.now == pytest.approx(sum(told))
     assert len(set(told)) == 40
     assert 1 <= sum(seconds > 5 for seconds in told) <= 10
 

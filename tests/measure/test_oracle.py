@@ -82,9 +82,9 @@ def test_faults_are_found(tmp_path: Path) -> None:
 def test_lines_that_stand_twice_are_not_asked_for(tmp_path: Path) -> None:
     """Who says them repeats what stands behind the cursor; without that they are asked for."""
     found = source(tmp_path, "a.c", "int x[] = {\n" + "  1, 2, 3,\n" * 9 + "};\n")
-    twice = {place.stands_twice for place in choose_places(found, 9) if place.kind == "line"}
+    twice = {place.is_duplicated for place in choose_places(found, 9) if place.kind == "line"}
     assert twice == {True}
-    assert {mode for place, mode in _cases(found, 9) if place.stands_twice} == {"goes on"}
+    assert {mode for place, mode in _cases(found, 9) if place.is_duplicated} == {"goes on"}
 
 
 def test_places_are_the_same_every_time() -> None:

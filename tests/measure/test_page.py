@@ -36,7 +36,7 @@ def test_figures_count_what_was_tested() -> None:
     assert charts.acceptance_by_position(many[:1]) == []  # too few
     assert charts.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
     assert charts.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
-    along = charts.along(many[0])
+    along = charts.yields_along_answer(many[0])
     assert [x for x, _ in along] == [2.5, 6, 7.5, 8.5]  # the middle of each pass's tokens
     assert along[0][1] == 9 / 4
 

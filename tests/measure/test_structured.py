@@ -71,7 +71,9 @@ def test_forced_text_and_n_grams_are_worth_more_together(
         tokens = starter_engine.tokens.tokenizer.encode(written(value), add_special_tokens=False)
         item = TraceItem(tuple(starter_engine.tokens.encode_chat([ask])), tuple(tokens))
         constraint = Constraint("json_schema", case.schema)
-        structured.count(starter_engine, constraint, item, parse_curve(CURVES["m5max"]), counts)
+        structured.count_passes(
+            starter_engine, constraint, item, parse_curve(CURVES["m5max"]), counts
+        )
     rate = {name: each.tokens / each.passes for name, each in counts.items()}
     print(written.__name__, rate)
     assert rate[BOTH] >= 2.0

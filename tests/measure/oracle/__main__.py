@@ -93,9 +93,9 @@ def print_definitions(
     print(f"calls whose definition the model reads, at {', '.join(map(str, budgets))} tokens")
     for name, shares in sorted(found.items()):
         cells = [
-            f"{way} " + " ".join(f"{share:7.1%}" for share in each)
-            for way, each in shares.items()
-            if way != "calls"
+            f"{method} " + " ".join(f"{share:7.1%}" for share in each)
+            for method, each in shares.items()
+            if method != "calls"
         ]
         print(f"  {name:<11} {int(shares['calls'][0]):>5} calls  {'   '.join(cells)}")
 

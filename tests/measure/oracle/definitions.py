@@ -52,18 +52,19 @@ def measure_definitions(
             language = LANGUAGES[Path(call.path).suffix]
             for name in (language, "all"):
                 counts = found.setdefault(
-                    name, {"calls": [0], **{way: [0] * len(BUDGETS) for way in _WAYS}}
+                    name, {"calls": [0], **{method: [0] * len(BUDGETS) for method in _METHODS}}
                 )
                 counts["calls"][0] += 1
-            for way, choose in _WAYS.items():
+            for method, choose in _METHODS.items():
                 for index, budget in enumerate(BUDGETS):
                     if any(call.line in text for text in choose(call, tokens, budget)):
-                        found[language][way][index] += 1
-                        found["all"][way][index] += 1
+                        found[language][method][index] += 1
+                        found["all"][method][index] += 1
     return {
         name: {
             key: [
-                round(value / counts["calls"][0], 4) if key in _WAYS else value for value in values
+                round(value / counts["calls"][0], 4) if key in _METHODS else value
+                for value in values
             ]
             for key, values in counts.items()
         }
@@ -87,12 +88,12 @@ def calls_of(package: Path) -> Iterator[Call]:
         calls = [
             found
             for found in _CALL.finditer(text)
-            if len(where := lines.get(found[1], [])) == 1 and where[0][0] != path
+            if len(definitions := lines.get(found[1], [])) == 1 and definitions[0][0] != path
         ]
         for found in rng.sample(calls, min(_CALLS, len(calls))):
-            home, line = lines[found[1]][0]
-            others = [other for other in texts if other not in (path, home)]
-            chosen = [home, *rng.sample(others, min(_OPEN_FILES - 1, len(others)))]
+            defining, line = lines[found[1]][0]
+            others = [other for other in texts if other not in (path, defining)]
+            chosen = [defining, *rng.sample(others, min(_OPEN_FILES - 1, len(others)))]
             rng.shuffle(chosen)
             files = tuple((other, texts[other]) for other in chosen)
             yield Call(path, text[: found.end()], text[text.find("\n", found.end()) :], files, line)
@@ -115,7 +116,7 @@ def _definitions(path: str, text: str) -> list[tuple[str, str]]:
 
 def _first_lines(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
     """The beginning of the nearest files, which is what is read without choosing."""
-    read = []
+    texts = []
     for _, text in call.others:
         lines = text.splitlines(keepends=True)
         low, high = 0, len(lines)
@@ -126,9 +127,9 @@ def _first_lines(call: Call, tokens: Callable[[str], int], budget: int) -> Seque
             )
         if low == 0:
             break
-        read.append("".join(lines[:low]))
-        budget -= tokens(read[-1])
-    return read
+        texts.append("".join(lines[:low]))
+        budget -= tokens(texts[-1])
+    return texts
 
 
 def _related(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
@@ -138,7 +139,7 @@ def _related(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[
     return [text for _, text in related.chosen()]
 
 
-_WAYS: dict[str, Callable[[Call, Callable[[str], int], int], Sequence[str]]] = {
+_METHODS: dict[str, Callable[[Call, Callable[[str], int], int], Sequence[str]]] = {
     FIRST_LINES: _first_lines,
     RELATED: _related,
 }

@@ -44,7 +44,7 @@ class Place:
         return self.source.text[self.start : self.end]
 
     @property
-    def stands_twice(self) -> bool:
+    def is_duplicated(self) -> bool:
         """Whether the lines that were taken out are those that stand behind the cursor."""
         start = self.source.line_start(self.start)
         lines = self.source.text[start : self.end].strip("\n").rstrip()
@@ -202,9 +202,9 @@ def _auto(source: Source, start: int, first: int, rng: random.Random) -> Place |
     at = rng.choice(opened) + 1
     if any(source.text.count(quote, start, at) % 2 for quote in "\"'"):
         return None  # in a string, where editors close the quote too
-    still = [each for each in opened if each < at <= source.partner[each]]
-    closers = "".join(source.text[source.partner[each]] for each in reversed(still))
-    end = source.partner[still[-1]]
+    unclosed = [each for each in opened if each < at <= source.partner[each]]
+    closers = "".join(source.text[source.partner[each]] for each in reversed(unclosed))
+    end = source.partner[unclosed[-1]]
     behind = closers + source.text[source.statement_end(start) :]
     return Place("auto", source, at, end, behind, end)
 

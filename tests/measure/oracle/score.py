@@ -19,8 +19,13 @@ from tests.measure.oracle.places import Place, choose_places
 from tests.measure.oracle.source import LANGUAGES, Source, read_source
 
 ENDS, REPEATS, GOES_ON = "ends", "repeats", "goes on"
-_ALONE = ("line", "block", "open", "margin")  # kinds whose cursor may be at the end of a file
-_RUN_ON = 1500  # characters of the output behind what was taken out
+_KINDS_AT_END = (
+    "line",
+    "block",
+    "open",
+    "margin",
+)  # kinds whose cursor may be at the end of a file
+_EXTRA_OUTPUT = 1500  # characters of the output behind what was taken out
 _PIECE = 60  # characters of the output come at once
 
 WHOLE, SHORT, LONGER = "whole", "short", "longer"  # the right text, less lines of it, more lines
@@ -92,12 +97,12 @@ def score_directory(
 def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
     """Ready for JSON. reached: whether all together are as safe as they must be, and every language
     as complete."""
-    together = Score()
+    total_score = Score()
     for score in scores.values():
-        together.merge(score)
+        total_score.merge(score)
     languages = {name: score.as_dict() for name, score in sorted(scores.items())}
     complete = all(score["complete"] >= COMPLETE for score in languages.values())
-    total = together.as_dict()
+    total = total_score.as_dict()
     return {
         "languages": languages,
         "all": total,
@@ -107,22 +112,22 @@ def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
 
 def _cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
     for place in choose_places(source, places):
-        if not place.stands_twice:
+        if not place.is_duplicated:
             yield place, ENDS
             yield place, REPEATS
-        if place.kind in _ALONE:
+        if place.kind in _KINDS_AT_END:
             yield place, GOES_ON
 
 
 def judge(place: Place, mode: str) -> tuple[str, str]:
     """(verdict, what was kept) of one place."""
     text = place.source.text
-    alone = mode == GOES_ON
-    behind = "" if alone else place.behind
-    output = place.taken if mode == ENDS else text[place.start : place.widest + _RUN_ON]
-    kept = _keep(CompletionStops(text[: place.start], behind), output)
+    at_end = mode == GOES_ON
+    suffix = "" if at_end else place.behind
+    output = place.taken if mode == ENDS else text[place.start : place.widest + _EXTRA_OUTPUT]
+    kept = _keep(CompletionStops(text[: place.start], suffix), output)
     assert output.startswith(kept)
-    return _verdict(place, kept, alone), kept
+    return _verdict(place, kept, at_end), kept
 
 
 def _keep(stops: CompletionStops, output: str) -> str:
@@ -134,12 +139,12 @@ def _keep(stops: CompletionStops, output: str) -> str:
     return stops.cut(output, final=True).text
 
 
-def _verdict(place: Place, kept: str, alone: bool) -> str:
+def _verdict(place: Place, kept: str, at_end: bool) -> str:
     source, start = place.source, place.start
     end = start + len(kept.rstrip())
     right = start + len(place.taken.rstrip())
     if end > right:
-        if not alone:
+        if not at_end:
             return REPEATED
         inside = source.span(end)
         if inside and inside[1] == place.widest:  # of a string or comment over lines, more lines
@@ -154,12 +159,12 @@ def _verdict(place: Place, kept: str, alone: bool) -> str:
         if source.text[end : end + 1] != "\n" or not source.balanced(end, right):
             return BROKEN
         return SHORT
-    return INDENTED if not _closes_right(place, kept, alone) else WHOLE
+    return INDENTED if not _closes_right(place, kept, at_end) else WHOLE
 
 
-def _closes_right(place: Place, kept: str, alone: bool) -> bool:
+def _closes_right(place: Place, kept: str, at_end: bool) -> bool:
     """Whether what stands behind the cursor is indented as the file has it."""
     end = place.taken.rpartition("\n")[2]
-    if alone or "\n" not in place.taken or end.strip() or place.behind.startswith("\n"):
+    if at_end or "\n" not in place.taken or end.strip() or place.behind.startswith("\n"):
         return True
     return kept.rpartition("\n")[2] == end

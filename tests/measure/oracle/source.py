@@ -165,7 +165,7 @@ def read_source(path: Path) -> Source | None:
     language = LANGUAGES[path.suffix]
     spans: list[tuple[int, int]] = []
     partner: dict[int, int] = {}
-    stack: list[int] = []
+    open_brackets: list[int] = []
     for at, kind, value in get_lexer_by_name(language).get_tokens_unprocessed(text):
         comment = kind in Comment and kind not in (Comment.Preproc, Comment.PreprocFile)
         comment = comment or (kind is String.Doc and value.lstrip().startswith("//"))
@@ -181,16 +181,16 @@ def read_source(path: Path) -> Source | None:
             continue
         for offset, character in enumerate(value):
             if character in "([{":
-                stack.append(at + offset)
+                open_brackets.append(at + offset)
             elif character in _PAIRS:
-                if not stack or text[stack[-1]] != _PAIRS[character]:
+                if not open_brackets or text[open_brackets[-1]] != _PAIRS[character]:
                     if character == ")" and language == "bash":  # of a case
                         continue
                     return None
-                partner[at + offset] = stack[-1]
-                partner[stack.pop()] = at + offset
+                partner[at + offset] = open_brackets[-1]
+                partner[open_brackets.pop()] = at + offset
     spans = [(start, start + len(text[start:end].rstrip("\n"))) for start, end in spans]
-    return None if stack else Source(str(path), language, text, partner, spans)
+    return None if open_brackets else Source(str(path), language, text, partner, spans)
 
 
 def may_follow(line: str) -> bool:
