@@ -15,13 +15,13 @@ from tests.measure import charts
 from tests.measure.tool import run_tool
 
 SUMMARY = "Draw result files as an HTML page, or as plots for a terminal"
-_SPREAD = "Medians; the line through a bar goes from the slowest repetition to the fastest."
+_SPREAD = "Medians; the line through a bar spans all repetitions."
 _CHOSEN = "auto, share of passes; 0 is a plain step."
 _THEORY = (
     "Leviathan et al. (2023), table 4: drafts of a fixed length g, accepted with chance a. Speed "
     "as the paper predicts it, as it does with the costs of passes measured here, and as measured."
 )
-_TESTED = "A drafted token is tested where all before it were accepted."
+_TESTED = "A drafted token is tested if all before it are accepted."
 
 _STYLE = (
     """
@@ -40,7 +40,7 @@ details{margin:.3rem 0}
 
 
 def to_html(results: Sequence[Result]) -> str:
-    """The whole report as one page: style, charts and figures inline, no script."""
+    """Return the report as one page, with inline styles and charts and no script."""
     body = "".join(_html_of(result) for result in results)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -66,7 +66,7 @@ def _html_of(result: Result) -> str:
 
 
 def _sections(result: Result) -> list[tuple[str, str, str]]:
-    """(title, explanation, HTML: empty where there is nothing to show)."""
+    """Return (title, explanation, HTML) of each section; HTML is empty without data."""
     auto = charts.auto_series(result)
     cost = {"cost": charts.curve_points(result)}
     yielded, chosen = charts.passes_by_length(auto), charts.chosen_lengths(auto)
@@ -141,7 +141,7 @@ def _answers(result: Result) -> str:
 
 
 def to_text(results: Sequence[Result]) -> str:
-    """Charts in characters, for a terminal."""
+    """Return the charts as text for a terminal."""
     parts = []
     for result in results:
         auto = charts.auto_series(result)

@@ -23,7 +23,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import Message
 from tests.measure.tool import run_tool
 
-LOOKUP_TOKENS = 10  # the default of both
+LOOKUP_TOKENS = 10  # the default of both programs
 _CONTEXT = 4096
 _UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 

@@ -58,7 +58,7 @@ def test_what_is_taken_out_is_what_belongs_there(tmp_path: Path) -> None:
         for place in choose_places(found, 40):
             kinds.add(place.kind)
             text = found.text
-            assert text[: place.start] + place.taken + text[place.end :] == text
+            assert text[: place.start] + place.removed + text[place.end :] == text
             if place.kind in ("body", "lines"):
                 ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
                 assert all(place.start <= at < place.end for at in ends)
