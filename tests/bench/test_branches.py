@@ -24,7 +24,7 @@ Candidates = Sequence[tuple[int, np.ndarray]]
 Rule = Callable[[np.ndarray, Candidates, np.random.Generator], int]
 
 
-def test_multi_round_is_the_rule() -> None:
+def test_multi_round_sampling_keeps_the_distribution() -> None:
     assert min(fits(multi_round)) > 1e-3
 
 
@@ -84,7 +84,7 @@ def drawn(seed: int, before: Sequence[int]) -> int:
     st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=DEPTH), max_size=6),
     st.integers(0, DEPTH),
 )
-def test_with_keyed_draws_the_branch_that_has_the_token_is_followed(
+def test_keyed_draws_follow_the_branch_with_the_sampled_token(
     seed: int, drafts: list[list[int]], right: int
 ) -> None:
     """The tokens of plain decoding, as many as the longest branch has of them, and one."""
@@ -103,7 +103,7 @@ def test_with_keyed_draws_the_branch_that_has_the_token_is_followed(
 
 
 @pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
-def test_what_second_branches_are_worth(curve: str) -> None:
+def test_gain_of_second_branches(curve: str) -> None:
     """Nothing at the published figures of MTP heads; all that they find where rows are free."""
     costs, accepted = parse_curve(curve), (0.8, 0.65, 0.5)
     assert best_shape(accepted, 0.06, 0.5, costs) == best_shape(

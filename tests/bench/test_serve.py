@@ -37,7 +37,7 @@ class Answering(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_a_server_streams_is_timed_and_joins_the_conversation(
+def test_streamed_answer_is_timed_and_appended_to_the_conversation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Server("mlx-lm", tmp_path)

@@ -77,7 +77,7 @@ def test_every_entry_is_complete() -> None:
     assert len({entry.repository for entry in ENTRIES.values()}) == len(ENTRIES)
 
 
-def test_it_has_models_for_every_purpose() -> None:
+def test_catalog_has_models_for_every_purpose() -> None:
     chat = [entry for entry in ENTRIES.values() if "chat" in entry.purpose]
     assert min(entry.parameters for entry in chat) < 1e9
     assert max(entry.parameters for entry in chat) > 30e9
@@ -86,7 +86,7 @@ def test_it_has_models_for_every_purpose() -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_its_figures_follow_from_the_architecture(name: str) -> None:
+def test_figures_follow_from_the_architecture(name: str) -> None:
     entry, model = ENTRIES[name], model_of(name)
     text = CONFIGS[name].get("text_config", CONFIGS[name])
     growth = plan.growth(model)
@@ -114,7 +114,7 @@ def test_parameters_are_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_token_passes_through_the_experts_that_are_chosen(name: str) -> None:
+def test_active_parameters_count_the_chosen_experts(name: str) -> None:
     config = CONFIGS[name] | CONFIGS[name].get("text_config", {})
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     if not experts:
@@ -159,7 +159,7 @@ TOKENIZER = 11_422_654 + 2_776_833 + 1_671_853
         ),
     ],
 )
-def test_sizes_are_those_of_the_files(name: str, published: int, vision: int) -> None:
+def test_sizes_equal_the_file_sizes(name: str, published: int, vision: int) -> None:
     headers = published - ENTRIES[name].weight_bytes - vision
     assert 0 < headers < 400_000  # names and shapes of a thousand arrays, and small files
 
@@ -190,7 +190,7 @@ def test_sizes_agree_with_rounded_ones(name: str, published: int) -> None:
         ({"repository": None}, "repository"),
     ],
 )
-def test_a_wrong_entry_is_named(change: dict[str, Any], words: str) -> None:
+def test_error_names_the_invalid_entry(change: dict[str, Any], words: str) -> None:
     row: dict[str, Any] = {
         name: getattr(ENTRIES["qwen3-8b"], name)
         for name in CatalogEntry.__dataclass_fields__
@@ -228,7 +228,7 @@ def test_recommendations_fit_and_grow_with_memory() -> None:
     assert [found.entry for found in recommend(10_000_000)] == [None, None]
 
 
-def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
+def test_recommended_models_are_fast_enough_by_estimate() -> None:
     """The same memory, from two CPU cores to an Ultra: more bandwidth, more model."""
     grades = [0]
     for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
@@ -244,7 +244,7 @@ def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
     assert "slower than reading speed" in nothing.why
 
 
-def test_the_documented_table_is_the_catalog() -> None:
+def test_documented_table_equals_the_catalog() -> None:
     page = (DOCS / "catalog.md").read_text("utf-8")
     table = page.split("<!-- catalog -->")[1].split("<!-- /catalog -->")[0]
     expected = ["| name | model | download | memory | from | context | license |"]

@@ -97,7 +97,7 @@ def test_packed_bits_equal_those_of_mlxs_own_reader(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
+def test_q_and_k_rows_are_unpermuted(tmp_path: Path, kind: str) -> None:
     original: dict[str, Array] = {}
 
     def permute(tensors: dict[str, Array]) -> None:

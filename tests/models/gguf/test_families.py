@@ -150,7 +150,7 @@ def test_settings_of_the_families(tmp_path: Path) -> None:
         ("qwen3", lambda w: w.add_rope_dimension_count(8), "dimension_count"),
     ],
 )
-def test_settings_that_mlx_lm_would_not_honour_are_refused(
+def test_settings_that_mlx_lm_ignores_are_rejected(
     tmp_path: Path, name: str, keys: Any, message: str
 ) -> None:
     with pytest.raises((UnsupportedModel, DamagedModel), match=message):

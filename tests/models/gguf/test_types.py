@@ -126,7 +126,7 @@ def test_bfloat_scales_stay_within_the_types_rounding(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("bits", [4, 5, 8])
-def test_packing_is_mlxs(bits: int) -> None:
+def test_packing_equals_mlx_packing(bits: int) -> None:
     draw = np.random.default_rng(0)
     codes = draw.integers(0, 1 << bits, (64, 32), np.uint8)
     back = mx.dequantize(

@@ -146,7 +146,7 @@ def test_a_context_that_fits_has_no_note() -> None:
     assert choose_context("m", TIGHT, 10**9, requested=4096).context == 4096
 
 
-def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> None:
+def test_requested_context_that_does_not_fit_is_rejected_with_advice() -> None:
     limit = 1000 + 4096 * 10
     with pytest.raises(DoesNotFit, match=r"try --context 4096, or a smaller model"):
         choose_context("m", TIGHT, limit, requested=8000)
@@ -174,7 +174,7 @@ def test_the_default_context_shrinks_to_what_fits() -> None:
     assert choose_context("m", small, 4000).context == 128
 
 
-def test_the_largest_context_by_trying_them_all() -> None:
+def test_largest_context_equals_exhaustive_search() -> None:
     needs = MemoryNeeds(500, CacheGrowth(7, ((1024, 3),), 90), Activations(3, 2, 5, 2), 5000)
     for limit in range(0, 12_000_000, 400_000):
         fitting = [n for n in range(256, 5000, 256) if needs.at(n).total <= limit]
@@ -189,7 +189,7 @@ def test_windows_and_state_stop_growing() -> None:
 
 
 @pytest.mark.parametrize(("installed", "usable"), [(16, 10.667), (8, 5.333), (36, 27), (64, 48)])
-def test_what_a_mac_gives_its_gpu(installed: int, usable: float) -> None:
+def test_default_gpu_memory_of_a_mac(installed: int, usable: float) -> None:
     assert fit.usable_memory(installed * GIB) == pytest.approx(usable * GIB, rel=1e-3)
 
 

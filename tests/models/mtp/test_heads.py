@@ -39,7 +39,7 @@ def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
+def test_head_computes_the_published_formula(family: str, tmp_path: Path) -> None:
     """All rows at once, and row by row with drafts of which any number is rolled back."""
     published = write_checkpoint(tmp_path, family)
     model, head = loaded(tmp_path)
@@ -94,7 +94,7 @@ def parameters(head: Head) -> dict[str, mx.array]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "glm4_moe", "mimo"])
-def test_a_head_beside_a_conversion(family: str, tmp_path: Path) -> None:
+def test_separate_head_file_of_a_converted_model(family: str, tmp_path: Path) -> None:
     """As it was published, or as it was written; quantized as the model is."""
     published = write_checkpoint(tmp_path / "published", family)
     made = tmp_path / "made"
@@ -146,7 +146,7 @@ def test_an_import_keeps_the_head(
     assert mx.array_equal(head.embedding_norm.weight, before.embedding_norm.weight)
 
 
-def test_what_does_not_fit_is_no_head(tmp_path: Path) -> None:
+def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
     opened = open_model(tmp_path / "a")
     model, config = opened.model, opened.config

@@ -139,7 +139,7 @@ def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("end", ["cancel", "interrupt", "killed worker"])
-def test_whatever_ends_a_pull_keeps_what_came(
+def test_interrupted_pull_keeps_received_bytes(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, end: str, share: float
 ) -> None:
     """Finished files are not fetched again, unfinished ones from where they ended."""
