@@ -278,7 +278,6 @@ class PromptLookupDrafter:
 
 
 def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:
-    """Print counts and rates by workload."""
     print(f"curve {curve}, draft {draft}; score: tokens per cost, plain decoding is 1.00\n")
     print(f"{'workload':<10}{'items':>6}{'tokens':>8}{'passes':>8}{'tokens/pass':>13}"
           f"{'accepted':>10}{'score':>8}{'us/token':>10}")  # fmt: skip

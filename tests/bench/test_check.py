@@ -69,7 +69,7 @@ def test_verdict_uses_the_rounded_figure(
 
 
 def _speed_result(off: float, auto: float, **more: Any) -> list[Promise]:
-    """The lines of three runners at these speeds, compared with 100 tokens per second of mlx-lm."""
+    """Return the lines of three runners at these speeds; mlx-lm has 100 tokens per second."""
     rates = {"mlx-lm": 100.0, "off": off, "auto": auto}
     result = fake_result(
         [
@@ -137,7 +137,7 @@ def test_kernel_that_is_wrong_from_some_row_count_is_reported(
 
 
 def test_causal_pass_over_rows_equals_one_row_at_a_time() -> None:
-    """In float32, where nothing but an error in what is compared could set them apart."""
+    """Use float32, where only a wrong comparison could give a difference."""
     for found in (
         check.attention_rows(mx.float32, 16, 4),
         check.quantized_rows(4, mx.float32, 64, 64),
@@ -166,7 +166,7 @@ def test_a_process_that_fails_is_an_error(tmp_path: Path) -> None:
 def _run_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of it on a tiny model."""
+    """Run the whole check on a tiny model."""
     directory = write_chat_model(tmp_path / "model")
     monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
     monkeypatch.setattr(check, "default_plan", lambda: QUICK)

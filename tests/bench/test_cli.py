@@ -20,7 +20,7 @@ from tests.support.command import assert_one_line_error, run_here
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text that repeats itself, and one that does not."""
+    """A trace with a repetitive workload and one without repetition."""
     loop = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
     fresh = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
     content = {"tokenizer": "none", "workloads": {"loop": [loop, loop], "fresh": [fresh]}}
@@ -115,7 +115,7 @@ def test_record_answers_to_given_prompts(quick: str, tmp_path: Path) -> None:
 
 
 def test_speed_compares_with_mlx_lm(quick: str) -> None:
-    """One short run of everything that a run can have, one peer that is not there among it."""
+    """One short run with every kind of runner, including a missing peer."""
     result = bench(
         "-p", "16", "-n", "4", "-d", "0,32", "--workload", "summary", "--workload", "multi-turn",
         "--max-tokens", "8", "--repeats", "1", "--draft-model", quick, "--model", quick,
@@ -138,7 +138,7 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
     assert summary["off"]["tokens_per_pass"] == 1
     turns = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
-    assert list(turns) == ["mlx-lm", *drafted, *ours]  # a failed one is not run again
+    assert list(turns) == ["mlx-lm", *drafted, *ours]  # a failed runner is skipped
     assert all(row["repeats"][0]["tokens"] == 21 for row in turns.values())
     assert turns["auto"]["identical"] is True
     assert result["machine"]["versions"]["mlx"]

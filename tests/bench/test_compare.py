@@ -29,7 +29,7 @@ def test_rank_test_equals_the_exact_mann_whitney_test(m: int, n: int) -> None:
 
 
 def test_strata_are_summed_exactly() -> None:
-    """Against all ways to deal out the values within each pair."""
+    """Compare with all permutations of the values within each pair."""
     pairs = [([1.0, 2.0], [1.5, 4.0]), ([5.0, 9.0], [6.0, 10.0])]
 
     def u(left: tuple[float, ...], right: tuple[float, ...]) -> float:

@@ -57,7 +57,7 @@ def test_finished_comparisons_are_skipped(shallow_starter: Engine) -> None:
     first = list(compare_answers(shallow_starter, prompts[:1], 4))
     rest = list(compare_answers(shallow_starter, prompts, 4, done=first))
     assert {each.prompt for each in rest} == {prompts[1]}
-    # Another length is another answer.
+    # A different limit gives a different comparison.
     assert len(list(compare_answers(shallow_starter, prompts[:1], 3, done=first))) == len(MODES)
 
 
@@ -108,7 +108,7 @@ def test_command_resumes_an_interrupted_run(tmp_path: Path) -> None:
     assert [each["mode"] for each in found] == ["fixed", "auto"]
     assert all(each["answers"] == 1 and each["differences"] == [] for each in found)
     before = kept.read_text()
-    kept.write_text(before + '{"model": "star')  # a run that was cut off
+    kept.write_text(before + '{"model": "star')  # a truncated line
     done = run_here(*ask, "--answers", "2")
     assert done.returncode == 0, done.stderr
     assert kept.read_text().startswith(before)

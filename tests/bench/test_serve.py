@@ -1,4 +1,4 @@
-"""The client that times servers, on one of known answers; in the slow run the whole comparison."""
+"""The client that times servers, on a fake server; the slow test runs the whole comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the speed bench measures: turns, repetitions, failures, interruptions."""
+"""The speed bench: order of runners, repetitions, failures, interruptions."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_recording_drafter_counts_passes_without_changing_drafts(drafter: Any) -
 
 
 def test_starter_completes_the_edit_workload(starter_engine: Engine) -> None:
-    """Copying is only an achievement where the prompt asks for it."""
+    """Copied text counts only if the prompt asks for it."""
     (edit,) = load_workloads(["edit"])
     run = Akunu(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
     prompt = edit.turns[-1].user

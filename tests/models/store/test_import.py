@@ -35,7 +35,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A transformers-like directory of a tiny qwen3, with files that are not wanted."""
+    """A directory of a tiny qwen3 in transformers' format, with unneeded files."""
     made = write_directory(tmp_path / "My Model (v1)", CASES["qwen3"], weights_of(CASES["qwen3"]))
     metadata = TOKENIZER | {"general.architecture": "llama"}
     metadata.pop("tokenizer.ggml.token_type")

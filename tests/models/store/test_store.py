@@ -1,4 +1,4 @@
-"""The store: finding, checking, removing; broken entries harm nobody."""
+"""The store: finding, checking, removing; broken entries do not affect others."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
 
 
 def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path) -> None:
-    """Whoever may put a link there must not choose what akunu writes to elsewhere."""
+    """A link in the store must not redirect writes to another file."""
     root.mkdir(parents=True)
     target = tmp_path / "mine"
     (root / ".lock-a").symlink_to(target)
