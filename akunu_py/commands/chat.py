@@ -13,7 +13,7 @@ from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
-from akunu_py.models.store.model_store import installed
+from akunu_py.models.store.model_store import find_intact
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
@@ -211,7 +211,7 @@ def require_terminal() -> None:
 def find_model(wanted: str) -> model_store.StoredModel | None:
     """Return the model, or None if it is the default model and not installed."""
     if wanted == DEFAULT_MODEL:
-        return installed(DEFAULT_MODEL)
+        return find_intact(DEFAULT_MODEL)
     model = model_store.resolve(wanted)
     model_store.check(model)
     return model

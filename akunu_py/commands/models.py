@@ -24,7 +24,7 @@ from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError, 
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
-from akunu_py.models.pull.endpoint import SIGN
+from akunu_py.models.pull.remote import LINE_PREFIX
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.model_store import StoredModel, Usage, read_usage
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter
@@ -503,7 +503,7 @@ def _pull_on(
     wanted = {"reference": reference, "name": model.name if model.repository else None}
     python = env.get("AKUNU_PYTHON", sys.executable)
     given = [f"{name}={value}" for name, value in env.items()]
-    command = [python, "-P", "-m", "akunu_py.models.pull.endpoint", json.dumps(wanted)]
+    command = [python, "-P", "-m", "akunu_py.models.pull.remote", json.dumps(wanted)]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -536,9 +536,9 @@ def _follow(
     assert process.stdout is not None
     for line in process.stdout:
         text = line.decode(errors="replace").strip()
-        if not text.startswith(SIGN):
+        if not text.startswith(LINE_PREFIX):
             continue
-        message = json.loads(text.removeprefix(SIGN))
+        message = json.loads(text.removeprefix(LINE_PREFIX))
         if "progress" in message:
             progress(*message["progress"])
         if "error" in message:

@@ -109,7 +109,7 @@ def machine() -> Machine:
     """Return this machine's memory and bandwidth, whatever other programs use right now."""
     groups = _control_group_limits(Path("/proc/self/cgroup"), in_use=False)
     memory = _working_set() or int(_MODEL_SHARE * min(groups))
-    return Machine(memory, 1e9 * _bandwidth(), plain=on_cpu())
+    return Machine(memory, 1e9 * _bandwidth(), float32=on_cpu())
 
 
 def _bandwidth() -> float:

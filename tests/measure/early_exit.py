@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_exits(found: dict[str, Any]) -> None:
-    """found: as in JSON."""
+    """Print the agreement by number of layers. found: as in JSON."""
     headings = ["layers", "agreement", "of a step", "reused", "speed at best"]
     cells = [
         [str(row["layers"]), f"{row['agreement']:.0%}", f"{row['share']:.2f}",

@@ -43,7 +43,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
-from tests.measure.structured import count
+from tests.measure.structured import count_passes
 from tests.support.json_schema import is_valid
 
 TEMPERATURES = (0.0, 0.8)
@@ -74,7 +74,7 @@ def main(path: Path, answers: int, length: int, start: int, end: int | None) -> 
             wrong += not (answer.same and fits)
             item = TraceItem(answer.prompt, answer.by_way["auto"])
             constraint = Constraint("json_schema", json.dumps(entry["schema"]))
-            count(engine, constraint, item, _CURVE, counts.setdefault(source, {}))
+            count_passes(engine, constraint, item, _CURVE, counts.setdefault(source, {}))
             verdict = ("same" if answer.same else "DIFFERENT") + (" fits" * fits or " DOES NOT FIT")
             print(f"{start} {entry['name']} {answer.temperature}: {verdict}", flush=True)
         print(f"{time.perf_counter() - started:.0f} s; {done} answers, {wrong} wrong", flush=True)

@@ -90,7 +90,7 @@ class Downloads:
             nonlocal posted
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
-            download.share = max(download.share, progress.whole)
+            download.share = max(download.share, progress.total_share)
             if progress.phase == "download" and progress.rate and not progress.stalled:
                 self.rate = progress.rate
             if new_phase or time.monotonic() - posted >= _INTERVAL_S:

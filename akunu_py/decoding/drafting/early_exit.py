@@ -22,7 +22,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import as_error
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 
 LONGEST = 8  # tokens per draft
@@ -185,7 +185,7 @@ def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
     if any(path.endswith("lm_head") for path, _ in model.named_modules()):
         lm_head /= 2  # the other half is the embedding, of which a pass reads few rows
     whole = each * len(layers) + lm_head
-    with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
+    with as_error(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
         truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
         found = []
         for count in counts:
@@ -214,7 +214,7 @@ def choose(engine: Engine) -> Exit:
 
 def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
     """Return whether the split model gives the same logits."""
-    with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
+    with as_error(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
         tokens = mx.array(engine.tokens.encode_text(_TEXT)[: _READ + _ROWS])
         caches = _new_cache(engine), _new_cache(engine)
         for cache in caches:

@@ -24,7 +24,7 @@ from akunu_py.decoding.model.drafters import (
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.models.load.fit import MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import as_error
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Engine:
         """
         started = time.perf_counter()
         name = name or path.name
-        with boundary(f"the model in {path} cannot be loaded"):
+        with as_error(f"the model in {path} cannot be loaded"):
             parts = open_parts(path, options, draft_model, ring)
             needs = [each.needs for each in parts.drafters]
             divided = ring is not None
