@@ -3,7 +3,7 @@
 Growing attention caches are trimmed. ConcatenateKVCache and RotatingKVCache are cut, because their
 own `trim` keeps stale rows. Recurrent state (ArraysCache, deepseek_v41's LayerCache) is restored
 with all other layers, and the next pass repeats the accepted tokens. Unknown kinds are never rolled
-back (`why_no_rollback`). A `PassState` undoes one pass and is free; a `Checkpoint` copies what
+back (`no_rollback_reason`). A `PassState` undoes one pass and is free; a `Checkpoint` copies what
 cannot be trimmed.
 """
 
@@ -91,7 +91,7 @@ def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
     return cache if kv_bits is None else _quantized(model, cache, kv_bits)
 
 
-def why_no_rollback(cache: Cache) -> str | None:
+def no_rollback_reason(cache: Cache) -> str | None:
     """Return why this cache cannot be rolled back, or None if it can."""
     # Exact types: a subclass may keep unknown state.
     unknown = [
@@ -132,7 +132,7 @@ def can_trim(cache: Cache, rows: int) -> bool:
     return all(_can_trim(entry, rows) for entry in leaves(cache))
 
 
-def holds(cache: Cache, length: int) -> bool:
+def has_length(cache: Cache, length: int) -> bool:
     """Return whether it holds `length` tokens, by its growing entries."""
     growing = [entry for entry in leaves(cache) if type(entry) in GROWING and not entry.empty()]
     return all(entry.offset == length for entry in growing)
@@ -146,7 +146,7 @@ def trim(cache: Cache, rows: int) -> None:
 
 def needs_checkpoints(cache: Cache) -> bool:
     """Return whether `trim` may be impossible where `restore` is possible."""
-    return not (why_no_rollback(cache) or all(type(entry) in GROWING for entry in leaves(cache)))
+    return not (no_rollback_reason(cache) or all(type(entry) in GROWING for entry in leaves(cache)))
 
 
 def checkpoint(cache: Cache, length: int) -> Checkpoint:
@@ -172,7 +172,7 @@ def restore(cache: Cache, back_to: Checkpoint) -> None:
             vars(entry).update(_new_handles(state))
 
 
-def why_no_prompt_cache(cache: Cache) -> str | None:
+def no_prompt_cache_reason(cache: Cache) -> str | None:
     """Return why mlx-lm's prompt cache files cannot hold this cache, or None."""
     unknown = [entry for entry in leaves(cache) if type(entry) not in _KNOWN]
     return f"mlx-lm has no format for its cache ({_kinds(unknown)})" if unknown else None
@@ -184,7 +184,7 @@ def compact(cache: Cache) -> Cache:
     return cache.like(entries) if isinstance(cache, SharedCache) else entries
 
 
-def detached(cache: Cache) -> Cache:
+def detach(cache: Cache) -> Cache:
     """Copy the cache's arrays in place, so that it shares no memory."""
     _note(cache, "detach")
     for entry in leaves(cache):
@@ -197,16 +197,16 @@ def shrink(cache: Cache) -> None:
     """Release spare capacity, one layer at a time."""
     _note(cache, "shrink")
     for entry in leaves(cache):
-        vars(entry).update(vars(detached([_compact(entry)])[0]))
+        vars(entry).update(vars(detach([_compact(entry)])[0]))
 
 
-def held(cache: Cache) -> int:
+def row_count(cache: Cache) -> int:
     """Return the number of rows, -1 if no entry keeps one per token."""
     growing = (entry for entry in leaves(cache) if type(entry) in GROWING)
     return next((int(entry.offset) for entry in growing), -1)
 
 
-def states(cache: Cache) -> list[mx.array]:
+def state_arrays(cache: Cache) -> list[mx.array]:
     """Return the arrays that a pass wrote, to evaluate when its logits are not needed."""
     own = cache.own if isinstance(cache, SharedCache) else cache
     parts = [part for _, part in tree_flatten([entry.state for entry in own])]
@@ -360,11 +360,11 @@ def _trim(entry: Any, rows: int) -> None:
     if type(entry) in _TRIMMABLE:
         entry.trim(rows)
         return
-    held = min(entry.offset, entry.keys.shape[-2])
+    row_count = min(entry.offset, entry.keys.shape[-2])
     entry.offset -= rows
-    entry.keys = entry.keys[..., : held - rows, :]
-    entry.values = entry.values[..., : held - rows, :]
+    entry.keys = entry.keys[..., : row_count - rows, :]
+    entry.values = entry.values[..., : row_count - rows, :]
     if type(entry) is RotatingKVCache:
-        entry._idx = held - rows
+        entry._idx = row_count - rows
         if entry.offset == 0:
             entry.keys = entry.values = None

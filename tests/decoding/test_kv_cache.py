@@ -162,8 +162,8 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
         """Only by name the one that is known."""
 
     known = [KVCache(), CacheList(ArraysCache(2), make("rotating"))]
-    assert kv_cache.why_no_rollback(known) is None
-    reason = kv_cache.why_no_rollback(
+    assert kv_cache.no_rollback_reason(known) is None
+    reason = kv_cache.no_rollback_reason(
         [*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()]
     )
     assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"

@@ -82,9 +82,9 @@ class SimulatedNetwork:
     def __init__(
         self, figures: NetworkFigures, item: TraceItem, neural_drafters: SimulatedNetworks
     ) -> None:
-        self.name, self.share = figures.name, figures.cost
+        self.name, self.relative_cost = figures.name, figures.cost
         self.longest = len(figures.accepted)
-        self.read, self.reused, self.key = 0, 0.0, figures.name
+        self.prefilled, self.reused, self.key = 0, 0.0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
         self._networks = neural_drafters
@@ -95,12 +95,12 @@ class SimulatedNetwork:
         self._place = self._depth = 0
         self._right = True
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self._right = known[-1] == self._truth[len(known) - 1]
         self._place, self._depth = len(known), 0
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         accepted = (1.0, *self._figures.accepted)
         chance = accepted[self._depth + 1] / max(accepted[self._depth], 1e-9)
         # Beyond the end nothing is verified.
@@ -108,11 +108,11 @@ class SimulatedNetwork:
         token = self._truth[self._place] if self._right else _WRONG
         self._networks.spend(self._figures.cost)
         self._place, self._depth = self._place + 1, self._depth + 1
-        self.read = self._place
+        self.prefilled = self._place
         return token, chance
 
-    def forget(self) -> None:
-        self.read = 0
+    def release(self) -> None:
+        self.prefilled = 0
 
     def clock(self) -> float:
         return self._networks.clock()
@@ -160,7 +160,7 @@ def network_drafter(
         made, ngrams = neural_drafters.made(mode), mode in ("auto", "ngram")
         return AutoDrafter(
             costs,
-            memory=memory,
+            answer_cache=memory,
             neural_drafters=made,
             learned=neural_drafters.learned,
             ngrams=ngrams,

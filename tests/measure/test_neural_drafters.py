@@ -168,22 +168,22 @@ def test_the_planner_earns_what_theory_promises(chance: float, c: float) -> None
 
 
 class Steady:
-    """A `DraftNetwork` whose tokens are always as likely, and cost as much."""
+    """A `NeuralDrafter` with constant chances and costs."""
 
     name = key = "model"
-    longest, reused, read = LONGEST, 0.0, 9
+    longest, reused, prefilled = LONGEST, 0.0, 9
 
     def __init__(self, chance: float, share: float) -> None:
-        self.chance, self.share = chance, share
+        self.chance, self.relative_cost = chance, share
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         return 1, self.chance
 
-    def forget(self) -> None:
-        """It has read nothing."""
+    def release(self) -> None:
+        """Do nothing: there is no state."""
 
     def clock(self) -> float:
         return 0.0
@@ -228,7 +228,7 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
         neural_drafter = PlannedDrafter(steady)
         terms = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
         neural_drafter.draft([0] * 10, [], planned, terms, (), copied)
-        followed.append(neural_drafter.followed)
+        followed.append(neural_drafter.trailing)
     assert max(followed[:2]) <= 1
     assert followed[2] == LONGEST - 1
 

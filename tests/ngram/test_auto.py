@@ -77,7 +77,7 @@ def test_any_text_is_followed_to_its_end(
     memory = AnswerCache(6) if remember else None
     if memory is not None:
         memory.learn(prompt)
-    drafter = cheap(rerun_on_reject=rerun, memory=memory)
+    drafter = cheap(rerun_on_reject=rerun, answer_cache=memory)
     drive(drafter, prompt, output)
     assert drafter.index.tokens == prompt + output
 
@@ -216,7 +216,7 @@ def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
 
 def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
     drafter = AutoDrafter()
-    drafter.unread = 3
+    drafter.draft_only_tokens = 3
     drafter.extend([1, 2, 3, 4, 5])
     seen: list[int] = []
     table = drafter.curve.table
@@ -230,7 +230,7 @@ def test_memory_helps_cold_text_and_is_only_read() -> None:
     memory = AnswerCache(10)
     memory.learn(answer)
     before = memory.dump()
-    with_memory, _, _ = drive(cheap(memory=memory), [7, 8, 9], answer)
+    with_memory, _, _ = drive(cheap(answer_cache=memory), [7, 8, 9], answer)
     without, _, _ = drive(cheap(), [7, 8, 9], answer)
     assert with_memory < 0.5 * without
     assert memory.dump() == before

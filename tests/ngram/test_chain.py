@@ -73,9 +73,9 @@ def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
     guide = None
     chain, longest = drafter.chain, 20
     if guided:
-        whole = [guess.token for guess in chain.behind_history(0, longest, None)]
+        whole = [guess.token for guess in chain.after_history(0, longest, None)]
         guide = Script([token for token in whole if token >= 0])
-    guesses = chain.behind_history(0, longest, guide)
+    guesses = chain.after_history(0, longest, guide)
     found = [guess.token for guess in guesses if guess.token >= 0]
     begins = data.draw(st.integers(0, max(0, len(found) - 1)))
     behind = Continuation(chain, guesses, found[:begins], longest, guide)
@@ -94,7 +94,7 @@ def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
 def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
     text = [*range(100, 120), 7, *range(200, 220), 8, *range(100, 120)]
     drafter = drafter_of(text)
-    guesses = drafter.chain.behind_history(0, 20, None)
+    guesses = drafter.chain.after_history(0, 20, None)
     assert [guess.token for guess in guesses][:3] == [7, 200, 201]
     behind = Continuation(drafter.chain, guesses, [], 20, None)
     assert behind.add(8)
@@ -105,7 +105,7 @@ def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
 def test_what_the_grammar_forbids_ends_it_and_changes_nothing() -> None:
     text = [*range(40), 99, *range(10)]
     drafter, guide = drafter_of(text), Script([*range(10, 20), 50])
-    guesses = drafter.chain.behind_history(0, 20, guide)
+    guesses = drafter.chain.after_history(0, 20, guide)
     behind = Continuation(drafter.chain, guesses, [10, 11], 20, guide)
     assert behind.add(13) is None
     assert behind.guesses == []
@@ -119,7 +119,7 @@ def test_what_the_grammar_forbids_ends_it_and_changes_nothing() -> None:
 def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
     text = [*range(40), 99, *range(10)]
     drafter = drafter_of(text, stop_tokens=[12])
-    guesses = drafter.chain.behind_history(0, 20, None)
+    guesses = drafter.chain.after_history(0, 20, None)
     assert [guess.token for guess in guesses] == [10, 11, 12]
     behind = Continuation(drafter.chain, guesses, [10, 11, 12], 20, None)
     assert behind.add(13)
@@ -152,7 +152,7 @@ def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> No
     assert passes["auto"] < 0.7 * passes["ngram"]
 
 
-class Told(AutoDrafter):
+class SourceRecorder(AutoDrafter):
     """Notes which sources draft together, in which order."""
 
     def __init__(
@@ -163,10 +163,10 @@ class Told(AutoDrafter):
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         draft = super().propose(limit, ahead=ahead)
-        sources = ["n-grams"] * len(self._guesses[slice(*self._planned)])
+        sources = ["n-grams"] * len(self._guesses[slice(*self._proposed_range)])
         if self._neural_drafter is not None:
             sources += [self._neural_drafter.neural_drafter.name] * self._neural_drafter.verified
-            sources += ["n-grams"] * len(self._behind)
+            sources += ["n-grams"] * len(self._trailing_guesses)
         assert len(sources) == len(draft)
         self.seen.add(tuple(name for name, _ in groupby(sources)))
         return draft
@@ -174,7 +174,7 @@ class Told(AutoDrafter):
 
 def test_each_token_has_a_source() -> None:
     neural_drafters, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
-    make = lambda: Told(seen, neural_drafters.made("auto"))  # noqa: E731
+    make = lambda: SourceRecorder(seen, neural_drafters.made("auto"))  # noqa: E731
     replay_networks([item], make, parse_curve("m5max"), neural_drafters)
     assert any("mtp" in names[:-1] for names in seen), seen
 
@@ -185,14 +185,14 @@ def test_what_was_drafted_ahead_is_judged_by_its_own_tokens() -> None:
     neural_drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
     drafter = drafter_of(text, neural_drafters=neural_drafters.made("auto"))
     chooser = drafter._chooser
-    promised, held = chooser._promised, chooser._held
+    promised, held = chooser._predicted, chooser._correct
     draft = drafter.propose(8, ahead=True)
     assert draft == list(range(41, 41 + len(draft)))
     assert len(draft) > 2
     drafter.observe(0, 0, 1, 1.0)
     drafter.extend([40])
-    assert (chooser._promised, chooser._held) == (promised, held)
+    assert (chooser._predicted, chooser._correct) == (promised, held)
     drafter.observe(len(draft), len(draft), 1 + len(draft), 1.0)
     drafter.extend(range(41, 42 + len(draft)))
-    assert chooser._held == held + len(draft)
-    assert held < chooser._held < promised + len(draft)
+    assert chooser._correct == held + len(draft)
+    assert held < chooser._correct < promised + len(draft)

@@ -25,7 +25,7 @@ class NeuralDrafterBase:
     in_auto = True  # whether `--draft auto` uses it
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
+    def unavailable(cls, engine: Engine) -> str:
         """Return why `engine` cannot have one, "" if it can."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class ModelDrafter(NeuralDrafterBase):
     reused = 0.0
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
+    def unavailable(cls, engine: Engine) -> str:
         return (
             "" if engine.draft_model else "name one with --draft-model, or draft_model in settings"
         )
@@ -74,13 +74,13 @@ class ModelDrafter(NeuralDrafterBase):
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
         super().__init__(target)
-        self.key, self.share = f"model {draft_model.name}", draft_model.share
+        self.key, self.relative_cost = f"model {draft_model.name}", draft_model.relative_cost
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
         self._guessed = False
 
     @property
-    def read(self) -> int:
+    def prefilled(self) -> int:
         return len(self._history.tokens)
 
     @property
@@ -91,10 +91,10 @@ class ModelDrafter(NeuralDrafterBase):
             histories[self.key] = TokenHistory(kv_cache.new_cache(self._model))
         return histories[self.key]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Do nothing: its history stays with the target's."""
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
         self._known, self._guessed = list(known), False
         history = self._history
@@ -110,7 +110,7 @@ class ModelDrafter(NeuralDrafterBase):
         self._checkpoint()
         return False
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         unread = len(self._known) - len(self._history.tokens)
         logits = self._forward(unread)
         if not self._guessed:  # later tokens may be rejected
@@ -196,26 +196,26 @@ class MtpDrafter(NeuralDrafterBase):
     reused = 0.0
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
-        return engine.no_mtp_head
+    def unavailable(cls, engine: Engine) -> str:
+        return engine.no_mtp_head_reason
 
     @classmethod
     def make(cls, engine: Engine, target: Target) -> MtpDrafter:
         assert engine.mtp_head is not None
-        return cls(engine.mtp_head.head, target, engine.mtp_head.share)
+        return cls(engine.mtp_head.head, target, engine.mtp_head.relative_cost)
 
     def __init__(self, head: Head, target: Target, share: float) -> None:
         super().__init__(target)
-        self.share, self._head = share, head
+        self.relative_cost, self._head = share, head
         self._trunk = Trunk(target.model, normed=head.normed)
-        self.forget()
+        self.release()
         target.run = self._run
 
     @property
-    def read(self) -> int:
+    def prefilled(self) -> int:
         return max(self._first + len(self._seen), self._states.start)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         self._states, self._of = HiddenStates(), weakref.ref(self._target.history)
         self._restart()
 
@@ -230,7 +230,7 @@ class MtpDrafter(NeuralDrafterBase):
         """Run a target pass (`Target.run`) and keep its hidden states."""
         history: TokenHistory = self._target.history
         if self._of() is not history:
-            self.forget()
+            self.release()
         position = next(e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING)
         normed, hidden = self._trunk.forward(tokens[None], cache)
         if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
@@ -239,13 +239,13 @@ class MtpDrafter(NeuralDrafterBase):
         self._states.write(position + tokens.shape[0] - hidden.shape[1], hidden)
         return self._trunk.logits(normed)[0]
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self._known = list(known)
         self._trim(common_prefix(self._seen, known[self._first + 1 :]))
         self._state = None
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         if self._state is None:
             self._read_states()
         while self._state is not None and self._first + self._rows < len(self._known) - 1:

@@ -40,11 +40,11 @@ class Engine:
     plan: LoadPlan
     tokens: TokenCodec
     model: Any  # of mlx-lm, or a wrapper that runs it on all hosts
-    no_draft: str | None  # why drafts cannot be rolled back, None if they can
+    no_draft_reason: str | None  # why drafts cannot be rolled back, None if they can
     recurrent: bool  # after a rejected draft, accepted tokens must run again
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
-    no_mtp_head: str = "it was not looked for"  # why there is no `mtp_head`
+    no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
     load_s: float = 0.0  # loading time in seconds
     ring: HostGroup | None = None  # the other hosts, if the model is split over several
 
@@ -83,7 +83,7 @@ class Engine:
             engine = load(parts, plan)
         return replace(engine, load_s=time.perf_counter() - started)
 
-    def drafted_by(self, small: Engine) -> Engine:
+    def with_draft_model(self, small: Engine) -> Engine:
         """Return this engine with `small` as draft model. Raises UsageError for other tokens."""
         check_tokens(small.tokens, self.tokens)
         needed, width = small.plan.fit.needs, small.tokens.vocabulary
@@ -100,7 +100,7 @@ class ModelParts:
     needs: MemoryNeeds  # of the model alone
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
-    no_mtp_head: str = "the model is split over several hosts"
+    no_mtp_head_reason: str = "the model is split over several hosts"
     ring: HostGroup | None = None
 
     @property
@@ -150,10 +150,10 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         plan=plan,
         tokens=tokens,
         model=model,
-        no_draft=kv_cache.why_no_rollback(cache),
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
         draft_model=parts.draft_model,
         mtp_head=parts.mtp_head,
-        no_mtp_head=parts.no_mtp_head,
+        no_mtp_head_reason=parts.no_mtp_head_reason,
         ring=ring,
     )
