@@ -149,7 +149,7 @@ class AutoDrafter:
         longest = max(0, min(limit, MAX_DRAFT))
         if not self._answering:
             start = self.tracker.answer_start
-            for answer in find_earlier_answers(self.index.tokens, start, self._searched):
+            for answer in earlier_answers(self.index.tokens, start, self._searched):
                 self.index.mark_answer(*answer)
             self._searched = start
         count = max(1, min(HORIZON, limit + 1)) + ahead
@@ -268,10 +268,8 @@ class AutoDrafter:
         pipelined_cost = self.curve.pipelined(self._context)
         hidden = costs[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._probing:
-            self._since_probe, self._probe_interval = (
-                0,
-                min(2 * self._probe_interval, MAX_PROBE_INTERVAL),
-            )
+            self._since_probe = 0
+            self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
         if not reused and not self.curve.first_use(rows):  # reuse makes passes cheaper than usual
             if pipelined and rows == 1:
                 self.curve.observe(PIPELINED, seconds, self._context)
@@ -323,9 +321,7 @@ class AutoDrafter:
 OPENING = 5  # tokens at the end of a prompt that identify the start of an answer
 
 
-def find_earlier_answers(
-    tokens: list[int], start: int, searched: int = 0
-) -> Iterator[tuple[int, int]]:
+def earlier_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of the answers from `searched` on, before the one at `start`.
 
     Each follows the same opening tokens. It ends where two adjacent opening tokens recur, and

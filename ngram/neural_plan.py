@@ -27,8 +27,7 @@ _MAX_CONFIDENCE = 0.999  # higher confidence is clipped
 _SHORT_PREFILL, _SPREAD_PASSES = 17, 256.0
 _TRIAL_TOKENS = 2  # draft tokens of a trial
 _TRIAL_VALUE = -float("inf")  # marks a plan as a trial
-# Range of the share of time for trials, while drafting looks unprofitable; it doubles on success.
-_MAX_SHARE, _MIN_SHARE = 0.01, 0.001
+_MAX_SHARE, _MIN_SHARE = 0.01, 0.001  # share of time for trials; it doubles on success
 _MAX_STEADY_RATE = 0.9  # acceptance rate of trials that keeps their share
 _UNTIMED_SHARE = 0.05  # until the first measured cost
 _BUCKETS = len(CALIBRATION_EDGES) + 1
@@ -87,10 +86,11 @@ class LearnedDrafter:
     saved: float = 0.0  # budget for the next trial, in plain steps
 
     @classmethod
-    def of(cls, neural_drafter: NeuralDrafter) -> LearnedDrafter:
-        """Return the initial state for `neural_drafter`."""
-        scale = neural_drafter.relative_cost
-        curve = CostCurve({rows: scale * cost for rows, cost in PRIOR_SHAPE.items()})
+    def of(cls, drafter: NeuralDrafter) -> LearnedDrafter:
+        """Return the initial state for `drafter`."""
+        curve = CostCurve(
+            {rows: drafter.relative_cost * cost for rows, cost in PRIOR_SHAPE.items()}
+        )
         curve.preset = False
         return cls(curve)
 
@@ -148,13 +148,9 @@ class PlannedDrafter:
         return self.learned.expected[min(depth, _DEPTHS - 1)]
 
     def plan(
-        self,
-        chances: Sequence[float],
-        values: Sequence[float],
-        longest: int,
-        limits: PlanningLimits,
+        self, chances: Sequence[float], values: Sequence[float], most: int, limits: PlanningLimits
     ) -> DraftPlan:
-        """Return the best plan of at most `longest` tokens, some of them neural.
+        """Return the best plan of at most `most` tokens, some of them neural.
 
         chances: of the guesses at the start. values: see `remaining_values`.
         """
@@ -163,10 +159,10 @@ class PlannedDrafter:
         step = self._cost(1, limits)
         unread = max(1, limits.context - self.neural_drafter.prefilled)
         reached, tokens, rerun = 1.0, 1.0, 0.0
-        for guesses in range(min(len(chances), longest - 1) + 1):
+        for guesses in range(min(len(chances), most - 1) + 1):
             spent, future = self._cost(unread + guesses, limits), 0.0
             after, gained, lost = 1.0, tokens, rerun
-            for count in range(1, min(self.neural_drafter.longest, longest - guesses) + 1):
+            for count in range(1, min(self.neural_drafter.longest, most - guesses) + 1):
                 rows = guesses + count
                 chance = after * self.expected(count - 1)
                 lost += _rerun_cost(reached * (after - chance), rows, limits)
@@ -175,7 +171,7 @@ class PlannedDrafter:
                 value = gained - limits.rate * (limits.costs[rows] + spent) - lost
                 value += future + after * _value_at(values, rows + 1)
                 if value > best.value:
-                    best = DraftPlan(value, guesses, longest - guesses, reached)
+                    best = DraftPlan(value, guesses, most - guesses, reached)
                 if reached * after < _NEGLIGIBLE:
                     break
                 spent += step

@@ -95,16 +95,14 @@ class LearnedState:
         return self._read(self._curve_file, parse, (CostCurve(), nothing), "learned costs")
 
     def _load_answers(self) -> AnswerCache:
-        answer_cache = self._read(
-            self._answer_file, AnswerCache.load, AnswerCache(), "answer cache"
-        )
+        cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
 
         def replay(data: bytes) -> None:
             for tokens in _records(data):
-                answer_cache.learn(tokens)
+                cache.learn(tokens)
 
         self._read(self._journal, replay, None, "answer cache")
-        return answer_cache
+        return cache
 
     def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
         """Parse the file; return `default` if it is missing, unreadable or damaged."""

@@ -96,7 +96,7 @@ def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadO
 def _load_with_default_draft_model(
     found: model_store.StoredModel, options: LoadOptions, default: str
 ) -> Engine:
-    """Load with the draft model of the settings; if that fails, load without and note why."""
+    """Load with the draft model of the settings; if that fails, load without it and note why."""
     from akunu_py.decoding.model.engine import Engine
 
     load = partial(Engine.load, found.path, options, name=found.name)
@@ -142,7 +142,7 @@ def record_peak_memory(engine: Engine, generation: Generation) -> None:
 def load_learned(
     engine: Engine, *, no_answer_cache: bool, settings: Settings | None = None
 ) -> LearnedState:
-    """Return what earlier runs learned about the model. settings: read from the file if None."""
+    """Load the learned state of a model. settings: read from the file if None."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
@@ -153,6 +153,6 @@ def load_learned(
         layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
     keep = settings.memory and not no_answer_cache
     size = parse_size(settings.cache_disk)
-    whole = engine.ring is None  # caches of other hosts are not on this disk
-    caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and whole else None
+    local = engine.ring is None  # caches of other hosts are not on this disk
+    caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and local else None
     return LearnedState(engine.path, engine.tokens.digest, layout, answer_cache=keep, caches=caches)

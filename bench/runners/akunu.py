@@ -44,7 +44,7 @@ class Akunu:
         name: str | None = None,
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
-        self._networks: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
+        self._neural_drafters: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
         self.baseline = PLAIN if engine.ring is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
@@ -59,7 +59,7 @@ class Akunu:
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
         memory = self._memory.get(workload.name) if self._memory else None
-        session = Session(engine, UnsavedState(self._curve, memory, self._networks))
+        session = Session(engine, UnsavedState(self._curve, memory, self._neural_drafters))
         record_passes(session, run.passes)
         options = GenerateOptions(
             max_tokens=conditions.max_tokens,

@@ -22,7 +22,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
-from tests.measure.neural_drafters import NetworkCosts, NetworkFigures, SimulatedNetworks
+from tests.measure.neural_drafters import DrafterFigures, SimulatedCosts, SimulatedDrafters
 from tests.support.command import run_here
 
 MODEL = Path("/models/tiny")
@@ -165,7 +165,7 @@ def test_costs_are_kept_by_layout() -> None:
 
 def test_networks_are_kept_with_the_costs() -> None:
     """What one takes, and how often it is right; what nobody learns is set aside."""
-    neural_drafter = SimulatedNetworks([NetworkFigures("model", 0.2, (0.9, 0.1))])
+    neural_drafter = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
     neural_drafter.item = TraceItem((1,) * 9, tuple(range(200)))
     for share in (0.2, 3.0):  # what is learned counts, not what is assumed of it
         learned = opened()
@@ -175,7 +175,7 @@ def test_networks_are_kept_with_the_costs() -> None:
         drafter = AutoDrafter(curve, neural_drafters=[made], learned=learned.neural_drafters)
         counts = ReplayCounts()
         replay_item(
-            neural_drafter.item, drafter, NetworkCosts(lambda rows: 1.0, neural_drafter), counts
+            neural_drafter.item, drafter, SimulatedCosts(lambda rows: 1.0, neural_drafter), counts
         )
         learned.save_costs()
         assert counts.tokens > 1.5 * counts.passes

@@ -32,11 +32,11 @@ from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import (
-    NetworkFigures,
-    SimulatedNetworks,
-    add_networks,
-    network_drafter,
-    parse_network,
+    DrafterFigures,
+    SimulatedDrafters,
+    add_drafter_options,
+    new_drafter,
+    parse_figures,
 )
 from tests.measure.tool import run_tool
 
@@ -193,7 +193,7 @@ def replay_on_device(
     *,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
-    figures: Sequence[NetworkFigures] = (),
+    figures: Sequence[DrafterFigures] = (),
 ) -> dict[str, dict[str, Any]]:
     """Return counts and rates by workload, each on a device of its own.
 
@@ -205,8 +205,8 @@ def replay_on_device(
     for name, items in trace.workloads.items():
         learned = AnswerCache() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
-        neural_drafters = SimulatedNetworks(figures)
-        drafter = partial(network_drafter, mode, costs, neural_drafters, learned, draft_tokens)
+        neural_drafters = SimulatedDrafters(figures)
+        drafter = partial(new_drafter, mode, costs, neural_drafters, learned, draft_tokens)
         counts = replay_items(items, curve, options, drafter, learned, neural_drafters)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
@@ -221,11 +221,11 @@ def replay_items(
     options: DeviceOptions,
     make_drafter: Callable[[], Drafter],
     memory: AnswerCache | None = None,
-    neural_drafters: SimulatedNetworks | None = None,
+    neural_drafters: SimulatedDrafters | None = None,
 ) -> ReplayCounts:
     """What decoding the items takes, one after the other on the same device."""
     device = Device(curve, options)
-    counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedNetworks()
+    counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedDrafters()
     neural_drafters.spend, neural_drafters.clock = device.draft, lambda: device.told.now
     for item in items:
         neural_drafters.item = item
@@ -266,7 +266,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GAP:...",
         help="Properties of the device, such as gap:0.15,noise:0.05,first:5 (default: ideal)",
     )
-    add_networks(parser, required=False)
+    add_drafter_options(parser, required=False)
     add_drafting(parser, DRAFT_MODES)
     add_format(parser)
 
@@ -279,7 +279,7 @@ def run(options: argparse.Namespace) -> int:
         parse_device(options.device),
         draft_tokens=options.draft_tokens,
         memory=options.memory,
-        figures=[parse_network(text) for text in options.neural_drafter],
+        figures=[parse_figures(text) for text in options.neural_drafter],
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
     as_json = {

@@ -38,7 +38,7 @@ _WRONG = 1 << 30  # a token that no trace has
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkFigures:
+class DrafterFigures:
     """name: a draft mode. cost: of a token, where a plain step costs 1. accepted: by position, the
     share of drafts whose tokens up to there are all accepted, as vLLM reports them."""
 
@@ -47,7 +47,7 @@ class NetworkFigures:
     accepted: tuple[float, ...]
 
 
-class SimulatedNetworks:
+class SimulatedDrafters:
     """Those that draft for the item that is replayed.
 
     item: must be set before `made`. spent: what they took, in plain steps. learned: what is known
@@ -58,7 +58,7 @@ class SimulatedNetworks:
 
     item: TraceItem
 
-    def __init__(self, figures: Sequence[NetworkFigures] = (), turn: int = 0) -> None:
+    def __init__(self, figures: Sequence[DrafterFigures] = (), turn: int = 0) -> None:
         self._figures = figures
         self.turn = turn
         self.learned: dict[str, LearnedDrafter] = {}
@@ -66,28 +66,28 @@ class SimulatedNetworks:
         self.spend: Callable[[float], None] = self._pass
         self.clock: Callable[[], float] = lambda: self._now
 
-    def made(self, mode: str) -> list[SimulatedNetwork]:
+    def made(self, mode: str) -> list[SimulatedDrafter]:
         """New ones, those that `--draft mode` uses."""
         used = [each for each in self._figures if mode in ("auto", each.name)]
-        return [SimulatedNetwork(each, self.item, self) for each in used]
+        return [SimulatedDrafter(each, self.item, self) for each in used]
 
     def _pass(self, cost: float) -> None:
         self.spent += cost
         self._now += cost
 
 
-class SimulatedNetwork:
-    """A `DraftNetwork` that knows the output, and is right as often as its figures say."""
+class SimulatedDrafter:
+    """A `NeuralDrafter` that knows the output and is right as often as its figures say."""
 
     def __init__(
-        self, figures: NetworkFigures, item: TraceItem, neural_drafters: SimulatedNetworks
+        self, figures: DrafterFigures, item: TraceItem, neural_drafters: SimulatedDrafters
     ) -> None:
         self.name, self.relative_cost = figures.name, figures.cost
         self.longest = len(figures.accepted)
         self.prefilled, self.reused, self.key = 0, 0.0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
-        self._networks = neural_drafters
+        self._neural_drafters = neural_drafters
         luck = random.Random(str(item.output))
         turn = neural_drafters.turn / LUCKS
         # By place: the same for all who compare.
@@ -106,7 +106,7 @@ class SimulatedNetwork:
         # Beyond the end nothing is verified.
         self._right &= self._place < len(self._luck) and self._luck[self._place] < chance
         token = self._truth[self._place] if self._right else _WRONG
-        self._networks.spend(self._figures.cost)
+        self._neural_drafters.spend(self._figures.cost)
         self._place, self._depth = self._place + 1, self._depth + 1
         self.prefilled = self._place
         return token, chance
@@ -115,17 +115,17 @@ class SimulatedNetwork:
         self.prefilled = 0
 
     def clock(self) -> float:
-        return self._networks.clock()
+        return self._neural_drafters.clock()
 
 
-def parse_network(text: str) -> NetworkFigures:
+def parse_figures(text: str) -> DrafterFigures:
     """Figures from a text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError for anything else."""
     name, _, rest = text.partition(":")
     cost, _, shares = rest.partition(":")
     try:
-        figures = NetworkFigures(name, float(cost), tuple(map(float, shares.split(","))))
+        figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
     except ValueError:
-        figures = NetworkFigures("", 0.0, ())
+        figures = DrafterFigures("", 0.0, ())
     falling = [1.0, *figures.accepted, 0.0]
     named = figures.name in NEURAL_MODES
     if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
@@ -136,22 +136,22 @@ def parse_network(text: str) -> NetworkFigures:
     return figures
 
 
-class NetworkCosts:
+class SimulatedCosts:
     """Cost of a pass plus the cost of the networks since the pass before."""
 
-    def __init__(self, curve: Callable[[int], float], neural_drafters: SimulatedNetworks) -> None:
-        self._curve, self._networks = curve, neural_drafters
+    def __init__(self, curve: Callable[[int], float], neural_drafters: SimulatedDrafters) -> None:
+        self._curve, self._neural_drafters = curve, neural_drafters
         self._charged = neural_drafters.spent
 
     def __call__(self, rows: int) -> float:
-        before, self._charged = self._charged, self._networks.spent
+        before, self._charged = self._charged, self._neural_drafters.spent
         return self._curve(rows) + (self._charged - before)
 
 
-def network_drafter(
+def new_drafter(
     mode: str,
     costs: CostCurve,
-    neural_drafters: SimulatedNetworks,
+    neural_drafters: SimulatedDrafters,
     memory: AnswerCache | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> Drafter:
@@ -168,17 +168,17 @@ def network_drafter(
     return drafter_named(mode, costs, memory, draft_tokens)
 
 
-def replay_networks(
+def replay_simulated(
     items: Iterable[TraceItem],
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
-    neural_drafters: SimulatedNetworks,
+    neural_drafters: SimulatedDrafters,
     *,
     memory: AnswerCache | None = None,
     counts: ReplayCounts | None = None,
 ) -> dict[str, Any]:
     """Replay each item through a new drafter with `neural_drafters`; see `bench.replay.replay`."""
-    counts, costs = counts or ReplayCounts(), NetworkCosts(curve, neural_drafters)
+    counts, costs = counts or ReplayCounts(), SimulatedCosts(curve, neural_drafters)
     for item in items:
         neural_drafters.item = item
         replay_item(item, make_drafter(), costs, counts)
@@ -191,7 +191,7 @@ def replay_mixture(
     trace: Trace,
     curve: Curve,
     mode: str,
-    figures: Sequence[NetworkFigures],
+    figures: Sequence[DrafterFigures],
     *,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
@@ -206,23 +206,23 @@ def replay_mixture(
         counts = ReplayCounts()
         for turn in range(LUCKS if even else 1):
             neural_drafters, learned = (
-                SimulatedNetworks(figures, turn),
+                SimulatedDrafters(figures, turn),
                 AnswerCache() if memory else None,
             )
 
             def make(
-                neural_drafters: SimulatedNetworks = neural_drafters,
+                neural_drafters: SimulatedDrafters = neural_drafters,
                 learned: AnswerCache | None = learned,
             ) -> Drafter:
                 costs = CostCurve(curve.points)
-                return network_drafter(mode, costs, neural_drafters, learned, draft_tokens)
+                return new_drafter(mode, costs, neural_drafters, learned, draft_tokens)
 
-            replay_networks(items, make, curve, neural_drafters, memory=learned, counts=counts)
+            replay_simulated(items, make, curve, neural_drafters, memory=learned, counts=counts)
         found[name] = counts.as_dict()
     return found
 
 
-def add_networks(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def add_drafter_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
         "--network",
         action="append",
@@ -237,7 +237,7 @@ def add_networks(parser: argparse.ArgumentParser, *, required: bool) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="TRACES", help="Trace file, gzipped or not")
     add_curve(parser)
-    add_networks(parser, required=True)
+    add_drafter_options(parser, required=True)
     add_drafting(parser, DRAFT_MODES)
     parser.add_argument("--even", action="store_true", help="Replay ten times, to cancel luck")
     parser.add_argument(
@@ -249,7 +249,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     curve, name = parse_curve(options.curve), options.curve
     trace = load_selected(options.file, options.workload)
-    neural_drafters = [parse_network(text) for text in options.neural_drafter]
+    neural_drafters = [parse_figures(text) for text in options.neural_drafter]
     alone = dict.fromkeys(each.name for each in neural_drafters)
     found = {
         mode: replay_mixture(

@@ -23,17 +23,17 @@ from akunu_py.ngram.guess import Guess
 from akunu_py.ngram.neural_plan import DraftPlan, PlannedDrafter, PlanningLimits
 from tests.measure.device import parse_device, replay_on_device
 from tests.measure.neural_drafters import (
-    NetworkFigures,
-    SimulatedNetworks,
+    DrafterFigures,
+    SimulatedDrafters,
     main,
-    network_drafter,
-    parse_network,
+    new_drafter,
+    parse_figures,
     replay_mixture,
-    replay_networks,
+    replay_simulated,
 )
 
-MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
-DEAR = NetworkFigures("model", 0.9, (0.5, 0.2))
+MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
+DEAR = DrafterFigures("model", 0.9, (0.5, 0.2))
 
 
 def text(copied: float, seed: int = 0) -> Trace:
@@ -51,7 +51,7 @@ def text(copied: float, seed: int = 0) -> Trace:
     return Trace("", {"text": tuple(items)})
 
 
-def score(trace: Trace, curve: str, mode: str, *neural_drafters: NetworkFigures) -> float:
+def score(trace: Trace, curve: str, mode: str, *neural_drafters: DrafterFigures) -> float:
     found = replay_mixture(trace, parse_curve(curve), mode, neural_drafters)
     return float(found["text"]["score"])
 
@@ -90,12 +90,12 @@ def test_a_network_that_does_not_pay_is_left_alone() -> None:
 def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
     """In two tokens: what is known of it outlives an answer."""
     trace, curve = text(0.0), parse_curve("m4pro")
-    neural_drafters = SimulatedNetworks([NetworkFigures("exit", 0.97, (0.5, 0.2))])
+    neural_drafters = SimulatedDrafters([DrafterFigures("exit", 0.97, (0.5, 0.2))])
     spent = []
     for item in trace.workloads["text"]:
         neural_drafters.item = item
-        make = partial(network_drafter, "exit", CostCurve(curve.points), neural_drafters)
-        replay_networks([item], make, curve, neural_drafters)
+        make = partial(new_drafter, "exit", CostCurve(curve.points), neural_drafters)
+        replay_simulated([item], make, curve, neural_drafters)
         spent.append(neural_drafters.spent)
     learned = neural_drafters.learned["exit"]
     assert learned.timed
@@ -106,14 +106,14 @@ def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
 
 def test_trials_are_due_in_sessions_of_any_length() -> None:
     """Each of these is over long before one of a dear network is."""
-    neural_drafters = SimulatedNetworks([NetworkFigures("model", 0.3, (0.9, 0.8))])
+    neural_drafters = SimulatedDrafters([DrafterFigures("model", 0.3, (0.9, 0.8))])
     costs, scores = parse_curve("m5max"), []
     (item, *_) = text(0.0).workloads["text"]
     neural_drafters.item = TraceItem(item.prompt, item.output[:25])
     for _ in range(80):
-        make = partial(network_drafter, "auto", CostCurve(costs.points), neural_drafters)
+        make = partial(new_drafter, "auto", CostCurve(costs.points), neural_drafters)
         scores.append(
-            replay_networks([neural_drafters.item], make, costs, neural_drafters)["score"]
+            replay_simulated([neural_drafters.item], make, costs, neural_drafters)["score"]
         )
         if len(scores) == 1:
             neural_drafters.learned["model"].expected[0] = 0.1  # an unlucky start
@@ -125,7 +125,7 @@ def test_trials_are_due_in_sessions_of_any_length() -> None:
 def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least: float) -> None:
     """Wrong at each of 150 places: it is given up, tried now and then, and soon drafts again."""
     costs, scores = parse_curve(curve), []
-    neural_drafters, items = SimulatedNetworks([MTP]), text(0.0).workloads["text"]
+    neural_drafters, items = SimulatedDrafters([MTP]), text(0.0).workloads["text"]
     for number, neural_drafters.item in enumerate(items):
 
         def make(first: bool = number == 0) -> AutoDrafter:
@@ -138,7 +138,7 @@ def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least
             )
 
         scores.append(
-            replay_networks([neural_drafters.item], make, costs, neural_drafters)["score"]
+            replay_simulated([neural_drafters.item], make, costs, neural_drafters)["score"]
         )
     assert scores[0] < 0.9 * scores[-1]
     assert min(scores[answers:]) >= least, scores
@@ -162,7 +162,7 @@ def test_costs_are_learned_from_the_clock() -> None:
 def test_the_planner_earns_what_theory_promises(chance: float, c: float) -> None:
     """Leviathan et al., theorem 3.8 with the cost of rows, at the best length."""
     trace, curve = text(0.0), parse_curve("m5max")
-    figures = NetworkFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
+    figures = DrafterFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
     best = max(1.0, improvement(chance, best_length(chance, c, curve), c, curve))
     assert score(trace, "m5max", "model", figures) == pytest.approx(best, rel=0.1)
 
@@ -237,9 +237,9 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
     "wrong", ["mtp", "mtp:0:0.5", "mtp:0.1:0.5,0.6", "head:0.1:0.5", "mtp:x:1"]
 )
 def test_what_is_no_network_is_refused(wrong: str) -> None:
-    assert parse_network("mtp:0.06:0.8,0.65,0.5") == MTP
+    assert parse_figures("mtp:0.06:0.8,0.65,0.5") == MTP
     with pytest.raises(UsageError, match=r"such as mtp:0\.06"):
-        parse_network(wrong)
+        parse_figures(wrong)
 
 
 def test_the_command_compares_the_mixture_with_its_parts(

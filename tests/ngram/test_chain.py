@@ -16,14 +16,14 @@ from akunu_py.ngram.auto import AutoDrafter, Continuation
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import NeuralDrafter
 from tests.measure.neural_drafters import (
-    NetworkFigures,
-    SimulatedNetworks,
+    DrafterFigures,
+    SimulatedDrafters,
     replay_mixture,
-    replay_networks,
+    replay_simulated,
 )
 
 FREE = {1: 1.0, 33: 1.001}
-RIGHT = NetworkFigures("mtp", 0.06, (0.99,))  # its first token, and no more
+RIGHT = DrafterFigures("mtp", 0.06, (0.99,))  # its first token, and no more
 
 
 class Script:
@@ -173,15 +173,15 @@ class SourceRecorder(AutoDrafter):
 
 
 def test_each_token_has_a_source() -> None:
-    neural_drafters, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
+    neural_drafters, item, seen = SimulatedDrafters([RIGHT]), changed(0), set[tuple[str, ...]]()
     make = lambda: SourceRecorder(seen, neural_drafters.made("auto"))  # noqa: E731
-    replay_networks([item], make, parse_curve("m5max"), neural_drafters)
+    replay_simulated([item], make, parse_curve("m5max"), neural_drafters)
     assert any("mtp" in names[:-1] for names in seen), seen
 
 
 def test_what_was_drafted_ahead_is_judged_by_its_own_tokens() -> None:
     """Not by that of the step that is under way, which comes first."""
-    neural_drafters, text = SimulatedNetworks([RIGHT]), [*range(100), *range(40)]
+    neural_drafters, text = SimulatedDrafters([RIGHT]), [*range(100), *range(40)]
     neural_drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
     drafter = drafter_of(text, neural_drafters=neural_drafters.made("auto"))
     chooser = drafter._chooser

@@ -185,7 +185,7 @@ def check_mode(engine: Engine, mode: DraftMode) -> None:
 def neural_drafters_for(engine: Engine, target: Target, mode: DraftMode) -> list[NeuralDrafter]:
     """Make the neural drafters that `mode` uses."""
     return [
-        kind.make(engine, target)
+        kind.create(engine, target)
         for name, kind in NEURAL_DRAFTERS.items()
         if (name == mode or (mode == "auto" and kind.in_auto)) and not kind.unavailable(engine)
     ]

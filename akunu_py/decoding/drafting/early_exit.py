@@ -58,22 +58,22 @@ class FirstLayers:
         self.count = count
         self._states = mx.zeros((0,))  # [1, rows, width], output of the first layers
         skipped = [_LayerStub(layer, lambda states: states) for layer in layers]
-        keep = _LayerStub(layers[count], self._keep)
-        give = _LayerStub(layers[0], lambda states: self._states)
-        self._first = _with_layers(model, path, [*layers[:count], keep, *skipped[count + 1 :]])
-        self._rest = _with_layers(model, path, [give, *skipped[1:count], *layers[count:]])
+        capture = _LayerStub(layers[count], self._capture)
+        inject = _LayerStub(layers[0], lambda states: self._states)
+        self._first = _with_layers(model, path, [*layers[:count], capture, *skipped[count + 1 :]])
+        self._rest = _with_layers(model, path, [inject, *skipped[1:count], *layers[count:]])
 
-    def _keep(self, states: mx.array) -> mx.array:
+    def _capture(self, states: mx.array) -> mx.array:
         self._states = states
         return states
 
-    def first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
+    def run_first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
         """Run `tokens` [rows] through the first layers. Returns logits [rows, vocab] and states."""
         own = cache[: self.count]
         logits = self._first(tokens[None], cache=[*own, *own[:1] * (len(cache) - len(own))])[0]
         return logits, self._states
 
-    def rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
+    def run_rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Run the other layers. Returns the model's logits, [rows, vocab]."""
         self._states, own = states, cache[self.count :]
         logits: mx.array = self._rest(tokens[None], cache=[*own[:1] * self.count, *own])[0]
@@ -95,12 +95,12 @@ class ExitDrafter(NeuralDrafterBase):
         """Return why `engine` has no exit. The first call measures, with a few passes."""
         if engine.ring is not None:
             return "the model is divided among hosts"
-        found = _exit(engine)
+        found = _find_exit(engine)
         return found if isinstance(found, str) else ""
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> ExitDrafter:
-        found = _exit(engine)
+    def create(cls, engine: Engine, target: Target) -> ExitDrafter:
+        found = _find_exit(engine)
         assert isinstance(found, EarlyExit)
         layers = FirstLayers(engine.model, found.layers)
         return cls(layers, target, found.share, found.reused)
@@ -127,10 +127,10 @@ class ExitDrafter(NeuralDrafterBase):
     def draft_token(self) -> tuple[int, float]:
         target = self._target
         rows = self._known[len(target.tokens) + len(self._ahead) :]
-        logits, states = self._layers.first(mx.array(rows, mx.int32), target.cache)
+        logits, states = self._layers.run_first(mx.array(rows, mx.int32), target.cache)
         self._ahead += rows
         self._states.append(states)
-        return self._draw(logits[-1:])
+        return self._sample(logits[-1:])
 
     def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Run a target pass (`Target.run`), skipping what the first layers have computed."""
@@ -140,11 +140,11 @@ class ExitDrafter(NeuralDrafterBase):
             return self._target.run_model(tokens, cache)
         read = common_prefix(ahead, tokens.tolist())
         kv_cache.trim(cache[: self._layers.count], len(ahead) - read)
-        done = mx.concatenate(states, axis=1)[:, :read]
+        hidden = mx.concatenate(states, axis=1)[:, :read]
         if read < tokens.shape[0]:
-            _, more = self._layers.first(tokens[read:], cache)
-            done = mx.concatenate([done, more], axis=1)
-        return self._layers.rest(tokens, done, cache)
+            _, more = self._layers.run_first(tokens[read:], cache)
+            hidden = mx.concatenate([hidden, more], axis=1)
+        return self._layers.run_rest(tokens, hidden, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
         truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
         exits = []
         for count in counts:
-            logits, _ = FirstLayers(model, count).first(tokens, _new_cache(engine))
+            logits, _ = FirstLayers(model, count).run_first(tokens, _new_cache(engine))
             agreement = float(mx.mean(mx.argmax(logits, axis=-1) == truth).item())
             first = each * count
             exits.append(EarlyExit(count, agreement, (first + lm_head) / total, first / total))
@@ -221,8 +221,8 @@ def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
             engine.model(tokens[None, :_READ], cache=cache)
         rows = tokens[_READ:]
         whole = engine.model(rows[None], cache=caches[0])[0]
-        _, states = layers.first(rows, caches[1])
-        both = layers.rest(rows, states, caches[1])
+        _, states = layers.run_first(rows, caches[1])
+        both = layers.run_rest(rows, states, caches[1])
         return bool((mx.abs(whole - both).max() <= _EXACT * mx.abs(whole).max()).item())
 
 
@@ -263,24 +263,24 @@ def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
 
 def _with_layers(model: Any, path: Sequence[str], layers: list[Any]) -> Any:
     """Return a shallow copy of the model with `layers` in place of its own."""
-    other = copy.copy(model)
+    copied = copy.copy(model)
     if path:
-        other[path[0]] = _with_layers(model[path[0]], path[1:], layers)
+        copied[path[0]] = _with_layers(model[path[0]], path[1:], layers)
     else:
-        other["layers"] = layers
-    return other
+        copied["layers"] = layers
+    return copied
 
 
 # By id of the model: the exit, or why there is none.
-_chosen: dict[int, tuple[weakref.ref[Any], EarlyExit | str]] = {}
+_exit_by_model: dict[int, tuple[weakref.ref[Any], EarlyExit | str]] = {}
 
 
-def _exit(engine: Engine) -> EarlyExit | str:
-    model, (known, found) = engine.model, _chosen.get(id(engine.model), (None, ""))
+def _find_exit(engine: Engine) -> EarlyExit | str:
+    model, (known, found) = engine.model, _exit_by_model.get(id(engine.model), (None, ""))
     if known is None or known() is not model:
         try:
             found = choose_exit(engine)
         except UnsupportedModel as error:
             found = str(error)
-        _chosen[id(model)] = weakref.ref(model), found
+        _exit_by_model[id(model)] = weakref.ref(model), found
     return found

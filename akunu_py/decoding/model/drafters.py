@@ -84,7 +84,7 @@ def open_head(
 def _head_needs(head: Head, target: MemoryNeeds, weights: WeightMode) -> MemoryNeeds:
     device.convert_weights(head, weights)
     cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
-    head(rows, rows, cache)  # which is not computed
+    head(rows, rows, cache)  # lazy: only the shapes are needed
     per_token = sum(plan.bytes_per_row(entry) for entry in kv_cache.leaves(cache))
     return replace(target, weights=device.weight_bytes(head), cache=CacheGrowth(per_token))
 
@@ -110,7 +110,7 @@ def check_tokens(small: TokenCodec, target: TokenCodec) -> None:
 def difference(target: dict[str, int], draft: dict[str, int]) -> str:
     """Describe how two vocabularies differ; "" if they match.
 
-    A few tokens may be in only one of them: sizes of a model family often differ so.
+    Each may have a few extra tokens, as is common within a model family.
     """
     theirs = {token: text for text, token in target.items()}
     ours = {token: text for text, token in draft.items()}

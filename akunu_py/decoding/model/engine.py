@@ -68,23 +68,23 @@ class Engine:
     ) -> Engine:
         """Load the model in the directory `path`.
 
-        draft_model, ring: used instead of the draft model and hosts that `options` name.
+        draft_model, ring: override the draft model and hosts of `options`.
 
-        Raises DamagedModel or UnsupportedModel for every failure of mlx-lm; UsageError if `options`
-        cannot be met or the draft model has other tokens; DoesNotFit before weights are read.
+        Raises DamagedModel or UnsupportedModel for all failures of mlx-lm; UsageError for bad
+        `options` or a draft model with other tokens; DoesNotFit before weights are read.
         """
         started = time.perf_counter()
         name = name or path.name
         with boundary(f"the model in {path} cannot be loaded"):
             parts = open_parts(path, options, draft_model, ring)
             needs = [each.needs for each in parts.drafters]
-            divided = ring is not None
-            plan = make_plan(name, parts.opened, parts.needs, options, needs, divided=divided)
+            split = ring is not None
+            plan = make_plan(name, parts.opened, parts.needs, options, needs, partitioned=split)
             engine = load(parts, plan)
         return replace(engine, load_s=time.perf_counter() - started)
 
     def with_draft_model(self, small: Engine) -> Engine:
-        """Return this engine with `small` as draft model. Raises UsageError for other tokens."""
+        """Return this engine with draft model `small`. Raises UsageError if its tokens differ."""
         check_tokens(small.tokens, self.tokens)
         needed, width = small.plan.fit.needs, small.tokens.vocabulary
         share = needed.weights / max(1, self.plan.fit.needs.weights)
@@ -94,7 +94,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """A model and its neural drafters with known shapes, before weights are read."""
+    """A model and its neural drafters, opened but without weights."""
 
     opened: OpenModel
     needs: MemoryNeeds  # of the model alone
@@ -130,8 +130,8 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     opened, ring = parts.opened, parts.ring
     model = opened.model
     device.wire_memory(model)
-    with ThreadPoolExecutor(1) as other:  # loads the tokenizer while the device reads the weights
-        loading = other.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
+    with ThreadPoolExecutor(1) as pool:  # loads the tokenizer while the device reads the weights
+        loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if ring is None:
             mx.eval(model.parameters())
         else:
