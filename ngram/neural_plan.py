@@ -88,9 +88,8 @@ class LearnedDrafter:
     @classmethod
     def of(cls, drafter: NeuralDrafter) -> LearnedDrafter:
         """Return the initial state for `drafter`."""
-        curve = CostCurve(
-            {rows: drafter.relative_cost * cost for rows, cost in PRIOR_SHAPE.items()}
-        )
+        unit = drafter.relative_cost
+        curve = CostCurve({rows: unit * cost for rows, cost in PRIOR_SHAPE.items()})
         curve.preset = False
         return cls(curve)
 

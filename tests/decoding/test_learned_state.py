@@ -57,7 +57,7 @@ def files() -> list[Path]:
     return sorted(opened(memory=False).directory.glob("memory-*"))
 
 
-def test_answers_are_remembered_by_the_next_run() -> None:
+def test_the_next_run_has_the_answers() -> None:
     first = opened()
     assert recalled(first) is None
     first.add_answer(ANSWER)
@@ -84,7 +84,7 @@ def test_off_means_nothing_is_kept() -> None:
     assert files() == []
 
 
-def test_forgetting_deletes_it() -> None:
+def test_delete_answer_cache_deletes_its_files() -> None:
     opened().add_answer(ANSWER)
     assert answer_cache_bytes(MODEL) > 0
     assert delete_answer_cache(MODEL) > 0
@@ -163,7 +163,7 @@ def test_costs_are_kept_by_layout() -> None:
     assert other[4] / other[0] > 1.6
 
 
-def test_networks_are_kept_with_the_costs() -> None:
+def test_neural_drafters_are_saved_with_the_costs() -> None:
     """What one takes, and how often it is right; what nobody learns is set aside."""
     neural_drafter = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
     neural_drafter.item = TraceItem((1,) * 9, tuple(range(200)))

@@ -192,7 +192,7 @@ def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
     assert 250 < probes[2] - probes[1] < 290
 
 
-def test_a_curve_that_was_given_is_not_probed() -> None:
+def test_a_preset_curve_is_not_probed() -> None:
     passage = random.Random(1).sample(range(1000), 300)
     drafter = AutoDrafter(CostCurve({1: 0.01, 2: 1.0}))
     drafter.extend(passage)
@@ -225,7 +225,7 @@ def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
     assert set(seen) == {2}
 
 
-def test_memory_helps_cold_text_and_is_only_read() -> None:
+def test_answer_cache_helps_new_text_and_stays_unchanged() -> None:
     answer = random.Random(5).sample(range(1000), 200)
     memory = AnswerCache(10)
     memory.learn(answer)

@@ -1,4 +1,4 @@
-"""Guesses chained into drafts, behind the history and behind the tokens of a network."""
+"""Guesses chained into drafts, after the history and after the tokens of a neural drafter."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def drafter_of(text: Sequence[int], **options: object) -> AutoDrafter:
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.booleans(), st.data())
-def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
+def test_guesses_after_a_guessed_token_stay_the_same(
     text: list[int], guided: bool, data: st.DataObject
 ) -> None:
     """Wherever the network begins, and however many tokens it drafts."""
@@ -91,7 +91,7 @@ def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
     assert guide is None or guide.place is None
 
 
-def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
+def test_guesses_continue_after_a_different_token() -> None:
     text = [*range(100, 120), 7, *range(200, 220), 8, *range(100, 120)]
     drafter = drafter_of(text)
     guesses = drafter.chain.after_history(0, 20, None)
@@ -102,7 +102,7 @@ def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
     behind.end()
 
 
-def test_what_the_grammar_forbids_ends_it_and_changes_nothing() -> None:
+def test_a_forbidden_token_ends_the_draft_without_side_effects() -> None:
     text = [*range(40), 99, *range(10)]
     drafter, guide = drafter_of(text), Script([*range(10, 20), 50])
     guesses = drafter.chain.after_history(0, 20, guide)
@@ -142,7 +142,7 @@ def changed(seed: int) -> TraceItem:
 
 
 @pytest.mark.parametrize("curve", ["m5max", "m4pro"])
-def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> None:
+def test_an_edited_copy_continues_after_a_neural_token(curve: str) -> None:
     """One token of ten is another, which only the network knows: it is drafted with what is copied
     behind it, in one pass."""
     trace, passes = Trace("", {"text": tuple(map(changed, range(3)))}), {}
@@ -179,7 +179,7 @@ def test_each_token_has_a_source() -> None:
     assert any("mtp" in names[:-1] for names in seen), seen
 
 
-def test_what_was_drafted_ahead_is_judged_by_its_own_tokens() -> None:
+def test_ahead_draft_is_verified_against_its_own_tokens() -> None:
     """Not by that of the step that is under way, which comes first."""
     neural_drafters, text = SimulatedDrafters([RIGHT]), [*range(100), *range(40)]
     neural_drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))

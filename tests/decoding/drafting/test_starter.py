@@ -79,7 +79,7 @@ def copied(starter_engine: Engine) -> Engine:
 
 
 @pytest.mark.parametrize("mode", ["auto", "model", "exit"])
-def test_what_does_not_pay_is_left_alone(
+def test_unprofitable_drafters_are_rarely_used(
     mode: DraftMode, copied: Engine, starter_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same answers, and they take no longer, but for what it takes to find that out: with
