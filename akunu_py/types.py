@@ -37,7 +37,7 @@ class Drafter(Protocol):
         """Draft up to `limit` tokens after the history; `ahead`: after its unknown next token."""
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         """Record a pass: draft tokens, accepted ones, rows, seconds, whether it was pipelined."""
 
@@ -45,8 +45,8 @@ class Drafter(Protocol):
 class NeuralDrafter(Protocol):
     """A neural drafter: a smaller model, an MTP head, or the target's first layers.
 
-    It follows the target's history and drops rejected tokens at the next `begin`. It samples with
-    the target's noise at each position, so similar distributions nearly always give equal tokens.
+    It follows the target's history and drops rejected tokens at the next `start_draft`. It samples
+    with the target's noise at each position, so similar distributions usually give equal tokens.
     """
 
     @property
@@ -56,7 +56,7 @@ class NeuralDrafter(Protocol):
     def key(self) -> str: ...  # identifies its learned state
 
     @property
-    def share(self) -> float: ...  # assumed cost of a token in plain steps, before measuring
+    def relative_cost(self) -> float: ...  # assumed cost of a token in plain steps, until measured
 
     @property
     def reused(self) -> float: ...  # share of the verifying pass that drafting has computed
@@ -65,15 +65,15 @@ class NeuralDrafter(Protocol):
     def longest(self) -> int: ...  # maximum tokens per draft
 
     @property
-    def read(self) -> int: ...  # approximate number of prefilled tokens of the current history
+    def prefilled(self) -> int: ...  # approximate number of prefilled tokens of the current history
 
-    def begin(self, known: Sequence[int]) -> bool:
-        """Start a draft after `known`. False if more prefill is needed; call again then."""
+    def start_draft(self, known: Sequence[int]) -> bool:
+        """Start a draft after `known`. Return False if more prefill is needed; then call again."""
 
-    def guess(self) -> tuple[int, float]:
-        """Return the next token (-1: none) and its confidence from 0 to 1."""
+    def draft_token(self) -> tuple[int, float]:
+        """Return the next draft token (-1: none) and its confidence from 0 to 1."""
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release state that does not belong to the target's history."""
 
     def clock(self) -> float:

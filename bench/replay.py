@@ -146,7 +146,7 @@ def drafter_named(
     """Return a new drafter: a draft mode without neural drafters, or one of COMPARED."""
     match name:
         case "auto" | "ngram":
-            return AutoDrafter(costs, memory=memory)
+            return AutoDrafter(costs, answer_cache=memory)
         case "fixed":
             return FixedDrafter(draft_tokens)
         case "fixed 4":
@@ -272,7 +272,7 @@ class PromptLookupDrafter:
         return []
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         """Do nothing."""
 

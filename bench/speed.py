@@ -203,7 +203,7 @@ def make_runners(
         runners, modes = [], [OFF, *(mode for mode in modes if mode != OFF)]
     if setup.draft_model is not None:
         runners.append(MlxLmDraftModel(engine, setup.draft_model))
-        drafted = engine.drafted_by(setup.draft_model)
+        drafted = engine.with_draft_model(setup.draft_model)
         runners += [
             Akunu(drafted, "model", curve, name="draft model"),
             Akunu(drafted, "auto", curve, name="auto + draft model"),

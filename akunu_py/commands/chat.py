@@ -187,16 +187,16 @@ def session_thread(
         from akunu_py.decoding.load import load_learned, load_stored
 
         engine = load_stored(stored or model_store.resolve(wanted), loading, settings)
-        learned = load_learned(engine, no_memory=args.no_memory, settings=settings)
+        learned = load_learned(engine, no_answer_cache=args.no_memory, settings=settings)
         learned_states.append(learned)
         return LoadedChat(engine, learned, on_answered)
 
     def on_answered(engine: Engine, generation: Generation) -> None:
         import mlx.core as mx
 
-        from akunu_py.decoding.load import note_peak
+        from akunu_py.decoding.load import record_peak_memory
 
-        note_peak(engine, generation)
+        record_peak_memory(engine, generation)
         mx.reset_peak_memory()  # measure each answer separately
 
     return SessionThread(name, load, settings.unload_s)

@@ -113,7 +113,7 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
     engine = engine_from_arguments(args)
     from akunu_py.completion.completer import Completer
 
-    completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
+    completer = Completer(engine, options, load_learned(engine, no_answer_cache=args.no_memory))
     if completer.family is None and not completer.edit_format and _should_fill_in(args):
         print_warnings([_better_model(engine.name)])
     return completer

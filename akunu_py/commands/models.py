@@ -249,7 +249,7 @@ def forget(args: argparse.Namespace) -> None:
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     model = model_store.resolve(args.name)
-    freed = learned_state.forget(model.path) + forget(model.path)
+    freed = learned_state.delete_answer_cache(model.path) + forget(model.path)
     say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
 
 

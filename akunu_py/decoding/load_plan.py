@@ -28,7 +28,7 @@ from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.types import LoadOptions
 
 _UNKNOWN_CONTEXT = 4096
-_TRIALS = (256, 512)  # rows, to measure the growth of an unknown kind of cache
+_TRIAL_ROWS = (256, 512)  # to measure the growth of an unknown kind of cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +42,42 @@ class LoadPlan:
     kv_bits: int | None  # of the KV cache; None: not quantized
     fit: FittedContext  # memory of the model and its drafters, with a note for the user
     cache_memory: int  # bytes for prompt caches
-    memory_limit: int | None  # bytes for model and caches; None: all that the machine has
+    memory_limit: int | None  # bytes for model and caches; None: all available memory
     forced: bool  # load even if memory is too small
 
 
 def make_plan(
     name: str,
     opened: OpenModel,
-    own: MemoryNeeds,
+    target: MemoryNeeds,
     options: LoadOptions,
     drafters: Sequence[MemoryNeeds] = (),
     *,
-    divided: bool = False,
+    partitioned: bool = False,
 ) -> LoadPlan:
     """Plan how to load `opened`, whose weights are already converted but not read.
 
-    own, drafters: needs of the model and of its neural drafters. divided: split over several hosts,
-    where KV caches cannot be quantized. Raises UsageError if the context is too long, DoesNotFit.
+    target, drafters: needs of the model and of its neural drafters. partitioned: split over several
+    hosts, where KV caches cannot be quantized. Raises UsageError if the context is too long,
+    DoesNotFit if memory is too small.
     """
 
-    def together(whole: MemoryNeeds) -> MemoryNeeds:
+    def with_drafters(total: MemoryNeeds) -> MemoryNeeds:
         for each in drafters:
-            whole = whole.with_draft(each)
-        return whole
+            total = total.with_draft(each)
+        return total
 
     def with_8_bits() -> MemoryNeeds | None:
         try:
-            itemsize = own.activations.itemsize
-            return None if options.kv_bits or divided else together(needs(opened, 8, itemsize))
+            if options.kv_bits or partitioned:
+                return None
+            return with_drafters(needs(opened, 8, target.activations.itemsize))
         except UsageError:  # the model's cache cannot be quantized
             return None
 
     fit = choose_context(
         name,
-        together(own),
+        with_drafters(target),
         memory_limit(options),
         requested=options.context,
         force=options.force,
@@ -135,10 +137,10 @@ def growth(model: Any, kv_bits: int | None = None) -> CacheGrowth:
     if unknown:
         few, many = (
             sum(_nbytes(vars(entry)) for at, entry in enumerate(entries) if at in unknown)
-            for entries in (_filled_cache(model, kv_bits, rows) for rows in _TRIALS)
+            for entries in (_filled_cache(model, kv_bits, rows) for rows in _TRIAL_ROWS)
         )
-        slope = (many - few) // (_TRIALS[1] - _TRIALS[0])
-        per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIALS[0])
+        slope = (many - few) // (_TRIAL_ROWS[1] - _TRIAL_ROWS[0])
+        per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIAL_ROWS[0])
     return CacheGrowth(per_token, tuple(sorted(windows.items())), fixed)
 
 
@@ -154,7 +156,7 @@ def _filled_cache(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
 
 
 def bytes_per_row(entry: Any) -> int:
-    """Return the bytes of one position's keys and values; 0 if a layer shares another's."""
+    """Return the bytes of one position's keys and values; 0 if the layer uses another layer's."""
     parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
     return sum(_nbytes(part) // part.shape[-2] for part in parts)
 

@@ -56,7 +56,7 @@ class Target:
 
     def release(self) -> None:
         """Return the history to the shared caches, if caching is enabled."""
-        if not kv_cache.holds(self.cache, len(self.tokens)):  # a failed pass left rows behind
+        if not kv_cache.has_length(self.cache, len(self.tokens)):  # a failed pass left rows behind
             self.reset()
         self.history.reserved, self.history.pending = 0, []
         if self.caches.limit:
@@ -159,7 +159,7 @@ class Target:
         if self.constraint is not None:
             logits = self.constraint.masked_ahead(logits)
         before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
-        return self.sampler.guess(logits, before, len(known))
+        return self.sampler.sample_draft(logits, before, len(known))
 
     def read(self, sampled: mx.array) -> list[int]:
         """Wait for the result of `launch`."""
@@ -190,7 +190,7 @@ class Target:
         instead, if memory allows. needed: bytes to reserve for prompt and answer. stable: length of
         the prefix that the next prompt will share, if known.
         """
-        assert kv_cache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
+        assert kv_cache.has_length(self.cache, len(self.tokens)), "the cache is not what was booked"
         others = self.caches.others(self.history)
         histories = [self.history, *self.caches.histories(), *others]
         shared = [each.shared(prompt) for each in histories]

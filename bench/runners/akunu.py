@@ -127,10 +127,10 @@ class RecordingDrafter:
         return draft
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         started = time.perf_counter()
-        self._drafter.observe(drafted, accepted, rows, seconds, behind=behind)
+        self._drafter.observe(drafted, accepted, rows, seconds, pipelined=pipelined)
         self._passed = True
         passes = self._passes
         passes.draft_s += time.perf_counter() - started

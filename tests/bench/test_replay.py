@@ -38,7 +38,7 @@ class Scripted:
         return list(self.drafts.pop(0))[:limit]
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         self.calls.append((accepted, seconds))
 
@@ -90,7 +90,7 @@ def test_memory_learns_from_item_to_item() -> None:
     def passes(memory: AnswerCache | None) -> int:
         counts = replay(
             items,
-            lambda: AutoDrafter(CostCurve(curve.points), memory=memory),
+            lambda: AutoDrafter(CostCurve(curve.points), answer_cache=memory),
             curve,
             memory,
         )

@@ -171,7 +171,7 @@ def replay_places(
             end = sorted(completer.engine.tokens.stop_tokens)[:1]
             unread = [token for tokens in pieces for token in (*tokens, *end)]
             drafter.extend(unread)
-            drafter.unread = len(unread)
+            drafter.draft_only_tokens = len(unread)
             item = TraceItem(tuple(prompt.tokens), output)
             total = counts.setdefault(place.project, {}).setdefault(context, ReplayCounts())
             replay_item(item, drafter, curve, total)

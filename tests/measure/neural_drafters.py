@@ -78,9 +78,9 @@ class SimulatedDrafter:
     def __init__(
         self, figures: DrafterFigures, item: TraceItem, neural_drafters: SimulatedDrafters
     ) -> None:
-        self.name, self.share = figures.name, figures.cost
+        self.name, self.relative_cost = figures.name, figures.cost
         self.longest = len(figures.accepted)
-        self.read, self.reused, self.key = 0, 0.0, figures.name
+        self.prefilled, self.reused, self.key = 0, 0.0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
         self._simulated = neural_drafters
@@ -91,12 +91,12 @@ class SimulatedDrafter:
         self._place = self._depth = 0
         self._right = True
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self._right = known[-1] == self._truth[len(known) - 1]
         self._place, self._depth = len(known), 0
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         accepted = (1.0, *self._figures.accepted)
         chance = accepted[self._depth + 1] / max(accepted[self._depth], 1e-9)
         # Beyond the end nothing is verified.
@@ -104,11 +104,11 @@ class SimulatedDrafter:
         token = self._truth[self._place] if self._right else _WRONG
         self._simulated.spend(self._figures.cost)
         self._place, self._depth = self._place + 1, self._depth + 1
-        self.read = self._place
+        self.prefilled = self._place
         return token, chance
 
-    def forget(self) -> None:
-        self.read = 0
+    def release(self) -> None:
+        self.prefilled = 0
 
     def clock(self) -> float:
         return self._simulated.clock()
@@ -156,7 +156,7 @@ def mixture_drafter(
         made, ngrams = neural_drafters.make(mode), mode in ("auto", "ngram")
         return AutoDrafter(
             costs,
-            memory=memory,
+            answer_cache=memory,
             neural_drafters=made,
             learned=neural_drafters.learned,
             ngrams=ngrams,

@@ -252,9 +252,9 @@ class _Guided:
         return self._inner.propose(limit, ahead=ahead)
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
-        self._inner.observe(drafted, accepted, rows, seconds, behind=behind)
+        self._inner.observe(drafted, accepted, rows, seconds, pipelined=pipelined)
 
 
 class _Unforced:
@@ -298,7 +298,7 @@ class _ForcedDrafter:
         return draft
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         """Do nothing."""
 

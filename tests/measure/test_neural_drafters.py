@@ -172,18 +172,18 @@ class Steady:
     """A neural drafter with constant acceptance and cost."""
 
     name = key = "model"
-    longest, reused, read = LONGEST, 0.0, 9
+    longest, reused, prefilled = LONGEST, 0.0, 9
 
     def __init__(self, chance: float, share: float) -> None:
-        self.chance, self.share = chance, share
+        self.chance, self.relative_cost = chance, share
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         return 1, self.chance
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Do nothing: no token is processed."""
 
     def clock(self) -> float:
@@ -229,7 +229,7 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
         neural_drafter = PlannedDrafter(steady)
         terms = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
         neural_drafter.draft([0] * 10, [], planned, terms, (), copied)
-        followed.append(neural_drafter.followed)
+        followed.append(neural_drafter.trailing)
     assert max(followed[:2]) <= 1
     assert followed[2] == LONGEST - 1
 

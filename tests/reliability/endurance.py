@@ -178,7 +178,7 @@ def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 def _session(model: Path) -> Session:
     engine = Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY))
-    return Session(engine, LearnedState(model, engine.tokens.digest, "x", memory=True))
+    return Session(engine, LearnedState(model, engine.tokens.digest, "x", answer_cache=True))
 
 
 def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:

@@ -112,7 +112,7 @@ def full(directory: Path, random: Random) -> Outcome:
 def opened(engine: Engine, limits: DiskLimits = LIMITS) -> Session:
     """A session as after a start; it takes from disk whatever is there."""
     store = PromptCacheStore(engine.path, limits)
-    learned = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=store)
+    learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
     learned.curve.prefill_rate = 1.0
     return Session(engine, learned)
 

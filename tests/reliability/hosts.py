@@ -193,7 +193,7 @@ def _alike(engine: Any, counts: dict[str, int]) -> bool:
     """Whether the other ranks did what this one did, and hold as many tokens, in as many caches."""
     from akunu_py.decoding import kv_cache
 
-    here = {str(key): kv_cache.held(cache) for key, cache in engine.model.caches.items()}
+    here = {str(key): kv_cache.row_count(cache) for key, cache in engine.model.caches.items()}
     return all(
         here.items() <= each["held"].items() and counts.items() <= each["counts"].items()
         for each in engine.ring.counts()

@@ -37,7 +37,7 @@ from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.kv_cache import holds
+from akunu_py.decoding.kv_cache import has_length
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
@@ -193,7 +193,7 @@ def without_drafts(
     answer: list[int] = []
 
     def run(rows: mx.array, cache: Any) -> mx.array:
-        if not holds(cache, read):  # the prompt, as far as it is not in there
+        if not has_length(cache, read):  # the prompt, as far as it is not in there
             return target.run_model(rows, cache)
         answer.extend(rows.tolist())
         return logits.behind(answer[1:])

@@ -82,11 +82,11 @@ def session_of(kind: str, engine: Engine) -> Session:
         context_length=40_000,
         cache_memory=4 << 30,
         recurrent=kv_cache.is_recurrent(cache),
-        no_draft=kv_cache.why_no_rollback(cache),
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
         weights=kind,
     )
     store = PromptCacheStore(engine.path, DiskLimits(reserve=0))
-    return Session(engine, LearnedState(engine.path, "t", "l", memory=False, caches=store))
+    return Session(engine, LearnedState(engine.path, "t", "l", answer_cache=False, caches=store))
 
 
 async def send(model: Served, dialect: DialectClient, request: DialectRequest) -> ReplyData:

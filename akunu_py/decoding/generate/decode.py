@@ -53,7 +53,7 @@ def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) 
             tokens, accepted = collect(target, launched, stop)
             started, last = last, target.clock()
             drafter.observe(
-                len(launched.drafted), accepted, rows, last - started, behind=launched.behind
+                len(launched.drafted), accepted, rows, last - started, pipelined=launched.behind
             )
             drafter.extend(tokens)
             rejected = tuple(launched.drafted[accepted:])

@@ -243,7 +243,7 @@ class Generation:
         rest = self._decoder.finish()
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
-            self._session.learned.remember(self.tokens)
+            self._session.learned.add_answer(self.tokens)
             self._session.learned.save_costs()
         if rest.text or rest.thinking:
             yield self._counted(rest)
@@ -407,7 +407,7 @@ class Generation:
         shown = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
         last = [*self._prompt[-1:], *self.tokens][-1]
         position = len(self._prompt) + len(self.tokens)
-        self.logprobs += sampler.take(position, shown, last)
+        self.logprobs += sampler.pop_logprobs(position, shown, last)
 
     def _counted(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text

@@ -186,6 +186,6 @@ def load_partition(found: StoredModel, group: Any, given: Mapping[str, Any]) -> 
     stand_ins, holds, itemsize = take(model, given["division"], group, weights)
     options = LoadOptions(weights, None, given["context"], given["force"], memory=given["memory"])
     own = needs(opened, itemsize=itemsize)
-    plan = make_plan(found.name, opened, own, options, divided=True)
+    plan = make_plan(found.name, opened, own, options, partitioned=True)
     device.wire_memory(model)
     return Partition(model, group, stand_ins, holds, plan.context_length)

@@ -179,7 +179,7 @@ class Coordinator:
         return self._checkpoints[place]
 
     def _run(self, tokens: mx.array, cache: ReplicatedCache, *, wanted: bool) -> mx.array:
-        self.tell(HostCommand.PASS, cache.key, kv_cache.held(cache), int(wanted))
+        self.tell(HostCommand.PASS, cache.key, kv_cache.row_count(cache), int(wanted))
         self._send(tokens[0])
         logits: mx.array = self._model(tokens, cache=cache.own)
         cache.write_stand_ins(tokens.shape[1])
@@ -247,7 +247,7 @@ class PartitionRunner:
 
     @property
     def held(self) -> dict[int, int]:
-        return {key: kv_cache.held(cache) for key, cache in self._caches.items()}
+        return {key: kv_cache.row_count(cache) for key, cache in self._caches.items()}
 
     def _do(self, command: Command, tokens: list[int]) -> None:
         do, key, *numbers = command
@@ -276,21 +276,21 @@ class PartitionRunner:
         elif do == HostCommand.RESTORE:
             kv_cache.restore(cache, self._checkpoints[numbers[0]])
         elif do == HostCommand.DETACH:
-            kv_cache.detached(cache)
+            kv_cache.detach(cache)
         elif do == HostCommand.SHRINK:
             kv_cache.shrink(cache)
 
     def _pass(
         self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, wanted: bool
     ) -> None:
-        if kv_cache.held(cache) != held:
+        if kv_cache.row_count(cache) != held:
             raise CacheMismatch(
-                f"a cache holds {kv_cache.held(cache)} tokens, that of rank 0 {held}"
+                f"a cache holds {kv_cache.row_count(cache)} tokens, that of rank 0 {held}"
             )
         # Holding the state would prevent in-place writes of plain steps.
         self._before = kv_cache.pass_state(cache) if wanted and len(tokens) > 1 else None
         logits = self._model(mx.array([tokens]), cache=cache.own)
         cache.write_stand_ins(len(tokens))
-        mx.async_eval(logits if wanted else kv_cache.states(cache))
+        mx.async_eval(logits if wanted else kv_cache.state_arrays(cache))
         self._counts.passes += 1
         self._counts.rows += len(tokens)

@@ -51,7 +51,7 @@ def save(
     _check_name(path)
     if not history.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
-    if why := kv_cache.why_no_prompt_cache(history.cache):
+    if why := kv_cache.no_prompt_cache_reason(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
     about = CacheMetadata(
         model=engine.name,

@@ -112,7 +112,7 @@ class TokenHistory:
         """Return a copy of the first `length` tokens, a result of `reach`."""
         cache = kv_cache.compact(self.cache)
         _return(cache, len(self.tokens), length, self.checkpoints)
-        other = TokenHistory(kv_cache.detached(cache), self.tokens[:length])
+        other = TokenHistory(kv_cache.detach(cache), self.tokens[:length])
         other.checkpoints = [each for each in self.checkpoints if each.length <= length]
         return other
 

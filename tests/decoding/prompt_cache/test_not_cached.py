@@ -57,7 +57,7 @@ class Case:
     def open(self, **changes: object) -> Session:
         self.engine = altered(self.engine, **changes)
         caches = PromptCacheStore(self.engine.path, DiskLimits(reserve=0))
-        state = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=caches)
+        state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=caches)
         self.session = Session(self.engine, state)
         return self.session
 

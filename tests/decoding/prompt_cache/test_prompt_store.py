@@ -61,7 +61,7 @@ def opened(
     engine: Engine, limits: DiskLimits = PLENTY, clock: Callable[[], float] | None = None
 ) -> Session:
     caches = PromptCacheStore(engine.path, limits, *([clock] if clock else []))
-    state = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=caches)
+    state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=caches)
     return Session(engine, state)
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_kept_of_what_is_not_to_be_remembered(tiny: Engine) -> None:
     assert keep(opened(tiny), 1)
     private = opened(tiny)
     assert read(private, some(LENGTH, 1), replace(OPTIONS, remember=False)) == 0
-    assert not Session(tiny, LearnedState(Path("x"), "t", "l", memory=False)).save_idle()
+    assert not Session(tiny, LearnedState(Path("x"), "t", "l", answer_cache=False)).save_idle()
 
 
 def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(

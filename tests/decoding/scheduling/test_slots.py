@@ -56,7 +56,7 @@ def engine_of(tiny: Engine, name: str, cache_memory: int = PLENTY) -> Engine:
         model=model,
         vocabulary=96,
         stop_tokens=frozenset(),
-        no_draft=kv_cache.why_no_rollback(cache),
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
         cache_memory=cache_memory,
     )

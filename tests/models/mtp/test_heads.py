@@ -58,7 +58,7 @@ def test_head_computes_the_published_formula(family: str, tmp_path: Path) -> Non
             for _ in range(DRAFT):  # each from the previous state
                 state = head(embeddings[:, :1], state, cache)
             kv_cache.trim(cache, DRAFT)
-            assert kv_cache.holds(cache, at)
+            assert kv_cache.has_length(cache, at)
         np.testing.assert_allclose(np.array(mx.concatenate(got, 1)[0]), wanted, atol=2e-3)
 
 
