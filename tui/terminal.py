@@ -105,7 +105,7 @@ _TOKEN = re.compile(
 )
 
 
-def keep_columns(data: str) -> str:
+def pin_columns(data: str) -> str:
     """Add cursor moves to terminal output around clusters of disputed width.
 
     Only changes text after a move to a row and column (CUP), as Textual draws. A cluster is drawn
@@ -167,7 +167,7 @@ def _clusters(text: str) -> Iterator[tuple[str, int]]:
 _CLIPBOARD_TIMEOUT_S = 2.0
 
 
-def find_program(
+def clipboard_command(
     environ: Mapping[str, str] = os.environ,
     platform: str = sys.platform,
     which: Callable[[str], str | None] = shutil.which,
@@ -186,8 +186,8 @@ def find_program(
     return next((command for command in commands if which(command[0])), None)
 
 
-def run_program(command: Sequence[str], text: str) -> bool:
-    """Pass `text` to a command of `find_program`; return success. Blocks for up to two seconds."""
+def copy_with(command: Sequence[str], text: str) -> bool:
+    """Pass `text` to a clipboard command; return success. Blocks for up to two seconds."""
     try:
         done = subprocess.run(
             command,
@@ -202,7 +202,7 @@ def run_program(command: Sequence[str], text: str) -> bool:
     return done.returncode == 0
 
 
-def editor(environ: Mapping[str, str] = os.environ) -> list[str]:
+def find_editor(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the command of the user's editor."""
     return shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "vi") or ["vi"]
 
@@ -215,7 +215,7 @@ async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")
-        process = await asyncio.create_subprocess_exec(*(command or editor()), str(path))
+        process = await asyncio.create_subprocess_exec(*(command or find_editor()), str(path))
         try:
             failed = await process.wait()
         finally:
@@ -240,7 +240,7 @@ class ChatDriver(SteadyDriver):
 
     def write(self, data: str) -> None:
         if not self.is_suspended:  # another program uses the terminal meanwhile
-            super().write(keep_columns(data))
+            super().write(pin_columns(data))
 
     def start_application_mode(self) -> None:
         super().start_application_mode()

@@ -22,7 +22,7 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 from akunu_py.tui.screens.main import describe_offer
 from akunu_py.tui.screens.model_picker import ModelsScreen, better_model
-from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
 
@@ -50,7 +50,7 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
     monkeypatch.setattr(
-        "akunu_py.tui.screens.model_picker.look_at_machine", lambda: (GB // 50, MACHINE)
+        "akunu_py.tui.screens.model_picker.probe_machine", lambda: (GB // 50, MACHINE)
     )
     monkeypatch.setattr("akunu_py.tui.screens.model_picker.free_space", lambda: 310 * GB)
     stored = [
@@ -203,7 +203,7 @@ def test_progress_never_goes_backwards() -> None:
     pulled = Pulled(*steps)
 
     def note(message: Message) -> None:
-        if isinstance(message, DownloadMoved):
+        if isinstance(message, DownloadUpdate):
             posted.append(downloads.all["x"].share)
 
     downloads = Downloads(note, pulled)
@@ -224,7 +224,7 @@ def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
     thread = next((each.thread for each in downloads.all.values()), None)
     if thread is not None:
         thread.join(10)
-    assert [note.name for note in posted if isinstance(note, DownloadMoved)] == ["a/b", "a/b"]
+    assert [note.name for note in posted if isinstance(note, DownloadUpdate)] == ["a/b", "a/b"]
     (ended,) = [note for note in posted if isinstance(note, DownloadEnded)]
     assert (ended.model, ended.error) == ("b", "")
     pulled.proceed.clear()
@@ -256,7 +256,7 @@ def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
     monkeypatch.setattr(
-        "akunu_py.tui.screens.model_picker.look_at_machine",
+        "akunu_py.tui.screens.model_picker.probe_machine",
         lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)),
     )
     assert better_model("starter") is None, "it would fit, but be slower than one reads"

@@ -1,6 +1,6 @@
 """Text files that `@path` attaches to a prompt. Unsuitable files raise UsageError.
 
-`join` builds the content for the model; `split` parses it to show file names instead of texts.
+`join_files` builds the content for the model; `split_files` parses it to show file names.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):
-        found = find(name, directory)
+        found = find_file(name, directory)
         if found is None or (path := found[1].resolve()) in files:
             continue
         if len(files) == _MAX_FILES:
             raise UsageError(f"the prompt mentions more than {_MAX_FILES} files; mention fewer")
         used = sum(file.size for file in files.values())
         room = max(0, context_length * _MAX_PER_TOKEN - used) if context_length else None
-        files[path] = read(found[0], path, room)
+        files[path] = read_attachment(found[0], path, room)
     return list(files.values())
 
 
@@ -76,7 +76,7 @@ def looks_like_a_file(name: str) -> bool:
     return re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) is not None
 
 
-def tokens_of(path: Path) -> int:
+def estimate_tokens(path: Path) -> int:
     """Estimate the tokens of a file or directory listing."""
     try:
         size = len(_listing(path)) if path.is_dir() else path.stat().st_size
@@ -85,10 +85,10 @@ def tokens_of(path: Path) -> int:
         return 0
 
 
-def missing(prompt: str, directory: Path) -> list[str]:
+def missing_files(prompt: str, directory: Path) -> list[str]:
     """Return mentions with a suffix or slash that are not existing files."""
     names = filter(looks_like_a_file, mentions(prompt))
-    return [name for name in names if find(name, directory) is None]
+    return [name for name in names if find_file(name, directory) is None]
 
 
 def is_text(path: Path) -> bool:
@@ -102,7 +102,7 @@ def is_text(path: Path) -> bool:
             codecs.getincrementaldecoder("utf-8")().decode(head)  # accepts an incomplete character
             return b"\0" not in head
     except OSError:
-        return True  # `read` reports the error
+        return True  # `read_attachment` reports the error
     except UnicodeDecodeError:
         return False
 
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def find(name: str, directory: Path) -> tuple[str, Path] | None:
+def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
     """Return a mentioned file or directory, and its name without trailing punctuation."""
     for candidate in (name, name.rstrip(_TRAILING)):
         if not candidate:
@@ -130,7 +130,7 @@ def find(name: str, directory: Path) -> tuple[str, Path] | None:
     return None
 
 
-def read(name: str, path: Path, room: int | None = None) -> Attachment:
+def read_attachment(name: str, path: Path, room: int | None = None) -> Attachment:
     """Read a file or list a directory. Raises UsageError. room: maximum bytes (None: no limit)."""
     try:
         if path.is_dir():
@@ -178,7 +178,7 @@ def _binary(name: str, size: int) -> UsageError:
     return UsageError(f"{name} is a binary file ({human_size(size)}); attach a text file")
 
 
-def join(prompt: str, files: Sequence[Attachment]) -> str:
+def join_files(prompt: str, files: Sequence[Attachment]) -> str:
     """Return the prompt followed by each file in a fence longer than any fence in the file."""
     parts = [prompt]
     for file in files:
@@ -192,8 +192,8 @@ def join(prompt: str, files: Sequence[Attachment]) -> str:
     return "\n\n".join(parts)
 
 
-def split(content: str) -> tuple[str, list[Attachment]]:
-    """Return the prompt and the files of `join`. The last newline of a file may differ."""
+def split_files(content: str) -> tuple[str, list[Attachment]]:
+    """Return the prompt and the files of `join_files`. The last newline of a file may differ."""
     files: list[Attachment] = []
     prompt_end: int | None = None
     end = 0
@@ -208,5 +208,5 @@ def split(content: str) -> tuple[str, list[Attachment]]:
         files.append(Attachment(head[1], int(head[2]), content[head.end() : closing.start()]))
         end = closing.end()
     if prompt_end is None or content[end:].strip():
-        return content, []  # typed by the user, not built by `join`
+        return content, []  # typed by the user, not built by `join_files`
     return content[:prompt_end], files

@@ -46,7 +46,7 @@ class PromptBox(TextArea):
         """Posted for Enter in an empty box."""
 
     @dataclass
-    class Paged(Message):
+    class PageRequested(Message):
         """Posted for Page Up and Page Down, which scroll the transcript."""
 
         direction: int  # -1 for up, 1 for down
@@ -69,7 +69,7 @@ class PromptBox(TextArea):
     # Texts in the border, each with the app action that a click runs ("" for none).
     hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
     heading: reactive[str] = reactive("")
-    has_queued: reactive[bool] = reactive(False)
+    has_queued_prompt: reactive[bool] = reactive(False)
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--file", "prompt--no-file"}
 
     def __init__(self, placeholder: str, popup: SuggestionPopup, directory: Path, id: str) -> None:
@@ -215,7 +215,7 @@ class PromptBox(TextArea):
         self.post_message(self.SearchRequested(self._sent))
 
     def action_cursor_up(self, select: bool = False) -> None:
-        if not select and self.has_queued and not self.text:
+        if not select and self.has_queued_prompt and not self.text:
             self.post_message(self.QueuedPromptRequested())
         elif not select and self._sent and (not self.text or self._is_browsing):
             newest = len(self._sent)
@@ -236,10 +236,10 @@ class PromptBox(TextArea):
             self.post_message(self.FollowRequested())
 
     def action_cursor_page_up(self) -> None:
-        self.post_message(self.Paged(-1))
+        self.post_message(self.PageRequested(-1))
 
     def action_cursor_page_down(self) -> None:
-        self.post_message(self.Paged(1))
+        self.post_message(self.PageRequested(1))
 
     @property
     def _is_browsing(self) -> bool:
@@ -281,8 +281,8 @@ class NamedFiles:
 
     def with_names(self, names: Sequence[str]) -> NamedFiles:
         """Look up `names` and return those found. Blocks; call in a thread."""
-        found = ((name, attachments.find(name, self.directory)) for name in names)
-        tokens = {name: attachments.tokens_of(file[1]) for name, file in found if file}
+        found = ((name, attachments.find_file(name, self.directory)) for name in names)
+        tokens = {name: attachments.estimate_tokens(file[1]) for name, file in found if file}
         return NamedFiles(self.directory, tokens)
 
     def describe(self) -> str:

@@ -50,7 +50,7 @@ class FileIndex:
         """Return the paths that match `letters`, best first, including other directories."""
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, most)
-        return best(letters, self.paths, most)
+        return best_matches(letters, self.paths, most)
 
 
 def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
@@ -66,18 +66,18 @@ def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
         return [Match(f"{letters}/")] if letters in ("~", "..") else []
     return [
         Match(prefix + match.path, tuple(place + len(prefix) for place in match.places))
-        for match in best(tail, names, most)
+        for match in best_matches(tail, names, most)
     ]
 
 
 def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
     with os.scandir(base) as entries:
         for entry in islice(entries, MAX_LISTED):
-            if can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
+            if is_mentionable(entry.name) and (hidden or not entry.name.startswith(".")):
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
 
 
-def can_be_named(path: str) -> bool:
+def is_mentionable(path: str) -> bool:
     """Return whether a prompt can contain the path: printable and without quotes."""
     return path.isprintable() and '"' not in path
 
@@ -217,7 +217,7 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
                     left -= 1
                     if left < 0 or time.monotonic() > end:
                         return
-                    if can_be_named(entry.name):
+                    if is_mentionable(entry.name):
                         entries[entry.name] = entry
         except OSError:
             continue
@@ -249,7 +249,7 @@ class Match:
     places: tuple[int, ...] = ()  # indices of the matched letters
 
 
-def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
+def best_matches(letters: str, paths: Iterable[str], most: int) -> list[Match]:
     """Return the `most` best matches of `paths`: names with the prefix, then other matches."""
     # textual.fuzzy takes up to 80 ms for one name.
     letters = letters.lower()

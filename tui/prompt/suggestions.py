@@ -16,8 +16,8 @@ from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.prompt.attachments import is_text
-from akunu_py.tui.prompt.file_index import FileIndex, Match, best
-from akunu_py.tui.prompt.slash_commands import COMMANDS, choices_of
+from akunu_py.tui.prompt.file_index import FileIndex, Match, best_matches
+from akunu_py.tui.prompt.slash_commands import COMMANDS, argument_choices
 
 # The mention syntax of `attach`, up to the cursor.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]*)|([^\s"@][^\s"]*|))$')
@@ -76,7 +76,7 @@ class Suggester:
             return [self._file(match, match.path) for match in self._text_files(typed)]
         return [
             Suggestion(match.path, match.path, match.places, runs=True)
-            for match in best(typed, choices_of(command), _MOST)
+            for match in best_matches(typed, argument_choices(command), _MOST)
         ]
 
     def _text_files(self, letters: str) -> Iterator[Match]:

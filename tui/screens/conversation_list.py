@@ -30,7 +30,7 @@ from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog, ListDialog
-from akunu_py.tui.status import reported
+from akunu_py.tui.status import report_errors
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -56,21 +56,23 @@ class ChosenConversation:
     message: str | None = None  # the matching message, perhaps on an inactive branch
 
 
+@dataclass
+class ConversationDeleted(Message):
+    """A conversation was deleted; it may be the open one."""
+
+    conversation: str
+
+
+@dataclass
+class ConversationRenamed(Message):
+    """A conversation has a new title."""
+
+    conversation: str
+    title: str
+
+
 class ConversationsScreen(ListDialog[ChosenConversation]):
     """The list of conversations. The result is the one to open, None for no change."""
-
-    @dataclass
-    class Deleted(Message):
-        """A conversation was deleted; it may be the open one."""
-
-        conversation: str
-
-    @dataclass
-    class Renamed(Message):
-        """A conversation has a new title."""
-
-        conversation: str
-        title: str
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
@@ -157,11 +159,11 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         if found is None:
             return
         conversation = found.info.id
-        with reported(self._show_error):
+        with report_errors(self._show_error):
             await self._store.call(lambda store: store.delete(conversation))
             title = found.info.title or UNTITLED
             self.notify(title, title="Deleted (Ctrl+Z to undo)", markup=False)
-            self.post_message(self.Deleted(conversation))
+            self.post_message(ConversationDeleted(conversation))
             if conversation == self._current:  # The app opens a new one.
                 self._current = None
             self._search(self._neighbor(conversation))
@@ -170,7 +172,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     async def action_undo(self) -> None:
         if self._renaming is not None:
             return
-        with reported(self._show_error):
+        with report_errors(self._show_error):
             info = await self._store.call(lambda store: store.undo_delete())
             if info is None:
                 self.notify("There is no recent deletion to undo.")
@@ -186,7 +188,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         form = await self.app.push_screen_wait(ExportScreen(found.info.title))
         if form is None:
             return
-        with reported(self._show_error):
+        with report_errors(self._show_error):
             tree = await self._store.call(lambda store: store.load(found.info.id))
             text = await asyncio.to_thread(render, tree, form)
             path = Path.cwd() / file_name(tree.title, form)
@@ -214,9 +216,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         conversation, title = self._renaming, event.value
         self._end_renaming()
         if conversation is not None and title.strip():
-            with reported(self._show_error):
+            with report_errors(self._show_error):
                 await self._store.call(lambda store: store.rename(conversation, title))
-                self.post_message(self.Renamed(conversation, title))
+                self.post_message(ConversationRenamed(conversation, title))
                 self._search(conversation)
 
     # Searching and drawing
@@ -259,7 +261,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         conversation = found.info.id
         unread = "• new" if conversation in self._unread else ""
         state = self._drawn_progress.get(conversation) or unread
-        words = state or moment(found.info.updated, self._clock())
+        words = state or format_time(found.info.updated, self._clock())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
         title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
@@ -385,7 +387,7 @@ def _snippet(found: SearchResult) -> Content:
     return content
 
 
-def moment(then: float, now: float) -> str:
+def format_time(then: float, now: float) -> str:
     """Format a time briefly: "14:05", "yesterday", "Mon", "3 Nov"; "" for 0 (unknown)."""
     if not then:
         return ""

@@ -54,7 +54,7 @@ class KeySection:
     rows: tuple[tuple[str, str], ...]
 
 
-def sections(app: App[Any]) -> list[KeySection]:
+def help_sections(app: App[Any]) -> list[KeySection]:
     """Return the help for the top screen. Call this before opening the help."""
     ours, editing = _bindings_of(app.screen)
     keys = keys_of_actions(app)

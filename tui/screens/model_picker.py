@@ -25,7 +25,7 @@ from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recom
 from akunu_py.models.store import model_store
 from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
-from akunu_py.tui.workers.downloads import Download, DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.downloads import Download, DownloadEnded, Downloads, DownloadUpdate
 
 # A repository on the hub, with an optional revision.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
@@ -112,7 +112,7 @@ class ModelsScreen(ListDialog[str]):
 
     async def _measure(self) -> None:
         """Determine in the background which models fit, and how fast they are."""
-        self._memory, self._machine = await asyncio.to_thread(look_at_machine)
+        self._memory, self._machine = await asyncio.to_thread(probe_machine)
         self._reload()
 
     # Keys
@@ -144,14 +144,14 @@ class ModelsScreen(ListDialog[str]):
 
     # Messages of the downloads, forwarded by the app
 
-    def download_moved(self, message: DownloadMoved) -> None:
+    def show_download_update(self, message: DownloadUpdate) -> None:
         """Redraw the row of the download."""
         if message.name in self._shown:
             row = self._shown[message.name]
             self.rows.replace_option_prompt(row.name, self._line(row))
             self._describe()
 
-    def download_ended(self, message: DownloadEnded) -> None:
+    def show_download_ended(self, message: DownloadEnded) -> None:
         """Show the new model or the error."""
         chosen = self._chosen()
         self._reload()
@@ -168,7 +168,7 @@ class ModelsScreen(ListDialog[str]):
         """Draw the matching rows under headings, keeping the highlighted model."""
         chosen = self._chosen()
         words = self.query_one(Input).value.strip()
-        rows = matching(self._rows, words)
+        rows = filter_rows(self._rows, words)
         if _REPOSITORY.fullmatch(words):
             rows.append(ModelRow(words, words, "From the Hugging Face hub."))
         self._shown = {row.name: row for row in rows}
@@ -289,7 +289,7 @@ def free_space() -> int | None:
         return None
 
 
-def look_at_machine() -> tuple[int, Machine]:
+def probe_machine() -> tuple[int, Machine]:
     """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
     from akunu_py.decoding import device
 
@@ -327,7 +327,7 @@ def better_model(current: str) -> ModelRow | None:
     if current not in entries:
         return None
     grade = entries[current].grade
-    _, machine = look_at_machine()
+    _, machine = probe_machine()
     rows = {row.name: row for row in model_rows(machine.memory, machine)}
     here = [
         name
@@ -345,7 +345,7 @@ def better_model(current: str) -> ModelRow | None:
     return rows[best.name] if best is not None and best.grade > grade else None
 
 
-def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
+def filter_rows(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
     """Return the rows that contain all of `words`, ignoring case."""
     wanted = words.lower().split()
     return [

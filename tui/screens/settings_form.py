@@ -18,10 +18,10 @@ from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
-from akunu_py.tui.prompt.slash_commands import choices_of
+from akunu_py.tui.prompt.slash_commands import argument_choices
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.status import reported
+from akunu_py.tui.status import report_errors
 from akunu_py.types import GenerateOptions
 
 _NO_PERSONA = ""  # the name of the plain system prompt
@@ -61,7 +61,7 @@ class SettingsController:
         if not name:
             self._view.inform(f"Personas: {names}")
         elif name != "none" and name not in self.current.personas:
-            self._view.refuse(f"no persona {name!r}; personas: {names}")
+            self._view.show_error(f"no persona {name!r}; personas: {names}")
         else:
             self.apply(replace(self.current, persona="" if name == "none" else name))
             self._view.inform(f"Persona from now on: {name}")
@@ -76,7 +76,9 @@ class SettingsController:
         except ValueError:
             temperature = -1.0
         if not 0 <= temperature <= MAX_TEMPERATURE:
-            self._view.refuse(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
+            self._view.show_error(
+                f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}"
+            )
             return
         self.apply(replace(self.current, temperature=temperature))
         self._view.inform(f"Temperature from now on: {temperature:g}")
@@ -88,7 +90,7 @@ class SettingsController:
             self.apply(replace(self.current, theme=name))
             self._show_theme(name)
         elif name:
-            self._view.refuse(f"no theme {name!r}; themes: {', '.join(names)}")
+            self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
         else:
             self._view.inform(f"Themes: {', '.join(names)}")
 
@@ -180,7 +182,7 @@ class SettingsScreen(Dialog[Settings]):
         changed = {
             name: new for name, new in changes.items() if new != getattr(self._settings, name)
         }
-        with reported(lambda error: self._say(error, wrong=True)):
+        with report_errors(lambda error: self._say(error, wrong=True)):
             # In a thread: a slow disk must not delay an incoming answer.
             self.dismiss(await asyncio.to_thread(save_settings, changed))
 
@@ -274,7 +276,7 @@ def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select
 
 def _models(current: str) -> list[tuple[str, str]]:
     """Return the stored models, and the configured one."""
-    return [(name, name) for name in dict.fromkeys([current, *choices_of("model")]) if name]
+    return [(name, name) for name in dict.fromkeys([current, *argument_choices("model")]) if name]
 
 
 def _themes(current: str) -> list[tuple[str, str]]:

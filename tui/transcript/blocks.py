@@ -54,7 +54,7 @@ class Quote(MarkdownBlockQuote):
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, Quote):
-            await change(self, block._blocks)
+            await update_blocks(self, block._blocks)
             self._copy_context(block)
         else:
             await super()._update_from_block(block)
@@ -73,12 +73,12 @@ class ListRow(Horizontal):
         self._column = Vertical(*item._blocks)
         super().__init__(self._bullet, self._column)
 
-    async def change(self, item: MarkdownListItem, symbol: str) -> None:
+    async def update_item(self, item: MarkdownListItem, symbol: str) -> None:
         """Show another item and symbol."""
         if symbol != self._bullet.symbol:
             self._bullet.symbol = symbol
             self._bullet.refresh(layout=True)
-        await change(self._column, item._blocks)
+        await update_blocks(self._column, item._blocks)
 
 
 class _List(MarkdownList):
@@ -128,7 +128,7 @@ class _List(MarkdownList):
         shown = [each for each in self.children if isinstance(each, ListRow)]
         wanted = self._items
         for row, (item, symbol) in zip(shown, wanted, strict=False):
-            await row.change(item, symbol)
+            await row.update_item(item, symbol)
         await self.remove_children(shown[len(wanted) :])
         await self.mount_all(ListRow(item, symbol) for item, symbol in wanted[len(shown) :])
 
@@ -268,7 +268,7 @@ class TableBlock(MarkdownBlock):
             header = self.get_visual_style("table--header", partial=True)
             rule = self.get_visual_style("table--rule", partial=True)
             heads = [cell.stylize(header) for cell in self._header]
-            self._lines = width, draw(heads, self._rows, self._alignment, width, rule)
+            self._lines = width, draw_table(heads, self._rows, self._alignment, width, rule)
         return self._lines[1]
 
 
@@ -302,7 +302,7 @@ def column_widths(natural: Sequence[int], words: Sequence[int], room: int) -> li
     return widths
 
 
-def draw(
+def draw_table(
     header: Sequence[Content],
     rows: Sequence[Sequence[Content]],
     alignment: Sequence[str],
@@ -369,7 +369,7 @@ def _as_list(
 _CHANGE_IN_PLACE = (Paragraph, CodeBlock, TableBlock, Quote, _List)
 
 
-async def change(parent: Widget, blocks: Iterable[MarkdownBlock]) -> None:
+async def update_blocks(parent: Widget, blocks: Iterable[MarkdownBlock]) -> None:
     """Update the blocks in a widget in place; mount only blocks of another type."""
     shown = [each for each in parent.children if isinstance(each, MarkdownBlock)]
     wanted = list(blocks)

@@ -133,7 +133,7 @@ class CodeBlock(MarkdownFence):
                     code = highlight(self.code, language=self.lexer or "text", theme=_Colors)
                 self._highlighted = code.split("\n", allow_blank=True)[: self._count]
             mark = self.get_visual_style("code--mark", partial=True)
-            show = wrapped if self._is_wrapped else cut
+            show = wrap_line if self._is_wrapped else truncate_line
             parts = (show(line, width, self._scrolled, mark) for line in self._highlighted)
             self._shown = key, list(itertools.chain.from_iterable(parts))
         return self._shown[1]
@@ -180,7 +180,7 @@ def _clickable(
     return [(key, key_style + click), (words, style + click)]
 
 
-def cut(line: Content, width: int, start: int, mark: Style) -> list[Content]:
+def truncate_line(line: Content, width: int, start: int, mark: Style) -> list[Content]:
     """Return `width` columns of a line from `start`, with a mark at each truncated end."""
     length = line.cell_length
     if length <= width and not start:
@@ -195,7 +195,7 @@ def cut(line: Content, width: int, start: int, mark: Style) -> list[Content]:
     return [shown]
 
 
-def wrapped(line: Content, width: int, start: int, mark: Style) -> list[Content]:
+def wrap_line(line: Content, width: int, start: int, mark: Style) -> list[Content]:
     """Wrap a line; continuation lines start with a mark."""
     if line.cell_length <= width:
         return [line]

@@ -141,7 +141,7 @@ class AnswerMarkdown(Vertical):
     """An answer whose last section may grow."""
 
     def __init__(self, text: str) -> None:
-        parts = split(text)
+        parts = split_sections(text)
         # A newly opened conversation shows its end, so only the last sections are mounted.
         last = len(parts) - 1
         super().__init__(*(_section(parts, place, place < last - 1) for place in range(last)))
@@ -157,7 +157,7 @@ class AnswerMarkdown(Vertical):
     async def append(self, text: str) -> None:
         """Append text to the answer."""
         await self._last.restore()
-        parts = split(self._last.text + text)
+        parts = split_sections(self._last.text + text)
         if len(parts) == 1:
             await self._last.append(text)
             return
@@ -168,7 +168,7 @@ class AnswerMarkdown(Vertical):
             await self.mount_all(sections)
 
 
-def split(text: str) -> list[str]:
+def split_sections(text: str) -> list[str]:
     """Split Markdown into sections of `_BLOCKS` blocks or list items that concatenate to it."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]

@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
-from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.prompt.attachments import split_files
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
@@ -113,8 +113,8 @@ def action_row(
     """Return a row of clickable actions for a message."""
 
     def item(name: str) -> tuple[str, Style]:
-        # `later`: an action may remove this widget, which would wait for the click to end.
-        return clickable(name, f"app.later('{_ACTIONS[name]}')", action)
+        # Deferred: an action may remove this widget, which would wait for the click to end.
+        return clickable(name, f"app.defer('{_ACTIONS[name]}')", action)
 
     parts: list[tuple[str, Style]] = []
     for name in names:
@@ -141,7 +141,7 @@ class PromptView(Widget, can_focus=False):
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
-        self._whole, self._files = split(turn.prompt.text)
+        self._whole, self._files = split_files(turn.prompt.text)
         self._most = _SHOWN_CHARACTERS
         self._has_actions = False
 
@@ -157,12 +157,12 @@ class PromptView(Widget, can_focus=False):
     @property
     def _is_unfolded(self) -> bool:
         """Whether a long prompt is fully shown."""
-        return self._most > _SHOWN_CHARACTERS and not shortened(self._whole, self._most)[1]
+        return self._most > _SHOWN_CHARACTERS and not shorten(self._whole, self._most)[1]
 
     def render(self) -> Content:
         style = self.get_visual_style("prompt--about", partial=True)
         action = self.get_visual_style("prompt--action", partial=True)
-        text, more = shortened(self._whole, self._most)
+        text, more = shorten(self._whole, self._most)
         lines = [Content(displayable(text))]
         if more or self._is_unfolded:
             words = f"… {more:,} more characters · " if more else ""
@@ -282,15 +282,15 @@ class AnswerView(Vertical):
         self._text.display = not drafting
 
     def _ending(self) -> str:
-        if self.turn.state == "waiting":
+        if self.turn.state == "queued":
             return "… queued; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
             return ""
-        if self.turn.finish == "stop" and not self.turn.answer.strip():
+        if self.turn.finish_reason == "stop" and not self.turn.answer.strip():
             return "… the model returned an empty answer"
-        if self.turn.finish is None and not self.turn.answer:
+        if self.turn.finish_reason is None and not self.turn.answer:
             return "… no answer; Ctrl+G tries again"
-        return _ENDINGS.get(self.turn.finish, "")
+        return _ENDINGS.get(self.turn.finish_reason, "")
 
     async def _draw(self) -> None:
         # Not Textual's MarkdownStream: its `stop` may start a second append while one runs, and
@@ -323,7 +323,7 @@ class AnswerView(Vertical):
             self.post_message(self.MarkdownFailed(error))
 
 
-def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
+def shorten(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
     """Return the beginning of a long text and the number of omitted characters."""
     most_lines = _SHOWN_LINES * most // _SHOWN_CHARACTERS
     short = "\n".join(text.split("\n", most_lines)[:most_lines])[:most]

@@ -238,8 +238,8 @@ class Transcript(SteadyScroll):
     class EndRequested(Message):
         """Posted when the reader asks to follow the end again."""
 
-    class Left(Message):
-        """Posted when the reader moves down from the last message."""
+    class PromptRequested(Message):
+        """Posted for Down on the last message: the prompt box takes the focus."""
 
     def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
         self._column = TurnColumn(self._views, *first)
@@ -417,7 +417,7 @@ class Transcript(SteadyScroll):
         if self._chosen in views:
             now = views.index(self._chosen)
         if now + steps >= len(views):
-            self.post_message(self.Left())
+            self.post_message(self.PromptRequested())
         else:
             self._choose(views[max(0, now + steps)])
 

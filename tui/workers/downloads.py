@@ -18,7 +18,7 @@ Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredMod
 
 
 @dataclass
-class DownloadMoved(Message):
+class DownloadUpdate(Message):
     """The progress of the download of `name` changed."""
 
     name: str
@@ -95,7 +95,7 @@ class Downloads:
                 self.rate = progress.rate
             if new_phase or time.monotonic() - posted >= _INTERVAL_S:
                 posted = time.monotonic()
-                self._post(DownloadMoved(download.name))
+                self._post(DownloadUpdate(download.name))
 
         ended = DownloadEnded(download.name)
         try:
