@@ -302,7 +302,7 @@ class ChatApp(App[None]):
 
     async def _edit_prompt(self) -> None:
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
-        before = text = prompt.whole
+        before = text = prompt.full_text
         problem = ""
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # The editor handles Ctrl+C.
         try:
@@ -317,7 +317,7 @@ class ChatApp(App[None]):
             loop.add_signal_handler(signal.SIGINT, self.exit)
         if problem:
             self.view.show_error(f"cannot open {find_editor()[0]}: {problem}")
-        elif prompt.whole != before:  # A prompt was put back meanwhile.
+        elif prompt.full_text != before:  # A prompt was put back meanwhile.
             prompt.put_back(text)
         elif text != before:
             prompt.write(text)
@@ -347,7 +347,7 @@ class ChatApp(App[None]):
 
     def action_attach(self, file: str = "") -> None:
         """Attach a file to the prompt, or start typing its name."""
-        self.view.prompt.name_file(f'"{file}"' if " " in file else file)
+        self.view.prompt.mention_file(f'"{file}"' if " " in file else file)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         # Links from a model are untrusted, and over ssh a browser would open on this machine.

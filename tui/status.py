@@ -44,10 +44,10 @@ class StatusLine(Widget):
     server: reactive[str] = reactive("")  # address of the answering server, "" for this process
 
     def on_mount(self) -> None:
-        self.begin()
+        self.restart_timer()
         self._timer = self.set_interval(_STEP_S, self.refresh)
 
-    def begin(self) -> None:
+    def restart_timer(self) -> None:
         """Restart the timer of the current activity."""
         self._since = StatusLine.clock()
         self.progress = 0.0
@@ -59,7 +59,7 @@ class StatusLine(Widget):
     def watch_phase(self, before: Phase, now: Phase) -> None:
         if self.is_mounted:
             if before in _MARKS:
-                self.begin()
+                self.restart_timer()
             (self._timer.resume if self.is_busy else self._timer.pause)()
 
     def render(self) -> Content:
@@ -101,9 +101,8 @@ class StatusLine(Widget):
         if not self.is_busy or not seconds:
             return []
         minutes, rest = divmod(seconds, 60)
-        return [
-            self._number(f"{minutes}:{rest:02}" if minutes else f"{rest}", "" if minutes else "s")
-        ]
+        duration = f"{minutes}:{rest:02}" if minutes else f"{rest}"
+        return [self._number(duration, "" if minutes else "s")]
 
     def _numbers(self) -> list[Content]:
         stats, parts = self.stats, []
@@ -114,9 +113,8 @@ class StatusLine(Widget):
             unit = f"of {limit} context" if self.context else "tokens of context"
             parts.append(self._number(format_tokens(used), unit))
         if stats.decode_s and (speed := stats.tokens_per_s):
-            parts.append(
-                self._number(f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}", "tokens/s")
-            )
+            number = f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}"
+            parts.append(self._number(number, "tokens/s"))
         return parts
 
     def _number(self, number: str, unit: str) -> Content:

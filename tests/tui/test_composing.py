@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.prompt.attachments import attach, join_files, split_files
-from akunu_py.tui.prompt.box import NamedFiles, PastedTexts
+from akunu_py.tui.prompt.box import MentionedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from akunu_py.tui.screens.dialog import Dialog
 from akunu_py.tui.screens.help import HelpScreen
@@ -116,7 +116,7 @@ async def test_the_editor_gets_the_text() -> None:
 
 
 def test_a_name_is_no_word_where_it_looks_like_a_file(directory: Path) -> None:
-    named = NamedFiles(directory, {}).with_names(["notes.md", "x"])
+    named = MentionedFiles(directory, {}).look_up(["notes.md", "x"])
     assert dict(named.tokens) == {"notes.md": 1000}
     assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
 

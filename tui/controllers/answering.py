@@ -364,7 +364,7 @@ class AnswerController:
             self._requests += 1
             turn.request = self._requests
             # The request also retries a failed load.
-            self._view.status.begin()
+            self._view.status.restart_timer()
             self._show_phase("prefill")
             self._show_stats(turn)
             if answer := self._view.transcript.answer(turn):

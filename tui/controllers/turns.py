@@ -45,7 +45,7 @@ class TurnController:
     @property
     def unsent_text(self) -> str:
         """The unsent text of the prompt box; an unchanged edited prompt does not count."""
-        text = self._view.prompt.whole
+        text = self._view.prompt.full_text
         prompt = split_files(self._edited.prompt.text)[0] if self._edited else ""
         return self._draft if self._edited and text == typeable(prompt) else text
 
@@ -125,7 +125,7 @@ class TurnController:
             await self._answering.interrupt()
         else:
             self.stop_editing()
-        self._view.transcript.leave()
+        self._view.transcript.deselect()
         self._view.prompt.focus()
         self._view.show_state()
 

@@ -195,11 +195,11 @@ class ChatCommands(Provider):
 
     def _run(self, command: Command) -> Run:
         if command.needs_argument:
-            return partial(_begin, self.app, f"/{command.name} ")
+            return partial(_insert_command, self.app, f"/{command.name} ")
         return partial(dispatch, self.app, CommandCall(command))
 
 
-def _begin(app: App[Any], text: str) -> None:
+def _insert_command(app: App[Any], text: str) -> None:
     """Insert the start of a command before the text of the prompt box."""
     box = app.query_one("#prompt", TextArea)
     box.text = text + box.text

@@ -108,7 +108,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._clock = clock  # seconds since 1970
         self._found: dict[str, SearchResult] = {}
         self._empty_text = ""  # shown when nothing is found
-        self._drawn_progress: dict[str, str] = {}
+        self._shown_progress: dict[str, str] = {}
         self._renaming: str | None = None  # the conversation being renamed
         self._search_done = asyncio.Event()
 
@@ -123,9 +123,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#name").display = False
-        self._hint()
+        self._update_keys()
         self._search()
-        self._drawn_progress = dict(self._progress())
+        self._shown_progress = dict(self._progress())
         self.set_interval(_PROGRESS_S, self._show_progress)
 
     def on_resize(self) -> None:
@@ -151,7 +151,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             name.display = True
             name.value = displayable(found.info.title)
             self.set_focus(name)  # immediately, for the next key
-            self._hint()
+            self._update_keys()
 
     @work
     async def action_delete(self) -> None:
@@ -236,7 +236,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)
-        chosen = self.chosen_id
+        chosen = self.highlighted_id
         self._found = {each.info.id: each for each in found}
         self._empty_text = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
         self._draw(choose or chosen)
@@ -245,7 +245,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     def _draw(self, choose: str = "") -> None:
         """Draw all rows at the current width."""
         rows = self.rows
-        choose = choose or self.chosen_id
+        choose = choose or self.highlighted_id
         rows.clear_options()
         for each in self._found.values():
             rows.add_option(Option(self._row(each), id=each.info.id))
@@ -253,14 +253,14 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             rows.highlighted = list(self._found).index(choose) if choose in self._found else 0
         elif self._empty_text:
             rows.add_option(Option(Content(displayable(self._empty_text)), disabled=True))
-        self._hint()
+        self._update_keys()
         self._show_preview()
 
     def _row(self, found: SearchResult) -> Content:
         """Return two lines: the title with time or state, then the match or last message."""
         conversation = found.info.id
         unread = "• new" if conversation in self._unread else ""
-        state = self._drawn_progress.get(conversation) or unread
+        state = self._shown_progress.get(conversation) or unread
         words = state or format_time(found.info.updated, self._clock())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
@@ -277,9 +277,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
 
     def _show_progress(self) -> None:
         """Redraw the rows whose progress changed."""
-        before, self._drawn_progress = self._drawn_progress, dict(self._progress())
-        for name in before.keys() | self._drawn_progress.keys():
-            if before.get(name) != self._drawn_progress.get(name) and name in self._found:
+        before, self._shown_progress = self._shown_progress, dict(self._progress())
+        for name in before.keys() | self._shown_progress.keys():
+            if before.get(name) != self._shown_progress.get(name) and name in self._found:
                 self.rows.replace_option_prompt(name, self._row(self._found[name]))
 
     @on(OptionList.OptionHighlighted)
@@ -287,7 +287,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self.query_one(PreviewPane).show(self._chosen())
 
     def _chosen(self) -> SearchResult | None:
-        return self._found.get(self.chosen_id)
+        return self._found.get(self.highlighted_id)
 
     async def _chosen_after_search(self) -> SearchResult | None:
         """Wait for a running search; return the highlighted row, None while renaming."""
@@ -307,9 +307,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         words = self.query_one("#words", Input)
         words.display = True
         words.focus()
-        self._hint()
+        self._update_keys()
 
-    def _hint(self) -> None:
+    def _update_keys(self) -> None:
         """Show the available keys."""
         self._keys = _KEYS if self._renaming is None else "Enter save the title · Esc cancel"
         self._show_keys()
@@ -432,5 +432,5 @@ class ExportScreen(Dialog[ExportFormat]):
         self.query_one("#file", Static).update(Content(displayable(str(path))))
 
     @on(OptionList.OptionSelected)
-    def _take(self, event: OptionList.OptionSelected) -> None:
+    def _dismiss_with_choice(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(FORMATS[event.option_index])

@@ -117,7 +117,7 @@ def _bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
     for active in screen.active_bindings.values():
         if not active.binding.description or not active.enabled:
             continue
-        if active.binding.action in _our_actions(type(active.node)):
+        if active.binding.action in _akunu_actions(type(active.node)):
             ours.append(active.binding)
         elif isinstance(active.node, TextArea) and active.binding.action in plain:
             editing.append(active.binding)
@@ -139,7 +139,7 @@ def _rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str
 
 
 @cache
-def _our_actions(node: type) -> frozenset[str]:
+def _akunu_actions(node: type) -> frozenset[str]:
     """Return the actions bound by akunu's base classes of a node, plus two of Textual's."""
     actions = {"quit", "command_palette"}
     for each in node.__mro__:

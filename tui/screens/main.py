@@ -29,8 +29,7 @@ from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
 
-# Hints and the actions that a click on them runs. The first and last are always shown; in a narrow
-# terminal the one before the last is dropped first.
+# Hints and their click actions. Narrow terminals drop hints from the end, except the last.
 _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
     ("F4 models", "models"),

@@ -88,8 +88,8 @@ class ModelsScreen(ListDialog[str]):
         self._downloads = downloads
         self._memory = memory  # bytes available to a model
         self._rows: list[ModelRow] = []
-        self._shown: dict[str, ModelRow] = {}
-        self._asked = ""  # the model whose download awaits confirmation
+        self._visible_rows: dict[str, ModelRow] = {}
+        self._confirming = ""  # the model whose download awaits confirmation
         self._machine: Machine | None = None
 
     def compose(self) -> ComposeResult:
@@ -127,18 +127,18 @@ class ModelsScreen(ListDialog[str]):
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _take(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
+    def _use_or_download(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
         event.stop()
         row = self._chosen()
         if row is None or row.name in self._downloads.all:
             return
         if row.is_stored and not row.damaged:
             self.dismiss(row.name)
-        elif self._asked != row.name:
-            self._asked = row.name
+        elif self._confirming != row.name:
+            self._confirming = row.name
             self._describe()
         else:
-            self._asked = ""
+            self._confirming = ""
             self._downloads.start(row.name)
             self._show()
 
@@ -146,8 +146,8 @@ class ModelsScreen(ListDialog[str]):
 
     def show_download_update(self, message: DownloadUpdate) -> None:
         """Redraw the row of the download."""
-        if message.name in self._shown:
-            row = self._shown[message.name]
+        if message.name in self._visible_rows:
+            row = self._visible_rows[message.name]
             self.rows.replace_option_prompt(row.name, self._line(row))
             self._describe()
 
@@ -171,7 +171,7 @@ class ModelsScreen(ListDialog[str]):
         rows = filter_rows(self._rows, words)
         if _REPOSITORY.fullmatch(words):
             rows.append(ModelRow(words, words, "From the Hugging Face hub."))
-        self._shown = {row.name: row for row in rows}
+        self._visible_rows = {row.name: row for row in rows}
         models = self.rows
         models.clear_options()
         for is_stored, heading in _HEADINGS.items():
@@ -225,19 +225,19 @@ class ModelsScreen(ListDialog[str]):
     @on(OptionList.OptionHighlighted)
     def _describe(self) -> None:
         row = self._chosen()
-        if row is None or row.name != self._asked:
-            self._asked = ""
+        if row is None or row.name != self._confirming:
+            self._confirming = ""
         title = facts = about = ""
         if row is not None:
             title, facts, about = row.title, row.facts, self._about(row)
-            self.query_one("#about").set_class(bool(self._asked), "-asks")
+            self.query_one("#about").set_class(bool(self._confirming), "-asks")
         for name, text in (("#title", title), ("#facts", facts), ("#description", about)):
             self.query_one(name, Static).update(Content(displayable(text)))
 
     def _about(self, row: ModelRow) -> str:
         if download := self._downloads.all.get(row.name):
             return download.progress.describe()
-        if self._asked:
+        if self._confirming:
             return _question(row, self._downloads.rate)
         if error := self._downloads.failed.get(row.name):
             return f"{error}. Press Enter to try again."
@@ -246,7 +246,7 @@ class ModelsScreen(ListDialog[str]):
         return row.description
 
     def _chosen(self) -> ModelRow | None:
-        return self._shown.get(self.chosen_id)
+        return self._visible_rows.get(self.highlighted_id)
 
     def _choose(self, name: str) -> None:
         models = self.rows

@@ -26,7 +26,7 @@ from akunu_py.types import GenerateOptions
 
 _NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
-_TICKS = {  # labels, by setting
+_CHECKBOXES = {  # labels, by setting
     "memory": "Learn from answers, for faster drafts (from the next start)",
     "reduced_motion": "Reduce motion",
     "bell": "Ring when a long answer finishes in the background",
@@ -141,14 +141,14 @@ class SettingsScreen(Dialog[Settings]):
                 yield _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
                 server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
                 yield _row("Server", server, "at start: auto, off, http://...", joined=True)
-                for name, label in _TICKS.items():
+                for name, label in _CHECKBOXES.items():
                     yield PlainCheckbox(label, getattr(now, name), id=name, compact=True)
             yield Static(id="say")
 
     def on_mount(self) -> None:
         self.query_one("#name", Input).display = False
         self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
-        self._say(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
+        self._show(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
 
     # Keys
 
@@ -177,12 +177,12 @@ class SettingsScreen(Dialog[Settings]):
             "persona": self._persona,
             "theme": self._value("#theme"),
             "server": self.query_one("#server", Input).value.strip(),
-            **{name: self.query_one(f"#{name}", Checkbox).value for name in _TICKS},
+            **{name: self.query_one(f"#{name}", Checkbox).value for name in _CHECKBOXES},
         }
         changed = {
             name: new for name, new in changes.items() if new != getattr(self._settings, name)
         }
-        with report_errors(lambda error: self._say(error, wrong=True)):
+        with report_errors(lambda error: self._show(error, wrong=True)):
             # In a thread: a slow disk must not delay an incoming answer.
             self.dismiss(await asyncio.to_thread(save_settings, changed))
 
@@ -194,7 +194,7 @@ class SettingsScreen(Dialog[Settings]):
 
     def action_delete_persona(self) -> None:
         if self._persona == _NO_PERSONA:
-            self._say("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
+            self._show("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
             return
         del self._personas[self._persona]
         self._persona = _NO_PERSONA
@@ -207,7 +207,7 @@ class SettingsScreen(Dialog[Settings]):
         name = typeable(event.value).strip()
         if not name or name in self._personas:
             problem = f"Persona {name!r} already exists." if name else "Enter a name."
-            self._say(problem, wrong=True)
+            self._show(problem, wrong=True)
             return
         self._store_prompt()
         self._personas[name] = ""
@@ -229,7 +229,7 @@ class SettingsScreen(Dialog[Settings]):
 
     @on(Input.Submitted, "#temperature")
     @on(Input.Submitted, "#server")
-    async def _enter(self) -> None:
+    async def _save_on_enter(self) -> None:
         await self.action_save()
 
     def _offer_personas(self) -> None:
@@ -249,7 +249,7 @@ class SettingsScreen(Dialog[Settings]):
     def _value(self, selector: str) -> str:
         return str(self.query_one(selector, Select).value)
 
-    def _say(self, text: str, *, wrong: bool = False) -> None:
+    def _show(self, text: str, *, wrong: bool = False) -> None:
         line = self.query_one("#say", Static)
         line.set_class(wrong, "wrong")
         line.update(Content(displayable(text)))

@@ -34,7 +34,7 @@ from akunu_py.tui.transcript.markdown_parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
 _GAP, _NARROW_GAP = " │ ", "│"
-_LEAST = 12  # columns: longer words may break; narrower tables become lists
+_MIN_COLUMNS = 12  # columns: longer words may break; narrower tables become lists
 
 
 class Paragraph(MarkdownParagraph):
@@ -135,12 +135,12 @@ class _List(MarkdownList):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if self._has_rows:
             return super().get_content_height(container, viewport, width)
-        return len(self._drawn(width))
+        return len(self._drawn_lines(width))
 
     def render(self) -> RenderResult:
         if self._has_rows:
             return super().render()
-        return Content("\n").join([line.content for line in self._drawn(self.size.width)])
+        return Content("\n").join([line.content for line in self._drawn_lines(self.size.width)])
 
     def notify_style_update(self) -> None:
         self._lines = -1, []
@@ -149,7 +149,7 @@ class _List(MarkdownList):
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         if self._has_rows:
             return super().get_selection(selection)
-        lines = self._drawn(self.size.width)
+        lines = self._drawn_lines(self.size.width)
         first = selection.start.transpose if selection.start else (0, 0)
         last = selection.end.transpose if selection.end else (len(lines), 0)
         text = ""
@@ -164,7 +164,7 @@ class _List(MarkdownList):
             text += shown[begin:end]
         return text, "\n"
 
-    def _drawn(self, width: int) -> list[_ListLine]:
+    def _drawn_lines(self, width: int) -> list[_ListLine]:
         if self._lines[0] != width:
             style = self.get_visual_style("list--symbol", partial=True)
             self._lines = width, list(self._draw(width, style))
@@ -232,9 +232,9 @@ class TableBlock(MarkdownBlock):
     def __init__(self, markdown: Markdown, token: Token) -> None:
         super().__init__(markdown, token)
         self.set_class(has_gap(token), "-gap", update=False)
-        self._read(token)
+        self._load_cells(token)
 
-    def _read(self, token: Token) -> None:
+    def _load_cells(self, token: Token) -> None:
         cells: TableCells = token.meta["cells"]
         self._alignment = cells.alignment
         self._header = [self._token_to_content(cell) for cell in cells.header]
@@ -244,7 +244,7 @@ class TableBlock(MarkdownBlock):
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, TableBlock):
-            self._read(block._token)
+            self._load_cells(block._token)
             self._token = block._token
             self.refresh(layout=True)
         else:
@@ -254,16 +254,16 @@ class TableBlock(MarkdownBlock):
         return min(container.width, self._natural + len(_GAP) * (len(self._header) - 1))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self._drawn(width))
+        return len(self._drawn_lines(width))
 
     def render(self) -> Content:
-        return Content("\n").join(self._drawn(self.size.width))
+        return Content("\n").join(self._drawn_lines(self.size.width))
 
     def notify_style_update(self) -> None:
         self._lines = -1, []
         super().notify_style_update()
 
-    def _drawn(self, width: int) -> list[Content]:
+    def _drawn_lines(self, width: int) -> list[Content]:
         if self._lines[0] != width:
             header = self.get_visual_style("table--header", partial=True)
             rule = self.get_visual_style("table--rule", partial=True)
@@ -311,7 +311,7 @@ def draw_table(
 ) -> list[Content]:
     """Return the lines of a table, at most `width` columns wide if every cell gets a column."""
     natural, words = natural_widths([header, *rows])
-    least = sum(min(_LEAST, each) for each in words)
+    least = sum(min(_MIN_COLUMNS, each) for each in words)
     for gap in (_GAP, _NARROW_GAP):
         room = width - len(gap) * (len(header) - 1)
         if room >= least:

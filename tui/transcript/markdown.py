@@ -104,7 +104,7 @@ class MarkdownSection(Vertical):
         if self._markdown is not None:
             await self._markdown.append(text)
 
-    async def end(self, text: str, *, in_list: bool) -> None:
+    async def finish(self, text: str, *, in_list: bool) -> None:
         """Set the final text, longer or shorter than before; the next section has the rest."""
         self.set_class(in_list, "-listed")
         if len(text) > len(self.text):
@@ -164,7 +164,7 @@ class AnswerMarkdown(Vertical):
         ended, sections = self._last, [_section(parts, place) for place in range(1, len(parts))]
         self._last = sections[-1]
         with self.app.batch_update():
-            await ended.end(parts[0], in_list=_is_list_cut(parts, 0))
+            await ended.finish(parts[0], in_list=_is_list_cut(parts, 0))
             await self.mount_all(sections)
 
 
