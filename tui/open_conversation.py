@@ -125,8 +125,7 @@ class Conversation:
         self._load_branch()
 
     def history(self, until: ChatTurn, system: str = "") -> list[Message]:
-        """Return the messages to answer `until`: answered turns before it, its prompt and the
-        unfinished answer to continue, if any."""
+        """Return the messages to answer `until`, which end with an unfinished answer, if any."""
         messages = [Message("system", system)] if system else []
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
             if turn.is_answered:
@@ -169,10 +168,7 @@ class Conversation:
         return removed
 
     def switch_branch(self, message: str, direction: int) -> str | None:
-        """Activate the branch before (-1) or after (1) that of `message`.
-
-        Returns the sibling that the branch starts with, None at either end.
-        """
+        """Activate the previous (-1) or next (1) branch at `message`; return its first message."""
         sibling = self.tree.neighbor(message, direction)
         if sibling is not None:
             self.tree.activate(sibling)

@@ -124,16 +124,16 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
         )
         await pilot.press("down", "x", "backspace")
         await pilot.press("enter")
-        assert (pulled.asked, list(shown._downloads.all)) == ([], []), "the question was left"
+        assert (pulled.asked, list(shown._downloads.running)) == ([], []), "the question was left"
         await pilot.press("enter")
         await until(pilot, lambda: "45%" in "\n".join(lines(shown)))
         assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await pilot.press("enter")
         assert pulled.asked == ["good-4b"], "not twice at once"
         await pilot.press("escape")
-        assert list(shown._downloads.all) == ["good-4b"]
+        assert list(shown._downloads.running) == ["good-4b"]
         pulled.proceed.set()
-        await until(pilot, lambda: not shown._downloads.all)
+        await until(pilot, lambda: not shown._downloads.running)
 
 
 async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
@@ -150,9 +150,9 @@ async def test_a_click_fetches_nothing_before_the_second_one(pulled: Pulled) -> 
     async with host.run_test(size=(90, 24)) as pilot:
         at = [line.split()[0] for line in lines(shown)].index("good-4b")
         await pilot.click(OptionList, offset=(5, at))
-        assert (about(shown)[:16], shown._downloads.all) == ("Download 2.0 GB?", {})
+        assert (about(shown)[:16], shown._downloads.running) == ("Download 2.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
-        assert (about(shown)[:16], shown._downloads.all) == ("Download 4.0 GB?", {})
+        assert (about(shown)[:16], shown._downloads.running) == ("Download 4.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
         await until(pilot, lambda: pulled.asked == ["coder-7b"])
 
@@ -173,7 +173,7 @@ async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
         await pilot.press(*"good", "enter", "enter")
         await until(pilot, lambda: pulled.asked == ["good-4b"])
         await pilot.press("ctrl+x")
-        await until(pilot, lambda: not shown._downloads.all)
+        await until(pilot, lambda: not shown._downloads.running)
         await until(pilot, lambda: about(shown) == "Good at most things.")
 
 
@@ -204,7 +204,7 @@ def test_progress_never_goes_backwards() -> None:
 
     def note(message: Message) -> None:
         if isinstance(message, DownloadUpdate):
-            posted.append(downloads.all["x"].share)
+            posted.append(downloads.running["x"].fraction)
 
     downloads = Downloads(note, pulled)
     pulled.proceed.set()
@@ -221,7 +221,7 @@ def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
     assert downloads.start("a/b")
     assert not downloads.start("a/b")
     pulled.proceed.set()
-    thread = next((each.thread for each in downloads.all.values()), None)
+    thread = next((each.thread for each in downloads.running.values()), None)
     if thread is not None:
         thread.join(10)
     assert [note.name for note in posted if isinstance(note, DownloadUpdate)] == ["a/b", "a/b"]
@@ -230,7 +230,7 @@ def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
     pulled.proceed.clear()
     assert downloads.start("c")
     assert downloads.close(10)
-    assert not downloads.all
+    assert not downloads.running
 
 
 def test_a_bug_in_pulling_ends_the_download() -> None:

@@ -163,7 +163,7 @@ async def editing(pilot: Pilot[None]) -> None:
 
 async def earlier_prompts(pilot: Pilot[None]) -> None:
     await finished(pilot)
-    pilot.app.query_one(PromptBox).remember(["What is a stack?", "[b]bold[/b] words " * 20])
+    pilot.app.query_one(PromptBox).extend_history(["What is a stack?", "[b]bold[/b] words " * 20])
     await pilot.press("ctrl+r")
     await pilot.pause()
     pilot.app.screen.query_one("Input").cursor_blink = False  # type: ignore[attr-defined]

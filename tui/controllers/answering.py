@@ -197,7 +197,7 @@ class AnswerController:
         try:
             model = await asyncio.to_thread(model_store.resolve, name)
         except AkunuError as error:
-            is_loading = name in self._downloads.all
+            is_loading = name in self._downloads.running
             self._view.show_error(f"{name} is still downloading" if is_loading else str(error))
             return
         if model.name == self.model and self.context_length:
@@ -288,10 +288,10 @@ class AnswerController:
     # Messages of the downloads
 
     def on_download_update(self, message: DownloadUpdate) -> None:
-        download = self._downloads.all.get(message.name)
+        download = self._downloads.running.get(message.name)
         if download is not None and self._waits_for(message.name):
             self._view.status.phase = "downloading"
-            self._view.status.progress = download.share
+            self._view.status.progress = download.fraction
             self._view.show_download(download.progress.describe())
 
     async def on_download_ended(self, message: DownloadEnded, *, is_listed: bool) -> None:
@@ -418,7 +418,7 @@ class AnswerController:
         if self._view.transcript.is_empty:
             await self._view.show_welcome()
         if texts and not self._view.prompt.text.strip():
-            self._view.prompt.recall(texts.pop(0))
+            self._view.prompt.write_sent(texts.pop(0))
         if texts:
             many = "1 prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
             self._view.inform(f"{many} not sent; Ctrl+R finds prompts.")

@@ -153,7 +153,7 @@ class LibraryController:
         if self._store is not None:
             with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
                 prompts = await self._store.call(lambda store: store.recent_prompts(_MAX_PROMPTS))
-                self._view.prompt.remember(prompts)
+                self._view.prompt.extend_history(prompts)
 
     async def on_deleted(self, conversation: str) -> None:
         """Close a deleted conversation if it is open, and delete its prompt caches."""

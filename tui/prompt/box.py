@@ -95,7 +95,7 @@ class PromptBox(TextArea):
         """The text, with folded pastes expanded."""
         return self._pasted.unfold(self.text)
 
-    def remember(self, prompts: Sequence[str]) -> None:
+    def extend_history(self, prompts: Sequence[str]) -> None:
         """Add prompts of earlier conversations, oldest first, to the history."""
         self._history[:0] = [typeable(prompt) for prompt in prompts]
         self._history_index = None
@@ -113,7 +113,7 @@ class PromptBox(TextArea):
         self.text = typeable(prompt)  # imported conversations may contain control characters
         self.move_cursor(self.document.end)
 
-    def recall(self, prompt: str) -> None:
+    def write_sent(self, prompt: str) -> None:
         """Replace the text with a sent prompt; Up then recalls the prompt before it."""
         self.write(prompt)
         if self._history and self._history[-1] == self.text:

@@ -1,7 +1,6 @@
 """The key help: every key and every command of the chat.
 
-It is generated from the bindings and the command table. Only the keys that the prompt box handles
-without bindings are listed here.
+Generated from bindings and commands; only keys of the prompt box without bindings are listed here.
 """
 
 from __future__ import annotations

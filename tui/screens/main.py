@@ -48,7 +48,7 @@ _CHOOSING = tuple(  # A click would move the focus away from the message.
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """What the prompt box shows around the prompt."""
+    """The state that the border of the prompt box and the title show."""
 
     model: str  # for the next answer
     persona: str  # or "system prompt"; "" for neither

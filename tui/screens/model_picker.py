@@ -130,7 +130,7 @@ class ModelsScreen(ListDialog[str]):
     def _use_or_download(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
         event.stop()
         row = self._chosen()
-        if row is None or row.name in self._downloads.all:
+        if row is None or row.name in self._downloads.running:
             return
         if row.is_stored and not row.damaged:
             self.dismiss(row.name)
@@ -190,7 +190,7 @@ class ModelsScreen(ListDialog[str]):
         width = min(_NAME, room - 2)
         name = Content(displayable(row.name)).truncate(width, ellipsis=True)
         columns: list[tuple[str, str]] = []
-        download = self._downloads.all.get(row.name)
+        download = self._downloads.running.get(row.name)
         if download and not download.progress.total:
             room = 0  # The reason for waiting is longer than a bar.
         if room >= width + _SIZE + 4:
@@ -210,7 +210,7 @@ class ModelsScreen(ListDialog[str]):
 
     def _state(self, row: ModelRow) -> Content:
         good, bad = ".models--good", ".models--bad"
-        if download := self._downloads.all.get(row.name):
+        if download := self._downloads.running.get(row.name):
             return Content.styled(displayable(_progress(download)), good)
         if row.name in self._downloads.failed:
             return Content.styled("✗ failed", bad)
@@ -235,7 +235,7 @@ class ModelsScreen(ListDialog[str]):
             self.query_one(name, Static).update(Content(displayable(text)))
 
     def _about(self, row: ModelRow) -> str:
-        if download := self._downloads.all.get(row.name):
+        if download := self._downloads.running.get(row.name):
             return download.progress.describe()
         if self._confirming:
             return _question(row, self._downloads.rate)
@@ -260,8 +260,8 @@ class ModelsScreen(ListDialog[str]):
 def _progress(download: Download) -> str:
     if not download.progress.total:
         return f"{download.progress.phase} …"
-    done = round(download.share * _BAR)
-    return f"{'━' * done}{'╌' * (_BAR - done)} {download.share:4.0%}"
+    done = round(download.fraction * _BAR)
+    return f"{'━' * done}{'╌' * (_BAR - done)} {download.fraction:4.0%}"
 
 
 def _question(row: ModelRow, rate: float | None) -> str:
@@ -347,11 +347,11 @@ def better_model(current: str) -> ModelRow | None:
 
 def filter_rows(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
     """Return the rows that contain all of `words`, ignoring case."""
-    wanted = words.lower().split()
+    search_words = words.lower().split()
     return [
         row
         for row in rows
-        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in wanted)
+        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in search_words)
     ]
 
 
