@@ -168,7 +168,7 @@ class Conversation:
         return removed
 
     def switch_branch(self, message: str, direction: int) -> str | None:
-        """Activate the previous (-1) or next (1) branch at `message`; return its first message."""
+        """Activate the previous (-1) or next (1) branch at `message`; return its start, if any."""
         sibling = self.tree.neighbor(message, direction)
         if sibling is not None:
             self.tree.activate(sibling)
