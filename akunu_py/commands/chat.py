@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         args.temperature = settings.temperature
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp, ChatConfig, recall, remember
+    from akunu_py.tui.app import ChatApp, ChatConfig, load_ui_state, save_ui_state
     from akunu_py.tui.controllers.library import Resume
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     learned_states: list[LearnedState] = []
     session = session_thread(args, settings, name, model, server, learned_states, own)
     store_thread = StoreThread(paths.conversations_file())
-    remembered = recall(paths.chat_file())
+    ui_state = load_ui_state(paths.chat_file())
     app = ChatApp(
         ChatConfig(
             name,
@@ -89,11 +89,11 @@ def run(args: argparse.Namespace) -> int:
             resume=Resume(" ".join(args.resume or ()), last=args.again)
             if args.again or args.resume is not None
             else None,
-            remembered=remembered,
+            ui_state=ui_state,
         )
     )
     app.run()
-    remember(paths.chat_file(), app.remembered)
+    save_ui_state(paths.chat_file(), app.ui_state)
     code = app.return_code or 0
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)

@@ -20,7 +20,7 @@ from akunu_py.chats.rows import messages_of
 from akunu_py.chats.tree import ChatMessage, ConversationTree, tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.screens.conversation_list import moment
+from akunu_py.tui.screens.conversation_list import format_time
 from tests.reliability.fuzz import NUMBERS, TEXTS, clear, explore, json_like, lengths
 from tests.support.chats import T0, branched, exchange_of
 
@@ -83,7 +83,7 @@ def use(store: ConversationStore, name: str) -> ConversationTree:
         render(tree, form)
     for message in tree.messages:
         assert message.stats is None or message.stats.as_dict()
-        moment(message.created, time.time())
+        format_time(message.created, time.time())
     assert len(read_json(as_json([tree]), "again")[0]) == len(tree)
     chat = Conversation(tree)
     chat.ask("More?")
@@ -103,7 +103,7 @@ def use(store: ConversationStore, name: str) -> ConversationTree:
 def use_all(store: ConversationStore) -> list[str]:
     infos = store.list()
     for info in infos:
-        moment(info.updated, time.time())
+        format_time(info.updated, time.time())
         use(store, store.resolve(info.id).id)
         store.rename(info.id, "New")
     for words in ("first", "yes", "que\x1b", "queue"):

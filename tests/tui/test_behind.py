@@ -90,7 +90,7 @@ async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
         await it.piece("late", turn=2)
         await it.answer("4", turn=3)
         assert it.markdown == ["4"]
-        assert first in it.app.answering._aside
+        assert first in it.app.answering._background
         await it.app.library.open(
             ChosenConversation(first)
         )  # without a store there is nothing to open
@@ -113,5 +113,5 @@ async def test_what_fails_or_is_deleted_behind() -> None:
         it.box.clear()
         await it.send("three")
         await it.press("ctrl+n")
-        await it.app.library.on_deleted(next(reversed(it.app.answering._aside)))
+        await it.app.library.on_deleted(next(reversed(it.app.answering._background)))
         assert (it.app.answering.active, it.app.answering.progress()) == (None, {})

@@ -209,7 +209,7 @@ async def test_earlier_prompts_are_searched() -> None:
     async with chat() as it:
         await it.press("ctrl+r")
         assert "no earlier" in it.notifications[-1]
-        it.box.remember(["a red fox", "a blue\nwhale"])
+        it.box.extend_history(["a red fox", "a blue\nwhale"])
         await it.press("ctrl+r", *"whale blue", "enter")
         assert it.text() == "a blue\nwhale"
         await it.press("ctrl+r", *"nothing", "enter")

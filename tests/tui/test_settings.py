@@ -236,7 +236,7 @@ def test_a_terminal_is_asked_and_left_as_it_was() -> None:
     other = threading.Thread(target=answer)
     before = termios.tcgetattr(theirs)
     other.start()
-    found = terminal.parse_answer(terminal._ask(theirs))
+    found = terminal.parse_answer(terminal._query_terminal(theirs))
     other.join(5)
     assert found == "light"
     assert asked == [b"\x1b]11;?\x1b\\\x1b[c"]
