@@ -309,7 +309,9 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "kv_bits": engine.plan.kv_bits,
     }
     if ring is not None:
-        described["hosts"] = [f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.holds)]
+        described["hosts"] = [
+            f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.partitions)
+        ]
     return described
 
 
