@@ -63,7 +63,7 @@ class TemplateFeatures:
     thinking: str = ""  # its key for a message's thinking, "" if it shows none
 
 
-@chat_template.once_per_tokenizer
+@chat_template.cached_per_tokenizer
 def template_features(tokenizer: Any) -> TemplateFeatures:
     """Return what a tokenizer's chat template can show."""
     if not tokenizer.has_chat_template:
