@@ -367,10 +367,8 @@ class Generation:
             on_disk = recall.read(target, prompt)
         reuse = target.reuse_prefix(prompt, needed, self._stable)
         target.history.remember = remember
-        target.history.conversation, target.history.requested_at = (
-            self._options.conversation,
-            time.time(),
-        )
+        target.history.conversation = self._options.conversation
+        target.history.requested_at = time.time()
         cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
@@ -533,9 +531,8 @@ class DiskPromptCaches:
         """Return the number of unsaved tokens, 0 if too few to save."""
         length = len(history.tokens)
         saved = self._store.saved(self._engine)
-        kept = max(
-            (common_prefix(each.metadata.tokens, history.tokens) for each in saved), default=0
-        )
+        files = (each.metadata.tokens for each in saved)
+        kept = max((common_prefix(tokens, history.tokens) for tokens in files), default=0)
         new = length - kept
         few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
         return 0 if few else new

@@ -60,9 +60,8 @@ def _from_file(path: Path) -> Hosts:
         backend = found.backend or "ring"
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise UsageError(f"--hosts: {path} is not a hostfile: {one_line(error)}") from error
-    if not 2 <= len(names) <= MAX_HOSTS or not all(
-        isinstance(name, str) and name for name in names
-    ):
+    named = all(isinstance(name, str) and name for name in names)
+    if not named or not 2 <= len(names) <= MAX_HOSTS:
         raise UsageError(f"--hosts: {path} names {len(names)} hosts, expected 2 to {MAX_HOSTS}")
     if any(name.startswith("-") for name in names):
         raise UsageError(f"--hosts: {path}: a host's name begins with a dash")

@@ -127,12 +127,8 @@ class Coordinator:
         self._idle = True
         self._keys = count(1)
         # By key:
-        self.caches: weakref.WeakValueDictionary[int, ReplicatedCache] = (
-            weakref.WeakValueDictionary()
-        )
-        self._checkpoints: weakref.WeakKeyDictionary[kv_cache.Checkpoint, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        self.caches = weakref.WeakValueDictionary[int, ReplicatedCache]()
+        self._checkpoints = weakref.WeakKeyDictionary[kv_cache.Checkpoint, int]()
         self._commands: deque[Command] = deque()  # finalizers in any thread append
         self.messages = 0  # sent
 

@@ -22,15 +22,11 @@ class TokenHistory:
     ) -> None:
         self.cache = cache
         self.tokens = list(tokens)  # in the cache
-        self.pending = list(
-            pending
-        )  # known tokens not yet in the cache: the next pass's first rows
+        self.pending = list(pending)  # known tokens for the next pass, not yet in the cache
         self.checkpoints: list[kv_cache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
         self.uses = 0  # number of returns to the caches
-        self.drafter_histories: dict[
-            str, TokenHistory
-        ] = {}  # neural drafters' own histories, by key
+        self.drafter_histories: dict[str, TokenHistory] = {}  # of neural drafters, by key
         self.remember = True  # may be saved to disk
         self.conversation = ""  # id of the last conversation that used it
         self.requested_at = 0.0  # time of that request (`time.time`)
@@ -41,9 +37,8 @@ class TokenHistory:
     def nbytes(self) -> int:
         """Total bytes of memory."""
         drafters = sum(each.nbytes for each in self.drafter_histories.values())
-        return (
-            kv_cache.nbytes(self.cache) + drafters + sum(each.nbytes for each in self.checkpoints)
-        )
+        checkpoints = sum(each.nbytes for each in self.checkpoints)
+        return kv_cache.nbytes(self.cache) + drafters + checkpoints
 
     @property
     def last_checkpoint(self) -> int:
@@ -69,10 +64,8 @@ class TokenHistory:
     @property
     def to_next_mark(self) -> int | None:
         """Tokens up to the next mark, or None."""
-        return min(
-            (mark - len(self.tokens) for mark in self.marks if mark > len(self.tokens)),
-            default=None,
-        )
+        length = len(self.tokens)
+        return min((mark - length for mark in self.marks if mark > length), default=None)
 
     def shared(self, prompt: Sequence[int]) -> int:
         """Return how many tokens the cache shares with `prompt`, except its last."""
@@ -93,10 +86,8 @@ class TokenHistory:
 
     def shorten(self, nbytes: int) -> bool:
         """Free about `nbytes` bytes from the end; False if too little would remain."""
-        drafters, self.drafter_histories = (
-            sum(each.nbytes for each in self.drafter_histories.values()),
-            {},
-        )
+        drafters = sum(each.nbytes for each in self.drafter_histories.values())
+        self.drafter_histories = {}
         if drafters >= nbytes:
             return True
         nbytes -= drafters

@@ -68,9 +68,8 @@ class PromptCacheStore:
         self.directory = paths.prompt_caches_dir() / paths.name_of_model(model)
         self.limits = limits or DiskLimits()
         self._clock = clock
-        self._metadata: dict[
-            tuple[str, int, int], CacheMetadata | None
-        ] = {}  # by name, inode and size
+        # By name, inode and size:
+        self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
         self._swept = False
         self._failed_at = -_RETRY_AFTER
 
@@ -325,8 +324,7 @@ def is_forgotten(conversation: str, requested_at: float) -> bool:
 
 def _forgotten_lines() -> list[bytes]:
     try:
-        return read_bounded(
-            paths.prompt_caches_dir() / "forgotten", 2 * _MAX_FORGOTTEN_BYTES
-        ).splitlines()
+        path = paths.prompt_caches_dir() / "forgotten"
+        return read_bounded(path, 2 * _MAX_FORGOTTEN_BYTES).splitlines()
     except OSError:
         return []
