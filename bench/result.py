@@ -309,7 +309,8 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "kv_bits": engine.plan.kv_bits,
     }
     if ring is not None:
-        described["hosts"] = [f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.holds)]
+        parts = enumerate(ring.partitions)
+        described["hosts"] = [f"{ring.hosts.label(rank)}: {part}" for rank, part in parts]
     return described
 
 

@@ -112,7 +112,7 @@ def _facts(path: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"id": path.stem, "model": path.parent.name.rpartition("-")[0]}
     tokens, problem = 0, ""
     try:
-        about = cache_file.read(path).about
+        about = cache_file.read(path).metadata
         facts["model"], tokens = about.model, len(about.tokens)
     except DamagedCache:
         problem = "damaged"

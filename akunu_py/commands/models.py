@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from akunu_py import paths
 from akunu_py.arguments import add_actions, add_format, add_values
-from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
+from akunu_py.decoding.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
 from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError, one_line
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
@@ -480,7 +480,7 @@ def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) 
 
     Raises FetchError, which names the hosts that failed, with the reasons.
     """
-    others = [name for name in dict.fromkeys(hosts.names[1:]) if name != HERE]
+    others = [name for name in dict.fromkeys(hosts.names[1:]) if name != LOCALHOST]
     if not others:
         say("all hosts are this machine; nothing to download", error=True)
     failures = []
@@ -552,7 +552,7 @@ def _why(code: int, python: str, errors: IO[bytes]) -> str:
     """Return why the remote process failed."""
     lines = errors.read().decode(errors="replace").split("\n")
     said = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
-    if code == NOT_REACHED:
+    if code == SSH_FAILED:
         return f"cannot be reached: {said}"
     if code in _NO_PROGRAM or "No module named" in said:
         return (

@@ -88,8 +88,8 @@ def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadO
     except BaseException:
         ring.close()
         raise
-    for rank, holds in enumerate(ring.holds):
-        say(f"akunu: {ring.hosts.label(rank)} holds {holds}", error=True)
+    for rank, partition in enumerate(ring.partitions):
+        say(f"akunu: {ring.hosts.label(rank)} holds {partition}", error=True)
     return engine
 
 
@@ -150,7 +150,7 @@ def load_learned(
     settings = settings or load_settings()
     layout = f"{engine.plan.weights} on {device.device_name()}"
     if engine.ring is not None:  # the network changes the costs of a forward pass
-        layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
+        layout += f", {engine.ring.split} among {engine.ring.hosts.size}"
     keep = settings.memory and not no_answer_cache
     size = parse_size(settings.cache_disk)
     local = engine.ring is None  # caches of other hosts are not on this disk

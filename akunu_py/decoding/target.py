@@ -71,7 +71,7 @@ class Target:
 
     @history.setter
     def history(self, history: TokenHistory) -> None:
-        self.caches.exchange(self._history, history)
+        self.caches.replace_in_use(self._history, history)
         self._history = history
 
     @property
@@ -249,17 +249,17 @@ class Target:
         else:
             self.caches.take(history)
             if behind >= LEAST:
-                self.caches.note_lost(history)
+                self.caches.record_eviction(history)
             self.history = history
             if length or not behind:
-                history.return_to(length)
+                history.truncate(length)
             else:
                 self.reset()
         self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
         last = len(prompt) - 1
-        lost = max((common_prefix(each, prompt) for each in self.caches.lost), default=0)
+        lost = max((common_prefix(each, prompt) for each in self.caches.evicted), default=0)
         known = max(cached, shared, min(lost, last))
         if known > max(cached, shared):
             return Reuse(cached, known, "evicted")

@@ -182,15 +182,15 @@ class _LeastRecentlyUsed(PromptCaches):
 
     def add(self, history: TokenHistory) -> None:
         super().add(history)
-        for kept in self._kept:
-            if kept.history is history:
-                kept.since = next(self._uses)
+        for entry in self._cached:
+            if entry.history is history:
+                entry.last_request = next(self._uses)
 
-    def _lose(self, kept: Any, nbytes: int) -> None:
-        self._kept.remove(kept)
+    def _evict(self, entry: Any, nbytes: int) -> None:
+        self._cached.remove(entry)
 
-    def _value(self, kept: Any) -> float:
-        return float(kept.since)
+    def _value_per_byte(self, entry: Any) -> float:
+        return float(entry.last_request)
 
 
 class _Belady(_LeastRecentlyUsed):
@@ -200,9 +200,9 @@ class _Belady(_LeastRecentlyUsed):
         super().__init__(limit)
         self.coming: Sequence[TraceItem] = ()
 
-    def _value(self, kept: Any) -> float:
-        tokens = kept.history.tokens
-        others = [each.history.tokens for each in self._kept if each is not kept]
+    def _value_per_byte(self, entry: Any) -> float:
+        tokens = entry.history.tokens
+        others = [each.history.tokens for each in self._cached if each is not entry]
         for distance, item in enumerate(self.coming):
             shared = common_prefix(tokens, item.prompt)
             if shared > max((common_prefix(each, item.prompt) for each in others), default=0) + 64:

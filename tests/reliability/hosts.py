@@ -93,7 +93,7 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
         answers.write_text(json.dumps([answer[:2] for answer in plain]))
     whole = json.loads(answers.read_text()) * len(MODES)
     with (
-        mock.patch.object(partition, "choose", return_value=way),
+        mock.patch.object(partition, "choose_split", return_value=way),
         contextlib.nullcontext() if spin else patient_ranks(),
     ):
         engine = load_stored(found, LoadOptions(hosts=str(size)))

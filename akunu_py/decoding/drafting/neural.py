@@ -100,7 +100,7 @@ class ModelDrafter(NeuralDrafterBase):
         history = self._history
         reached = history.reach(history.shared(known))
         if reached:
-            history.return_to(reached)
+            history.truncate(reached)
         elif history.tokens:
             del self._target.history.drafter_histories[self.key]
         if len(known) - reached <= PREFILL_ROWS:

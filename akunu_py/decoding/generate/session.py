@@ -367,7 +367,8 @@ class Generation:
             on_disk = recall.read(target, prompt)
         reuse = target.reuse_prefix(prompt, needed, self._stable)
         target.history.remember = remember
-        target.history.conversation, target.history.asked = self._options.conversation, time.time()
+        target.history.conversation = self._options.conversation
+        target.history.requested_at = time.time()
         cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
@@ -475,9 +476,9 @@ class DiskPromptCaches:
         if len(prompt) < LEAST:
             return 0, ""
         self._forget_slowness()
-        of_no_use = self._store.of_no_use(prompt, self._engine)
+        unusable = self._store.find_unusable(prompt, self._engine)
         reached = target.reach(prompt)
-        return max(self._read_best(target, prompt, reached), of_no_use, key=lambda each: each[0])
+        return max(self._read_best(target, prompt, reached), unusable, key=lambda each: each[0])
 
     def _read_best(
         self, target: Target, prompt: Sequence[int], reached: int
@@ -486,7 +487,7 @@ class DiskPromptCaches:
         if found is None:
             return 0, ""
         reach, saved = found
-        shared = saved.about.shared(prompt)
+        shared = saved.metadata.shared(prompt)
         if reach - reached < LEAST:
             return shared, "slow disk" if reach > reached else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(reach - reached):
@@ -523,14 +524,15 @@ class DiskPromptCaches:
         load_s = self._load_s(history.nbytes)
         quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
         worth = load_s < self._prefill_s(len(history.tokens))
-        wanted = history.remember and not is_forgotten(history.conversation, history.asked)
+        wanted = history.remember and not is_forgotten(history.conversation, history.requested_at)
         return wanted and quick and worth and self._store.may_write(history.nbytes)
 
     def _new_tokens(self, history: TokenHistory) -> int:
         """Return the number of unsaved tokens, 0 if too few to save."""
         length = len(history.tokens)
         saved = self._store.saved(self._engine)
-        kept = max((common_prefix(each.about.tokens, history.tokens) for each in saved), default=0)
+        files = (each.metadata.tokens for each in saved)
+        kept = max((common_prefix(tokens, history.tokens) for tokens in files), default=0)
         new = length - kept
         few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
         return 0 if few else new

@@ -114,7 +114,7 @@ def open_parts(
     """Open the model in `path` and its neural drafters; see `Engine.load`."""
     opened = open_model(path)
     if ring is not None:
-        itemsize = ring.take_share(opened.model)
+        itemsize = ring.keep_partition(opened.model)
     else:
         itemsize = device.convert_weights(opened.model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
@@ -135,7 +135,7 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         if ring is None:
             mx.eval(model.parameters())
         else:
-            model, context = ring.lead(model, plan.context_length)
+            model, context = ring.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
         tokens = loading.result()
     cache = kv_cache.new_cache(model, plan.kv_bits)

@@ -165,8 +165,8 @@ def _constraint(name: str, value: Any) -> Constraint:
 
 
 def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
-    """Return the chat template's variables for an effort. Raises RequestError if unsupported."""
-    variables = thinking_variables(service.engine.tokens.tokenizer).of(effort)
+    """Return the chat template's variables for an effort. Raises RequestError if it has none."""
+    variables = thinking_variables(service.engine.tokens.tokenizer).for_effort(effort)
     if variables is None:
         raise invalid(param, f"{service.name} does not support {effort!r}; leave it out")
     return variables

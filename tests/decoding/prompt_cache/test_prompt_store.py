@@ -133,12 +133,12 @@ def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
     read(session, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # goes on with the second
     assert session.save_idle()
     files = all_files()
-    assert sorted(cache_file.read(path).about.conversation for path in files) == ["a", "c"]
+    assert sorted(cache_file.read(path).metadata.conversation for path in files) == ["a", "c"]
     prompt_cache_store.forget_conversation("b")
     assert all_files() == files
     prompt_cache_store.forget_conversation("a")
     (left,) = all_files()
-    assert cache_file.read(left).about.conversation == "c"
+    assert cache_file.read(left).metadata.conversation == "c"
     # It is in memory still, here and in a server: neither writes it.
     assert not session.save_idle()
     assert all_files() == [left]
@@ -304,7 +304,7 @@ def test_a_disk_that_refuses_is_asked_again_later(
         patch.setattr(cache_file, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         assert not keep(session, 1)
     assert not session.save_idle()
-    clock.now += prompt_cache_store._PAUSE + 1
+    clock.now += prompt_cache_store._RETRY_AFTER + 1
     assert session.save_idle()
 
 
