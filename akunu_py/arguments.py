@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,6 +24,12 @@ from akunu_py.types import (
     LoadOptions,
     SamplingOptions,
 )
+
+_RENAMED = {
+    "--memory": "--memory-limit",
+    "--no-memory": "--no-answer-cache",
+    "--cache-memory": "--prompt-cache-memory",
+}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -62,6 +69,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        for old in re.findall(r"--[a-z-]+", message) if "unrecognized" in message else []:
+            message += f"; {old} is now {_RENAMED[old]}" if old in _RENAMED else ""
         self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -182,9 +191,15 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         group,
         ("--kv-bits", "4|8", int, None, "Quantize the KV cache to 4 or 8 bits (default: off)"),
         ("--context", "N", positive, None, "Context length (default: the longest that fits)"),
-        ("--memory", "SIZE", _size, None, "Memory limit, such as 12GB (default: available memory)"),
         (
-            "--cache-memory",
+            "--memory-limit",
+            "SIZE",
+            _size,
+            None,
+            "Memory limit, such as 12GB (default: available memory)",
+        ),
+        (
+            "--prompt-cache-memory",
             "SIZE",
             _size,
             None,
@@ -226,8 +241,8 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.kv_bits,
         args.context,
         args.force,
-        args.cache_memory,
-        args.memory,
+        args.prompt_cache_memory,
+        args.memory_limit,
         args.draft_model,
         hosts,
     )
@@ -338,7 +353,7 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
         ("--draft-model", "NAME_OR_PATH", str, None, "Draft model (default: as in the settings)"),
     )
     group.add_argument(
-        "--no-memory",
+        "--no-answer-cache",
         action="store_true",
         help="Do not use or store earlier answers and prompt caches",
     )

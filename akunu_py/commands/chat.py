@@ -171,7 +171,7 @@ def session_thread(
         loading, stored = loading_from(args), None
         if not is_address(choice):  # the server may have a model that is missing here
             stored = model if model and wanted == model.name else model_store.resolve(wanted)
-        remember = settings.memory and not args.no_memory
+        remember = settings.answer_cache and not args.no_answer_cache
         if own is not None:
             from akunu_py.serve.own.served import ServedChat
 
@@ -187,7 +187,7 @@ def session_thread(
         from akunu_py.decoding.load import load_learned, load_stored
 
         engine = load_stored(stored or model_store.resolve(wanted), loading, settings)
-        learned = load_learned(engine, no_memory=args.no_memory, settings=settings)
+        learned = load_learned(engine, no_answer_cache=args.no_answer_cache, settings=settings)
         learned_states.append(learned)
         return LoadedChat(engine, learned, on_answered)
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     asked, server = args.model, args.server or settings.server
     args.model = asked or settings.completion_model or settings.model
     load, base = partial(load_completer, args, asked, server), base_request(args)
-    acceptance = Acceptance(None if args.no_memory else paths.acceptance_file())
+    acceptance = Acceptance(None if args.no_answer_cache else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.protocols.filter import run_filter
 
@@ -113,7 +113,9 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
     engine = engine_from_arguments(args)
     from akunu_py.completion.completer import Completer
 
-    completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
+    completer = Completer(
+        engine, options, load_learned(engine, no_answer_cache=args.no_answer_cache)
+    )
     if completer.family is None and not completer.edit_format and _should_fill_in(args):
         print_warnings([_better_model(engine.name)])
     return completer

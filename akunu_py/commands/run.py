@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_from_arguments(args)
     from akunu_py.decoding.generate.session import Session  # slow, so after all usage errors
 
-    learned = load_learned(engine, no_memory=args.no_memory)
+    learned = load_learned(engine, no_answer_cache=args.no_answer_cache)
     encoder = engine.tokens
     tokens = encoder.encode(prompt) if args.raw else encoder.encode_chat([Message("user", prompt)])
     session = Session(engine, learned)

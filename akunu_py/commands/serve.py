@@ -155,7 +155,7 @@ def _load(
 
     if engine.ring is not None:
         engine.ring.on_lost = on_lost
-    learned.append(load_learned(engine, no_memory=args.no_memory))
+    learned.append(load_learned(engine, no_answer_cache=args.no_answer_cache))
     return Session(engine, learned[-1])
 
 

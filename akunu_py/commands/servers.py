@@ -140,7 +140,7 @@ class OwnServer:
         add_loading(parser)
         add_hosts(parser)
         self._options = [*as_arguments(parser, args), "--port", "0", "--grace", "0"]
-        self._options += ["--no-memory"] if args.no_memory else []
+        self._options += ["--no-answer-cache"] if args.no_answer_cache else []
         self._model = ""
         self._process: ServeProcess | None = None
 

@@ -118,10 +118,10 @@ def _draft_model(name: str) -> tuple[str, Path]:
 
 def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     """Fill in the memory limits of the settings where the options set none."""
-    if settings.cache_memory and options.cache_memory is None:
-        options = replace(options, cache_memory=parse_size(settings.cache_memory))
-    if settings.memory_limit and options.memory is None:
-        options = replace(options, memory=parse_size(settings.memory_limit))
+    if settings.prompt_cache_memory and options.prompt_cache_memory is None:
+        options = replace(options, prompt_cache_memory=parse_size(settings.prompt_cache_memory))
+    if settings.memory_limit and options.memory_limit is None:
+        options = replace(options, memory_limit=parse_size(settings.memory_limit))
     return options
 
 
@@ -140,7 +140,7 @@ def note_peak(engine: Engine, generation: Generation) -> None:
 
 
 def load_learned(
-    engine: Engine, *, no_memory: bool, settings: Settings | None = None
+    engine: Engine, *, no_answer_cache: bool, settings: Settings | None = None
 ) -> LearnedState:
     """Return what earlier runs learned about the model. settings: read from the file if None."""
     from akunu_py.decoding import device
@@ -151,8 +151,8 @@ def load_learned(
     layout = f"{engine.plan.weights} on {device.device_name()}"
     if engine.ring is not None:  # the network changes the costs of a forward pass
         layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
-    memory = settings.memory and not no_memory
-    size = parse_size(settings.cache_disk)
+    memory = settings.answer_cache and not no_answer_cache
+    size = parse_size(settings.prompt_cache_disk)
     whole = engine.ring is None  # caches of other hosts are not on this disk
     caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size and whole else None
     return LearnedState(engine.path, engine.tokens.digest, layout, memory=memory, caches=caches)

@@ -179,7 +179,7 @@ def test_a_server_is_found_where_it_has_what_is_asked(
         assert running_server(model, LoadOptions(context=64)) is not None
         others = [
             LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
-            LoadOptions(force=True), LoadOptions(memory=10**9),
+            LoadOptions(force=True), LoadOptions(memory_limit=10**9),
         ]  # fmt: skip
         assert [running_server(model, each) for each in others] == [None] * len(others)
         assert running_server(tmp_path / "other", plain) is None

@@ -20,7 +20,7 @@ from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 
 # Greedy and without memory: the same answers every time.
-GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ class HostGroup:
             "weights": self.weights,
             "context": options.context,
             "force": options.force,
-            "memory": options.memory,
+            "memory": options.memory_limit,
         }
 
     def _compare(self, here: dict[str, str], each: RankProcess) -> None:

@@ -184,7 +184,9 @@ def load_partition(found: StoredModel, group: Any, given: Mapping[str, Any]) -> 
     opened = open_model(found.path)
     model, weights = opened.model, given["weights"]
     stand_ins, holds, itemsize = take(model, given["division"], group, weights)
-    options = LoadOptions(weights, None, given["context"], given["force"], memory=given["memory"])
+    options = LoadOptions(
+        weights, None, given["context"], given["force"], memory_limit=given["memory"]
+    )
     own = needs(opened, itemsize=itemsize)
     plan = make_plan(found.name, opened, own, options, divided=True)
     device.wire_memory(model)

@@ -94,7 +94,7 @@ def test_an_interrupt_and_a_kill_leave_nothing_behind(model: Path, whole: str) -
 def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: str) -> None:
     (port,) = _free_ports(1)
     address = f"http://127.0.0.1:{port}/v1/completions"
-    options = ["--hosts", "2", "--no-memory", "--model", str(model), "--port", str(port)]
+    options = ["--hosts", "2", "--no-answer-cache", "--model", str(model), "--port", str(port)]
     with subprocess.Popen(
         [*AKUNU, "serve", *options], stderr=subprocess.PIPE, text=True
     ) as process:
