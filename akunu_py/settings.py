@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported only to save settings
 
 MAX_TEMPERATURE = 5.0  # above this, models generate nonsense
 MAX_BYTES = 1 << 20  # of the file
-_MAX_SHOWN = 80  # characters of a wrong value in an error
+_MAX_VALUE = 80  # characters of a wrong value in an error
 # The meaning of an empty size; "": a size is required.
 _SIZES = {"prompt_cache_memory": "0B", "memory_limit": "0B", "prompt_cache_disk": ""}
 _RENAMED = {  # old: new; files with an old key still work
@@ -110,7 +110,7 @@ def _read() -> tuple[Settings, list[str], list[str]]:
     except (OSError, ValueError, RecursionError) as error:
         wrong = f"cannot read {path}: {error}; correct or remove it"
         return Settings(answer_cache=False), [wrong], []
-    return _usable(content, str(path))
+    return _validate(content, str(path))
 
 
 def save_settings(changes: Mapping[str, Any]) -> Settings:
@@ -123,7 +123,7 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
 
     before, wrong, _ = _read()
     if not wrong:
-        after, wrong, _ = _usable(asdict(before) | dict(changes), "settings")
+        after, wrong, _ = _validate(asdict(before) | dict(changes), "settings")
     if wrong:
         raise UsageError(wrong[0])
     path = settings_file()
@@ -177,49 +177,49 @@ def _text(value: str) -> Any:
     return tomlkit.string(value, multiline=lines)
 
 
-def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str], list[str]]:
+def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str], list[str]]:
     """Return the valid settings in `content`, the errors of others, and the renamed keys.
 
     where: the source of `content`, for the messages.
     """
     types = {name: type(value) for name, value in asdict(Settings()).items()}
-    usable: dict[str, Any] = {}
+    valid: dict[str, Any] = {}
     wrong, renamed = [], []
     for key, value in content.items():
         name = _RENAMED.get(key, key)
         if name != key:
             action = "remove" if name in content else "rename"
-            renamed.append(f"{where}: {key!r} is now {name!r}; {action} it")
+            renamed.append(f"{source}: {key!r} is now {name!r}; {action} it")
         if name != key and name in content:
             continue
         if name not in types:
             close = difflib.get_close_matches(name, [*types, *_RENAMED], n=1)
             names = "settings: " + ", ".join(types)
             hint = f"did you mean {_RENAMED.get(close[0], close[0])}?" if close else names
-            wrong.append(f"unknown setting {_short(name)}; {hint}")
+            wrong.append(f"unknown setting {_abbreviate(name)}; {hint}")
         elif expected := _expected(name, value, types[name]):
-            wrong.append(f"expected {expected} for {key}, found {_short(value)}")
+            wrong.append(f"expected {expected} for {key}, found {_abbreviate(value)}")
             if name == "answer_cache":
-                usable[name] = False
+                valid[name] = False
         else:
-            usable[name] = float(value) if types[name] is float else value
-    settings = replace(Settings(), **usable)
+            valid[name] = float(value) if types[name] is float else value
+    settings = replace(Settings(), **valid)
     if settings.persona and settings.persona not in settings.personas:
         names = ", ".join(settings.personas) or "none"
         wrong.append(f"no persona called {settings.persona!r}; personas: {names}")
         settings = replace(settings, persona="")
-    return settings, [f"{where}: {line}" for line in wrong], renamed
+    return settings, [f"{source}: {line}" for line in wrong], renamed
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     """Return a value for an error; a file can have any number of digits."""
     shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+    return shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}..."
 
 
 def _expected(name: str, value: Any, kind: type) -> str:
     """Return a description of valid values, or "" if the value is valid."""
-    if not _fits(value, kind):
+    if not _has_type(value, kind):
         return _EXPECTED[kind]
     if name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
         return f"0 to {MAX_TEMPERATURE:g}"
@@ -232,12 +232,12 @@ def _expected(name: str, value: Any, kind: type) -> str:
     return ""
 
 
-def _fits(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     if kind is float:
         return type(value) in (int, float)
     if kind is dict:
         return isinstance(value, dict) and all(
-            _fits(part, str) for pair in value.items() for part in pair
+            _has_type(part, str) for pair in value.items() for part in pair
         )
     # A file cannot contain lone surrogates.
     return type(value) is kind and not (isinstance(value, str) and _SURROGATE.search(value))

@@ -1,4 +1,4 @@
-"""Plain values that cross the wings: options in, pieces and statistics out."""
+"""Data types that all packages share: options, messages, text pieces and statistics."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class DraftGuide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the whole answer must match."""
+    """A format that the whole answer must match."""
 
     kind: ConstraintKind
     text: str = ""  # JSON Schema, regular expression, or grammar in llguidance's Lark dialect

@@ -162,7 +162,7 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     assert settings.answer_cache == ("= =" not in content), "the file may turn the answer cache off"
     _, problems, model, _ = settings_and_model("asked-for")
     assert (problems[-1], model) == (
-        "no model 'asked-for' here; starter answers instead; press F4 for other models",
+        "model 'asked-for' is not installed; using starter instead; press F4 for other models",
         "starter",
     )
 

@@ -107,7 +107,7 @@ def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: 
                     stream.readline()
                 os.kill(others[0], signal.SIGKILL)
                 assert b"was killed by SIGKILL" in stream.read()
-            _wait_for(process.stderr, "starting again")
+            _wait_for(process.stderr, "restarting")
             _wait_for(process.stderr, "akunu serves")
             with _ask(address, model.name, 100, stream=False) as reply:
                 text = json.load(reply)["choices"][0]["text"]
