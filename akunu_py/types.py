@@ -1,4 +1,4 @@
-"""Plain values that cross the wings: options in, pieces and statistics out."""
+"""Data types that all packages share: options, messages, text pieces and statistics."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class DraftGuide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the whole answer must match."""
+    """A format that the whole answer must match."""
 
     kind: ConstraintKind
     text: str = ""  # JSON Schema, regular expression, or grammar in llguidance's Lark dialect
@@ -140,8 +140,8 @@ class LoadOptions:
     kv_bits: int | None = None  # 4 or 8
     context: int | None = None  # maximum tokens of a session
     force: bool = False  # load a model that does not fit
-    cache_memory: int | None = None  # bytes for prompt caches
-    memory: int | None = None  # bytes for model and caches in all
+    prompt_cache_memory: int | None = None  # bytes for prompt caches
+    memory_limit: int | None = None  # bytes for model and caches
     draft_model: str | None = None  # name or directory; "": none, whatever the settings say
     hosts: str | None = None  # a number of processes, or a hostfile
 

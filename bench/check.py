@@ -273,7 +273,15 @@ def _check_start(model: model_store.StoredModel, check: Check, show: Callable[[s
 def run_process(model: Path, directory: str) -> None:
     """Generate one token in a process with its data in `directory`. Raises AkunuError."""
     directories = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
-    arguments = ["run", "Say hello.", "--model", str(model), "--max-tokens", "1", "--no-memory"]
+    arguments = [
+        "run",
+        "Say hello.",
+        "--model",
+        str(model),
+        "--max-tokens",
+        "1",
+        "--no-answer-cache",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "akunu_py", *arguments],
         stdin=subprocess.DEVNULL,

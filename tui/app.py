@@ -359,7 +359,7 @@ class ChatApp(App[None]):
         self.view.transcript.mark(event.block)
 
     def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
-        file = crashes.keep(event.error)
+        file = crashes.save_report(event.error)
         where = f"; the details are in {file}" if file else ""
         error = type(event.error).__name__
         self.view.show_error(f"bug: {error} while drawing this answer; shown as plain text{where}")

@@ -161,7 +161,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def directory_of(model: Path) -> Path:
     """Return the directory of a model's learned state and token tables."""
-    return paths.cache_dir() / "learned" / paths.name_of_model(model)
+    return paths.cache_dir() / "learned" / paths.model_directory_name(model)
 
 
 def _digest(text: str) -> str:

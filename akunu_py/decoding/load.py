@@ -118,10 +118,10 @@ def _draft_model(name: str) -> tuple[str, Path]:
 
 def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     """Fill in the memory limits of the settings where the options set none."""
-    if settings.cache_memory and options.cache_memory is None:
-        options = replace(options, cache_memory=parse_size(settings.cache_memory))
-    if settings.memory_limit and options.memory is None:
-        options = replace(options, memory=parse_size(settings.memory_limit))
+    if settings.prompt_cache_memory and options.prompt_cache_memory is None:
+        options = replace(options, prompt_cache_memory=parse_size(settings.prompt_cache_memory))
+    if settings.memory_limit and options.memory_limit is None:
+        options = replace(options, memory_limit=parse_size(settings.memory_limit))
     return options
 
 
@@ -151,8 +151,8 @@ def load_learned(
     layout = f"{engine.plan.weights} on {device.device_name()}"
     if engine.ring is not None:  # the network changes the costs of a forward pass
         layout += f", {engine.ring.split} among {engine.ring.hosts.size}"
-    keep = settings.memory and not no_answer_cache
-    size = parse_size(settings.cache_disk)
+    keep = settings.answer_cache and not no_answer_cache
+    size = parse_size(settings.prompt_cache_disk)
     local = engine.ring is None  # caches of other hosts are not on this disk
     caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and local else None
     return LearnedState(engine.path, engine.tokens.digest, layout, answer_cache=keep, caches=caches)

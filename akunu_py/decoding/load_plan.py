@@ -41,8 +41,8 @@ class LoadPlan:
     context_length: int  # maximum tokens of a session
     kv_bits: int | None  # of the KV cache; None: not quantized
     fit: FittedContext  # memory of the model and its drafters, with a note for the user
-    cache_memory: int  # bytes for prompt caches
-    memory_limit: int | None  # bytes for model and caches; None: all available memory
+    prompt_cache_memory: int  # bytes for prompt caches
+    memory_limit: int | None  # bytes for model and caches; None: all that the machine has
     forced: bool  # load even if memory is too small
 
 
@@ -90,15 +90,17 @@ def make_plan(
         context_length=fit.context,
         kv_bits=options.kv_bits,
         fit=fit,
-        cache_memory=fit.cache_memory if options.cache_memory is None else options.cache_memory,
-        memory_limit=options.memory,
+        prompt_cache_memory=fit.prompt_cache_memory
+        if options.prompt_cache_memory is None
+        else options.prompt_cache_memory,
+        memory_limit=options.memory_limit,
         forced=options.force,
     )
 
 
 def memory_limit(options: LoadOptions) -> int:
     """Return the maximum bytes for model and caches together."""
-    return device.available_memory() if options.memory is None else options.memory
+    return device.available_memory() if options.memory_limit is None else options.memory_limit
 
 
 def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> MemoryNeeds:

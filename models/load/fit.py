@@ -128,7 +128,7 @@ class FittedContext:
         return self.needs.at(tokens, self.prefill_rows)
 
     @property
-    def cache_memory(self) -> int:
+    def prompt_cache_memory(self) -> int:
         """Bytes for all KV caches: a full context, and a quarter of the remaining memory."""
         left = soft_limit(self.limit) - self.estimate.total
         return self.estimate.cache + max(0, left // 4)

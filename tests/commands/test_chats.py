@@ -50,7 +50,7 @@ def test_search(capsys: Out) -> None:
     assert (found["id"], found["found"]) == ("queue", "First in, first *out*.")
     assert main(["chats", "search", "first first"]) == 0
     out = capsys.readouterr()
-    assert (out.out, out.err) == ("", f"nothing found in {paths.conversations_file()}\n")
+    assert (out.out, out.err) == ("", f"no chats found in {paths.conversations_file()}\n")
 
 
 def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

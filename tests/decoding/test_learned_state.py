@@ -218,8 +218,8 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
 
 def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
     settings_file().parent.mkdir(parents=True)
-    settings_file().write_text("memory = false\n")
-    assert load_settings() == Settings(memory=False)
+    settings_file().write_text("answer_cache = false\n")
+    assert load_settings() == Settings(answer_cache=False)
     assert run_here("run", "--quiet", "--max-tokens", "3", "hi").returncode == 0
     assert answer_cache_bytes(loaded_shallow_starter.path) == 0
 
@@ -227,10 +227,10 @@ def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("memory = 1", "true or false"),
+        ("answer_cache = 1", "true or false"),
         ("model = false", "a text"),
-        ("memmory = true", "did you mean memory"),
-        ("memory = ", "settings.toml"),
+        ("memmory = true", "did you mean answer_cache"),
+        ("answer_cache = ", "settings.toml"),
     ],
 )
 def test_wrong_settings_are_named(text: str, expected: str) -> None:

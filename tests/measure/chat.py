@@ -190,7 +190,7 @@ class ChatBench:
         self._program = [sys.executable, "-m", "akunu_py"]
         self._common = [
             *("--draft", options.draft, "--weights", options.weights),
-            *("--temperature", "0", "--no-memory"),
+            *("--temperature", "0", "--no-answer-cache"),
             *(["--force"] if options.force else []),
         ]
         self._chats = 0

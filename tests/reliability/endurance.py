@@ -177,7 +177,7 @@ def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 
 def _session(model: Path) -> Session:
-    engine = Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY))
+    engine = Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY))
     return Session(engine, LearnedState(model, engine.tokens.digest, "x", answer_cache=True))
 
 
@@ -198,7 +198,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
     session = SessionThread(
         model.name,
         lambda name: LoadedChat(
-            Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY), name=name)
+            Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY), name=name)
         ),
     )
     store_thread = StoreThread(database)
@@ -233,7 +233,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
 
 def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     """A buffer that is typed into, as an editor asks: at every few letters, each time anew."""
-    completer = Completer(Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY)))
+    completer = Completer(Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY)))
     watch = Watch(requests)
     for number in range(1, requests + 1):
         typed = CODE[: 1 + number * 7 % len(CODE)]

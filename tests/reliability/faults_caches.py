@@ -41,7 +41,7 @@ def tiny(directory: Path) -> Engine:
     """The engine whose caches are written: the same for every process."""
     made = directory / "config.json"
     engine = Engine.load(directory) if made.exists() else load_tiny(directory, ["<|end|>"])
-    return altered(engine, context_length=2 * LENGTH, cache_memory=1 << 30)
+    return altered(engine, context_length=2 * LENGTH, prompt_cache_memory=1 << 30)
 
 
 def killed(directory: Path, random: Random, others: int = 1) -> Outcome:

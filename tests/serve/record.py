@@ -29,7 +29,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from akunu_py.commands.launch import CLIENTS, Launch, Served
+from akunu_py.commands.launch import CLIENTS, Launch, ModelEndpoint
 from akunu_py.decoding.events import (
     Event,
     Finished,
@@ -199,7 +199,7 @@ def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
 def launched(client: str, url: str) -> Launch:
     """How a client is run once, without a screen."""
     if client == "aider" or client in _AGENTS:
-        launch = CLIENTS[client.partition("_")[0]](Served(url, MODEL, LONG_CONTEXT))
+        launch = CLIENTS[client.partition("_")[0]](ModelEndpoint(url, MODEL, LONG_CONTEXT))
         if client == "codex_by_hand":  # of a user who leaves web search on, as it is by default
             at = launch.command.index('web_search="disabled"')
             del launch.command[at - 1 : at + 1]

@@ -55,7 +55,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     errors = tmp_path_factory.mktemp("serve") / "errors"
-    words = ("--model", str(shallow_directory), "--port", "0", "--no-memory", "--grace", "2")
+    words = ("--model", str(shallow_directory), "--port", "0", "--no-answer-cache", "--grace", "2")
     with errors.open("wb") as file:
         process = subprocess.Popen(
             [*AKUNU, "serve", *words], stderr=file, env=os.environ | {"AKUNU_API_KEY": "sesame"}
@@ -70,7 +70,7 @@ def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.usefixtures("loaded_shallow_starter")
 def test_text_equals_run(server: Server) -> None:
     words = ("run", "Say hello.", "--max-tokens", "12")
-    more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-memory")
+    more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-answer-cache")
     expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
     said = [{"role": "user", "content": "Say hello."}]
     body = {"messages": said, "max_tokens": 12, "temperature": 0.8, "seed": 7}

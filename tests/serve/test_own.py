@@ -177,7 +177,7 @@ def test_matching_server_compares_model_and_options(
         assert matching_server(model, LoadOptions(context=64)) is not None
         others = [
             LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
-            LoadOptions(force=True), LoadOptions(memory=10**9),
+            LoadOptions(force=True), LoadOptions(memory_limit=10**9),
         ]  # fmt: skip
         assert [matching_server(model, each) for each in others] == [None] * len(others)
         assert matching_server(tmp_path / "other", plain) is None

@@ -80,7 +80,7 @@ def session_of(kind: str, engine: Engine) -> Session:
         engine,
         model=model,
         context_length=40_000,
-        cache_memory=4 << 30,
+        prompt_cache_memory=4 << 30,
         recurrent=kv_cache.is_recurrent(cache),
         no_draft_reason=kv_cache.no_rollback_reason(cache),
         weights=kind,

@@ -135,7 +135,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
 
 def start(terminal: Terminal, home: Path, settings: str = "") -> None:
     keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
-    chat = f"{shlex.quote(sys.executable)} -m akunu_py chat --temperature 0 --no-memory"
+    chat = f"{shlex.quote(sys.executable)} -m akunu_py chat --temperature 0 --no-answer-cache"
     terminal.type(f'clear; {settings} {keep} {chat}; echo "code=$?"', "Enter")
     terminal.wait_for("Ask something")
 

@@ -52,7 +52,7 @@ async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
         await pilot.press("tab", "space", "tab", "space", "ctrl+s")
         await until(pilot, lambda: host.results)
     expected = Settings(
-        memory=False,
+        answer_cache=False,
         temperature=0.25,
         system_prompt="Be brief.",
         theme="light",

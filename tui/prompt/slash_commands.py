@@ -18,7 +18,7 @@ from textual.widgets import TextArea
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
-from akunu_py.settings import load_settings
+from akunu_py.settings import read_settings
 from akunu_py.text import displayable
 from akunu_py.tui import themes
 from akunu_py.tui.prompt.file_index import best_matches
@@ -76,7 +76,7 @@ def argument_choices(command: str) -> list[str]:
         if command == "model":
             return [model.name for model in model_store.list_models() if not model.damaged]
         if command == "persona":
-            return list(load_settings().personas)
+            return list(read_settings()[0].personas)
     except AkunuError:
         return []  # the command itself reports the error
     return list(themes.choices()) if command == "theme" else []

@@ -27,7 +27,7 @@ from akunu_py.types import GenerateOptions
 _NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
 _CHECKBOXES = {  # labels, by setting
-    "memory": "Learn from answers, for faster drafts (from the next start)",
+    "answer_cache": "Learn from answers, for faster drafts (from the next start)",
     "reduced_motion": "Reduce motion",
     "bell": "Ring when a long answer finishes in the background",
 }

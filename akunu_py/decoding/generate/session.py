@@ -79,7 +79,7 @@ class Session:
         """learned: what to learn into (None: nothing). sibling: a session to share caches with."""
         self.engine = engine
         self.learned = learned
-        caches = sibling.target.caches if sibling else PromptCaches(engine.plan.cache_memory)
+        caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
         drafting = sibling.drafting if sibling else None
         self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)

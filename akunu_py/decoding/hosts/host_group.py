@@ -159,7 +159,7 @@ class HostGroup:
             "weights": self.weights,
             "context": options.context,
             "force": options.force,
-            "memory": options.memory,
+            "memory": options.memory_limit,
         }
 
     def _compare(self, local: dict[str, str], process: RankProcess) -> None:

@@ -186,7 +186,9 @@ def load_partition(stored: StoredModel, group: Any, args: Mapping[str, Any]) -> 
     opened = open_model(stored.path)
     model, weights = opened.model, args["weights"]
     stand_ins, description, itemsize = keep_partition(model, args["split"], group, weights)
-    options = LoadOptions(weights, None, args["context"], args["force"], memory=args["memory"])
+    options = LoadOptions(
+        weights, None, args["context"], args["force"], memory_limit=args["memory"]
+    )
     own = needs(opened, itemsize=itemsize)
     plan = make_plan(stored.name, opened, own, options, partitioned=True)
     device.wire_memory(model)

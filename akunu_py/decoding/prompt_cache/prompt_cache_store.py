@@ -65,7 +65,7 @@ class PromptCacheStore:
     def __init__(
         self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self.directory = paths.prompt_caches_dir() / paths.name_of_model(model)
+        self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
         self.limits = limits or DiskLimits()
         self._clock = clock
         # By name, inode and size:
@@ -211,7 +211,7 @@ def remove(path: Path) -> int:
 
 def forget(model: Path | None = None) -> int:
     """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
-    directories = [_root() / paths.name_of_model(model)] if model else _directories()
+    directories = [_root() / paths.model_directory_name(model)] if model else _directories()
     with cache_file.disk_errors("cannot read the prompt caches"):
         return sum(remove(path) for each in directories if each.is_dir() for path in each.iterdir())
 

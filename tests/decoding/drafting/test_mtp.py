@@ -266,6 +266,6 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     grown = engine.plan.fit.needs.cache.at(256) - without.plan.fit.needs.cache.at(256)
     assert grown == kv_cache.nbytes(cache)
     least = without.plan.fit.needs.at(512).total
-    tight = Engine.load(directory, LoadOptions(memory=least + size // 2))
+    tight = Engine.load(directory, LoadOptions(memory_limit=least + size // 2))
     assert tight.mtp_head is None
     assert "not enough memory" in tight.no_mtp_head_reason

@@ -225,7 +225,7 @@ def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     assert copied.draft_model is not None
     counting = Counting(copied.draft_model.model)
     small = replace(copied.draft_model, model=counting)
-    engine = altered(copied, draft_model=small, cache_memory=1 << 30)
+    engine = altered(copied, draft_model=small, prompt_cache_memory=1 << 30)
     first, prompt = Session(engine), engine.tokens.encode("once upon a time " * 20)
     options = GenerateOptions(20, draft="model")
     told = first.generate(prompt, options).answer().tokens

@@ -22,7 +22,7 @@ def command(tmp_path: Path) -> str:
     model.mkdir()
     write_talking(model)
     keep = f"XDG_DATA_HOME={tmp_path}/home XDG_CONFIG_HOME={tmp_path}/home"
-    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
     return f'clear; {keep} {chat} --max-tokens 4000 --hosts 2 {model}; echo "code=$?"'
 
 

@@ -94,7 +94,7 @@ def test_interrupts_and_kills_leave_no_processes(model: Path, whole: str) -> Non
 def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
     (port,) = _free_ports(1)
     address = f"http://127.0.0.1:{port}/v1/completions"
-    options = ["--hosts", "2", "--no-memory", "--model", str(model), "--port", str(port)]
+    options = ["--hosts", "2", "--no-answer-cache", "--model", str(model), "--port", str(port)]
     with subprocess.Popen(
         [*AKUNU, "serve", *options], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -107,7 +107,7 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
                     stream.readline()
                 os.kill(others[0], signal.SIGKILL)
                 assert b"was killed by SIGKILL" in stream.read()
-            _wait_for(process.stderr, "starting again")
+            _wait_for(process.stderr, "restarting")
             _wait_for(process.stderr, "akunu serves")
             with _ask(address, model.name, 100, stream=False) as reply:
                 text = json.load(reply)["choices"][0]["text"]

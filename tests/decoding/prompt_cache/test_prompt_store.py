@@ -38,7 +38,7 @@ PLENTY = DiskLimits(reserve=0)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
-    return altered(engine, context_length=4096, cache_memory=1 << 30)
+    return altered(engine, context_length=4096, prompt_cache_memory=1 << 30)
 
 
 @pytest.fixture

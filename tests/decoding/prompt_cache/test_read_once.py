@@ -130,7 +130,7 @@ def engine_of(tiny: Engine, name: str) -> Engine:
         weights=name,
         vocabulary=96,
         context_length=40_000,
-        cache_memory=4 << 30,
+        prompt_cache_memory=4 << 30,
         kv_bits=None,
     )
 

@@ -90,7 +90,7 @@ def test_float32_and_quantized_caches_are_counted_as_such() -> None:
     files = ModelFiles(Path("m"), {"config.json": {}}, [], {})
     opened = OpenModel(files, model, {}, 96)
     with pytest.raises(DoesNotFit) as refused:
-        plan.make_plan("m", opened, plan.needs(opened), LoadOptions(memory=1))
+        plan.make_plan("m", opened, plan.needs(opened), LoadOptions(memory_limit=1))
     assert "--kv-bits" not in str(refused.value)
 
 
