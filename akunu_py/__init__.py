@@ -3,9 +3,9 @@
 The import installs workarounds that must precede `mlx.core`, mlx-lm and transformers.
 """
 
-from akunu_py.sigint import end_at_once
+from akunu_py.sigint import exit_on_interrupt
 
-end_at_once()  # first, because the other imports take a while
+exit_on_interrupt()  # first, because the other imports take a while
 
 from akunu_py.version import __version__  # noqa: E402
 from akunu_py.workarounds import open_files, openblas, transformers_scan  # noqa: E402

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,6 +24,12 @@ from akunu_py.types import (
     LoadOptions,
     SamplingOptions,
 )
+
+_RENAMED = {
+    "--memory": "--memory-limit",
+    "--no-memory": "--no-answer-cache",
+    "--cache-memory": "--prompt-cache-memory",
+}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -62,6 +69,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        for old in re.findall(r"--[a-z-]+", message) if "unrecognized" in message else []:
+            message += f"; {old} is now {_RENAMED[old]}" if old in _RENAMED else ""
         self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -93,14 +102,15 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
     """Return the options in `args` that differ from the parser's defaults, for another process."""
-    found: list[str] = []
+    arguments: list[str] = []
     for action in parser._actions:
         value = getattr(args, action.dest, action.default)
         if value == action.default or not action.option_strings:
             continue
-        shown = f"{value / 1e9:.9f}GB" if action.type is _size else str(value)
-        found += action.option_strings[-1:] if value is True else [action.option_strings[-1], shown]
-    return found
+        text = f"{value / 1e9:.9f}GB" if action.type is _size else str(value)
+        option = action.option_strings[-1]
+        arguments += [option] if value is True else [option, text]
+    return arguments
 
 
 def positive(text: str) -> int:
@@ -182,13 +192,13 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         group,
         ("--kv-bits", "4|8", int, None, "Quantize the KV cache to 4 or 8 bits (default: off)"),
         ("--context", "N", positive, None, "Context length (default: the longest that fits)"),
-        ("--memory", "SIZE", _size, None, "Memory limit, such as 12GB (default: available memory)"),
+        ("--memory-limit", "SIZE", _size, None, "Memory limit, e.g. 12GB (default: all available)"),
         (
-            "--cache-memory",
+            "--prompt-cache-memory",
             "SIZE",
             _size,
             None,
-            "Memory limit for prompt caches (default: the rest)",
+            "Limit for prompt caches (default: the rest)",
         ),
     )
     group.add_argument(
@@ -207,14 +217,14 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object) -> None:
-    """Raise UsageError if an option that is set cannot be combined with --hosts.
+    """Raise UsageError if --hosts conflicts with another option.
 
     drafts: values of --draft. others: values of other options, by name.
     """
-    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
-    given += [f"--draft {mode}" for mode in drafts if mode in NEURAL_MODES]
-    if hosts and given:
-        raise UsageError(f"{given[0]} cannot be combined with --hosts; remove one of them")
+    conflicts = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
+    conflicts += [f"--draft {mode}" for mode in drafts if mode in NEURAL_MODES]
+    if hosts and conflicts:
+        raise UsageError(f"{conflicts[0]} cannot be combined with --hosts; remove one of them")
 
 
 def loading_from(args: argparse.Namespace) -> LoadOptions:
@@ -226,8 +236,8 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.kv_bits,
         args.context,
         args.force,
-        args.cache_memory,
-        args.memory,
+        args.prompt_cache_memory,
+        args.memory_limit,
         args.draft_model,
         hosts,
     )
@@ -295,18 +305,18 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
     return None
 
 
-def json_constraint(given: str, name: str, *, compact: bool = False) -> Constraint:
+def json_constraint(schema: str, option: str, *, compact: bool = False) -> Constraint:
     """Return the constraint of a JSON schema. Raises UsageError.
 
-    given: the schema or the path of a file. name: the option, for errors.
+    schema: JSON text or the path of a file. option: its name, for errors.
     """
-    text = given.strip()
+    text = schema.strip()
     if not text.startswith(("{", "[")):
-        text = _text_of(given, name)
+        text = _text_of(schema, option)
     try:
         parse_json(text)
     except ValueError as error:
-        raise UsageError(f"{name}: the JSON schema is not valid JSON: {error}") from error
+        raise UsageError(f"{option}: the JSON schema is not valid JSON: {error}") from error
     return Constraint("json_schema", text, compact=compact)
 
 
@@ -338,7 +348,7 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
         ("--draft-model", "NAME_OR_PATH", str, None, "Draft model (default: as in the settings)"),
     )
     group.add_argument(
-        "--no-memory",
+        "--no-answer-cache",
         action="store_true",
         help="Do not use or store earlier answers and prompt caches",
     )

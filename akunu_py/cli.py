@@ -17,8 +17,8 @@ from typing import NoReturn
 from akunu_py import crashes
 from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.sigint import end_at_once, raise_again
-from akunu_py.text import escape_what_cannot_be_encoded, print_warnings
+from akunu_py.sigint import exit_on_interrupt, raise_on_interrupt
+from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__
 
 _TOP_LEVEL = ("-h", "--help", "--version")
@@ -39,7 +39,7 @@ _COMMANDS = {  # name: summary; bench has its own parser, the others are modules
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     _replace_closed_streams()
-    escape_what_cannot_be_encoded()
+    escape_unencodable()
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
@@ -76,14 +76,14 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
-    own, rest = arguments, list[str]()  # rest: parsed by bench, or by the program to launch
+    ours, rest = arguments, list[str]()  # rest: parsed by bench, or by the program to launch
     if arguments[0] == "bench":
-        own, rest = arguments[:1], arguments[1:]
+        ours, rest = arguments[:1], arguments[1:]
     elif arguments[0] == "launch" and "--" in arguments:
         at = arguments.index("--")
-        own, rest = arguments[:at], arguments[at + 1 :]
+        ours, rest = arguments[:at], arguments[at + 1 :]
     try:
-        args = _parser(arguments[0]).parse_args(own)
+        args = _parser(arguments[0]).parse_args(ours)
         args.rest = rest
         code: int = args.run(args)
     except SystemExit as end:  # argparse's, after --help or wrong usage
@@ -91,8 +91,8 @@ def _run(arguments: list[str]) -> int:
     return code
 
 
-def _parser(asked: str) -> argparse.ArgumentParser:
-    """Return a parser of all command names; only the `asked` command is imported."""
+def _parser(command_name: str) -> argparse.ArgumentParser:
+    """Return a parser of all command names; only `command_name` is imported."""
     parser = Parser(
         prog="akunu",
         description="Chat with local models, complete code in your editor, and serve models over "
@@ -108,13 +108,13 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )
     for name, summary in _COMMANDS.items():
-        own = name != "bench"
-        command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=own)
-        if name == asked:
-            path = f"akunu_py.commands.{name}" if own else "akunu_py.bench.subcommands"
+        ours = name != "bench"
+        command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=ours)
+        if name == command_name:
+            path = f"akunu_py.commands.{name}" if ours else "akunu_py.bench.subcommands"
             module = importlib.import_module(path)
             command.set_defaults(run=module.run)
-            if own:
+            if ours:
                 module.add_options(command)
     return parser
 
@@ -141,7 +141,7 @@ def _discard_output() -> None:
 
 def entry(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the console script."""
-    raise_again()
+    raise_on_interrupt()
     code = main(argv)
-    end_at_once()
+    exit_on_interrupt()
     sys.exit(code)

@@ -14,22 +14,22 @@ from akunu_py import paths
 from akunu_py.text import displayable, print_warnings
 from akunu_py.version import __version__
 
-MAX_KEPT = 10  # files
-_MAX_LENGTH = 32_768  # characters of the beginning and of the end of a traceback
-_MAX_SHOWN = 200  # characters of an exception's own text
+MAX_REPORTS = 10  # files
+_MAX_PART = 32_768  # characters of the beginning and of the end of a traceback
+_MAX_SUMMARY = 200  # characters of an exception's own text
 
 
 def report(error: BaseException, *, debug: bool = False) -> None:
     """Report a bug on stderr; debug: with the traceback. Never raises."""
     if debug:
         print_traceback(error)
-    file = keep(error)
+    file = save_report(error)
     where = f"details are in {file}" if file else "for details, run it again with --debug"
     how = "please report them with the output of akunu info"
-    print_warnings([f"this is a bug: {_name(error)}; {where}; {how}"])
+    print_warnings([f"this is a bug: {_summary(error)}; {where}; {how}"])
 
 
-def keep(error: BaseException) -> Path | None:
+def save_report(error: BaseException) -> Path | None:
     """Save the details in a new private file; None if that fails. Never raises."""
     directory = paths.cache_dir() / "crashes"
     file = directory / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}.txt"
@@ -37,7 +37,7 @@ def keep(error: BaseException) -> Path | None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
             output.write(_details(error).encode("utf-8", "backslashreplace"))
-        for old in sorted(directory.glob("*.txt"))[:-MAX_KEPT]:
+        for old in sorted(directory.glob("*.txt"))[:-MAX_REPORTS]:
             old.unlink()
     except OSError:
         return None
@@ -54,14 +54,14 @@ def _details(error: BaseException) -> str:
         text = "".join(traceback.format_exception(error))
     except Exception as other:  # noqa: BLE001 - str() of the exception can fail
         text = f"{type(error).__name__}, whose traceback failed: {type(other).__name__}\n"
-    if len(text) > 2 * _MAX_LENGTH:
-        text = f"{text[:_MAX_LENGTH]}\n[...]\n{text[-_MAX_LENGTH:]}"
+    if len(text) > 2 * _MAX_PART:
+        text = f"{text[:_MAX_PART]}\n[...]\n{text[-_MAX_PART:]}"
     return f"akunu {__version__}, Python {sys.version}, {platform.platform()}\n\n{text}"
 
 
-def _name(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     try:
-        text = " ".join(str(error).split())[:_MAX_SHOWN]
+        text = " ".join(str(error).split())[:_MAX_SUMMARY]
     except Exception:  # noqa: BLE001 - as above
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -22,7 +22,7 @@ def exit_without_teardown(code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def ends_within(seconds: float) -> Iterator[None]:
+def exit_after_interrupt(seconds: float) -> Iterator[None]:
     """Exit if the block does not end within `seconds` of an interrupt; call in the main thread.
 
     Python calls its handler only between its own instructions. A forward pass over hundreds of

@@ -60,7 +60,7 @@ def prompt_caches_dir() -> Path:
     return cache_dir() / "prompt-caches"
 
 
-def name_of_model(model: Path) -> str:
+def model_directory_name(model: Path) -> str:
     """Return the name of a directory for the data of `model`: a legible part and a digest."""
     path = model.resolve()
     legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]

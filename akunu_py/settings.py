@@ -8,13 +8,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
-from akunu_py.text import is_size
+from akunu_py.text import is_size, print_warnings
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # imported only to save settings
@@ -22,9 +23,14 @@ if TYPE_CHECKING:  # imported only to save settings
 
 MAX_TEMPERATURE = 5.0  # above this, models generate nonsense
 MAX_BYTES = 1 << 20  # of the file
-_MAX_SHOWN = 80  # characters of a wrong value in an error
+_MAX_VALUE = 80  # characters of a wrong value in an error
 # The meaning of an empty size; "": a size is required.
-_SIZES = {"cache_memory": "0B", "memory_limit": "0B", "cache_disk": ""}
+_SIZES = {"prompt_cache_memory": "0B", "memory_limit": "0B", "prompt_cache_disk": ""}
+_RENAMED = {  # old: new; files with an old key still work
+    "memory": "answer_cache",
+    "cache_memory": "prompt_cache_memory",
+    "cache_disk": "prompt_cache_disk",
+}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
     bool: "true or false",
@@ -38,7 +44,7 @@ _EXPECTED = {
 class Settings:
     """All settings. Sizes are texts such as "2GB"."""
 
-    memory: bool = True  # store answers and prompt caches on this machine
+    answer_cache: bool = True  # store answers and prompt caches on this machine
     model: str = DEFAULT_MODEL
     completion_model: str = ""  # for `akunu complete`; "": `model`
     draft_model: str = ""  # drafts for models with the same tokenizer; "": none
@@ -49,9 +55,9 @@ class Settings:
     personas: dict[str, str] = field(default_factory=dict)  # more system prompts, by name
     theme: str = "auto"
     reduced_motion: bool = False  # no animations
-    cache_memory: str = ""  # size of the prompt caches in memory; "": what fits
+    prompt_cache_memory: str = ""  # size of the prompt caches in memory; "": what fits
     memory_limit: str = ""  # size of model and caches; "": available memory
-    cache_disk: str = "10GB"  # size of the prompt caches on disk; "0B": none
+    prompt_cache_disk: str = "10GB"  # size of the prompt caches on disk; "0B": none
     bell: bool = True  # after a long answer, if the terminal has no focus
     server: str = "auto"  # "auto": a running `akunu serve` with the model; "off"; or an address
 
@@ -73,26 +79,38 @@ def settings_file() -> Path:
 
 def load_settings() -> Settings:
     """Return the user's settings. Raises UsageError if the file or a setting is invalid."""
-    settings, wrong = read_settings()
+    settings, wrong, renamed = _read()
     if wrong:
         raise UsageError(wrong[0])
+    _print_once(tuple(renamed))
     return settings
 
 
 def read_settings() -> tuple[Settings, list[str]]:
-    """Return the user's settings, with defaults for invalid ones, and the problems found.
+    """Return the user's settings, with defaults for invalid ones, and notices to show.
 
-    `memory` is off if it cannot be read: the file may turn it off.
+    `answer_cache` is off if its value is unknown: the file may turn it off.
     """
+    settings, wrong, renamed = _read()
+    return settings, wrong + renamed
+
+
+@cache
+def _print_once(notices: tuple[str, ...]) -> None:
+    print_warnings(notices)
+
+
+def _read() -> tuple[Settings, list[str], list[str]]:
+    """Return the settings, with defaults for invalid ones, the errors, and the renamed keys."""
     path = settings_file()
     try:
         content = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
-        return Settings(), []
+        return Settings(), [], []
     except (OSError, ValueError, RecursionError) as error:
         wrong = f"cannot read {path}: {error}; correct or remove it"
-        return Settings(memory=False), [wrong]
-    return _usable(content, str(path))
+        return Settings(answer_cache=False), [wrong], []
+    return _validate(content, str(path))
 
 
 def save_settings(changes: Mapping[str, Any]) -> Settings:
@@ -103,8 +121,9 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
     """
     import tomlkit
 
-    before = load_settings()
-    after, wrong = _usable(asdict(before) | dict(changes), "settings")
+    before, wrong, _ = _read()
+    if not wrong:
+        after, wrong, _ = _validate(asdict(before) | dict(changes), "settings")
     if wrong:
         raise UsageError(wrong[0])
     path = settings_file()
@@ -113,6 +132,10 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
     try:
         text = read_bounded(target, MAX_BYTES).decode("utf-8") if target.exists() else ""
         document = tomlkit.parse(text)
+        for old, name in _RENAMED.items():
+            if old in document and name not in document:
+                document[name] = document.item(old)  # with its comment
+            document.pop(old, None)
         for name in changes:
             _set(document, name, getattr(after, name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -154,39 +177,49 @@ def _text(value: str) -> Any:
     return tomlkit.string(value, multiline=lines)
 
 
-def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]]:
-    """Return the valid settings in `content`, and the problems of others after `where`."""
-    known = {name: type(value) for name, value in asdict(Settings()).items()}
-    usable: dict[str, Any] = {}
-    wrong = []
-    for name, value in content.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
-            wrong.append(f"unknown setting {_short(name)}; {hint}")
-        elif expected := _expected(name, value, known[name]):
-            wrong.append(f"expected {expected} for {name}, found {_short(value)}")
+def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str], list[str]]:
+    """Return the valid settings in `content`, the errors of others, and the renamed keys.
+
+    where: the source of `content`, for the messages.
+    """
+    types = {name: type(value) for name, value in asdict(Settings()).items()}
+    valid: dict[str, Any] = {}
+    wrong, renamed = [], []
+    for key, value in content.items():
+        name = _RENAMED.get(key, key)
+        if name != key:
+            action = "remove" if name in content else "rename"
+            renamed.append(f"{source}: {key!r} is now {name!r}; {action} it")
+        if name != key and name in content:
+            continue
+        if name not in types:
+            close = difflib.get_close_matches(name, [*types, *_RENAMED], n=1)
+            names = "settings: " + ", ".join(types)
+            hint = f"did you mean {_RENAMED.get(close[0], close[0])}?" if close else names
+            wrong.append(f"unknown setting {_abbreviate(name)}; {hint}")
+        elif expected := _expected(name, value, types[name]):
+            wrong.append(f"expected {expected} for {key}, found {_abbreviate(value)}")
+            if name == "answer_cache":
+                valid[name] = False
         else:
-            usable[name] = float(value) if known[name] is float else value
-    if not isinstance(content.get("memory", True), bool):
-        usable["memory"] = False
-    settings = replace(Settings(), **usable)
+            valid[name] = float(value) if types[name] is float else value
+    settings = replace(Settings(), **valid)
     if settings.persona and settings.persona not in settings.personas:
-        there = ", ".join(settings.personas) or "none"
-        wrong.append(f"no persona called {settings.persona!r}; there are: {there}")
+        names = ", ".join(settings.personas) or "none"
+        wrong.append(f"no persona called {settings.persona!r}; personas: {names}")
         settings = replace(settings, persona="")
-    return settings, [f"{where}: {line}" for line in wrong]
+    return settings, [f"{source}: {line}" for line in wrong], renamed
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     """Return a value for an error; a file can have any number of digits."""
     shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+    return shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}..."
 
 
 def _expected(name: str, value: Any, kind: type) -> str:
     """Return a description of valid values, or "" if the value is valid."""
-    if not _fits(value, kind):
+    if not _has_type(value, kind):
         return _EXPECTED[kind]
     if name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
         return f"0 to {MAX_TEMPERATURE:g}"
@@ -199,12 +232,12 @@ def _expected(name: str, value: Any, kind: type) -> str:
     return ""
 
 
-def _fits(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     if kind is float:
         return type(value) in (int, float)
     if kind is dict:
         return isinstance(value, dict) and all(
-            _fits(part, str) for pair in value.items() for part in pair
+            _has_type(part, str) for pair in value.items() for part in pair
         )
     # A file cannot contain lone surrogates.
     return type(value) is kind and not (isinstance(value, str) and _SURROGATE.search(value))

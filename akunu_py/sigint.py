@@ -8,7 +8,7 @@ import signal
 import sys
 
 
-def end_at_once() -> None:
+def exit_on_interrupt() -> None:
     """End the process on an interrupt, if it is akunu's and does not ignore interrupts."""
     # argv[0] is "-m" while Python looks for the module.
     name = os.path.basename((getattr(sys, "argv", None) or [""])[0])
@@ -16,11 +16,11 @@ def end_at_once() -> None:
         _replace(signal.default_int_handler, signal.SIG_DFL)
 
 
-def raise_again() -> None:
+def raise_on_interrupt() -> None:
     """Raise KeyboardInterrupt on an interrupt."""
     _replace(signal.SIG_DFL, signal.default_int_handler)
 
 
-def _replace(handler: object, by: object) -> None:
-    if signal.getsignal(signal.SIGINT) == handler:
-        signal.signal(signal.SIGINT, by)  # type: ignore[arg-type]
+def _replace(old: object, new: object) -> None:
+    if signal.getsignal(signal.SIGINT) == old:
+        signal.signal(signal.SIGINT, new)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 _REPLACEMENT = "\ufffd"
 
 
-def _shown() -> dict[int, str]:
+def _replacements() -> dict[int, str]:
     """Return the replacement of each character that a terminal might interpret."""
     table = {code: chr(0x2400 + code) for code in range(0x20)}  # ESC becomes ␛
     table |= {0x7F: "\u2421"}
@@ -32,18 +32,18 @@ def _shown() -> dict[int, str]:
     return table
 
 
-_SHOWN = _shown()
-_TYPED = {code: "\n" if shown == "\n" else "" for code, shown in _SHOWN.items()}
+_DISPLAYED = _replacements()
+_PROMPT_TEXT = {code: "\n" if shown == "\n" else "" for code, shown in _DISPLAYED.items()}
 
 
 def displayable(text: str) -> str:
     """Make control characters visible, except for newline and tab; keeps the length."""
-    return text.translate(_SHOWN)
+    return text.translate(_DISPLAYED)
 
 
 def typeable(text: str) -> str:
     """Remove control characters and use `\\n` for newlines, as for a prompt."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_TYPED)
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_PROMPT_TEXT)
 
 
 def for_output(text: str) -> str:
@@ -78,7 +78,7 @@ def print_warnings(warnings: Iterable[str]) -> None:
             say(f"akunu: {warning}", error=True)
 
 
-def escape_what_cannot_be_encoded() -> None:
+def escape_unencodable() -> None:
     """Write characters that stdout cannot encode as JSON escapes."""
     codecs.register_error("akunu-escape", _escape)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -1,4 +1,4 @@
-"""Plain values that cross the wings: options in, pieces and statistics out."""
+"""Data types that all packages share: options, messages, text pieces and statistics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Drafter(Protocol):
         """Return the first `count` of the offered tokens as the draft of a shared pass."""
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         """Record a pass: draft tokens, accepted ones, rows, seconds, whether it was pipelined."""
 
@@ -51,8 +51,8 @@ class Drafter(Protocol):
 class NeuralDrafter(Protocol):
     """A neural drafter: a smaller model, an MTP head, or the target's first layers.
 
-    It follows the target's history and drops rejected tokens at the next `begin`. It samples with
-    the target's noise at each position, so similar distributions nearly always give equal tokens.
+    It follows the target's history and drops rejected tokens at the next `start_draft`. It samples
+    with the target's noise at each position, so similar distributions usually give equal tokens.
     """
 
     @property
@@ -62,7 +62,7 @@ class NeuralDrafter(Protocol):
     def key(self) -> str: ...  # identifies its learned state
 
     @property
-    def share(self) -> float: ...  # assumed cost of a token in plain steps, before measuring
+    def relative_cost(self) -> float: ...  # assumed cost of a token in plain steps, until measured
 
     @property
     def reused(self) -> float: ...  # share of the verifying pass that drafting has computed
@@ -71,15 +71,15 @@ class NeuralDrafter(Protocol):
     def longest(self) -> int: ...  # maximum tokens per draft
 
     @property
-    def read(self) -> int: ...  # approximate number of prefilled tokens of the current history
+    def prefilled(self) -> int: ...  # approximate number of prefilled tokens of the current history
 
-    def begin(self, known: Sequence[int]) -> bool:
-        """Start a draft after `known`. False if more prefill is needed; call again then."""
+    def start_draft(self, known: Sequence[int]) -> bool:
+        """Start a draft after `known`. Return False if more prefill is needed; then call again."""
 
-    def guess(self) -> tuple[int, float]:
-        """Return the next token (-1: none) and its confidence from 0 to 1."""
+    def draft_token(self) -> tuple[int, float]:
+        """Return the next draft token (-1: none) and its confidence from 0 to 1."""
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release state that does not belong to the target's history."""
 
     def clock(self) -> float:
@@ -107,7 +107,7 @@ class DraftGuide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the whole answer must match."""
+    """A format that the whole answer must match."""
 
     kind: ConstraintKind
     text: str = ""  # JSON Schema, regular expression, or grammar in llguidance's Lark dialect
@@ -146,8 +146,8 @@ class LoadOptions:
     kv_bits: int | None = None  # 4 or 8
     context: int | None = None  # maximum tokens of a session
     force: bool = False  # load a model that does not fit
-    cache_memory: int | None = None  # bytes for prompt caches
-    memory: int | None = None  # bytes for model and caches in all
+    prompt_cache_memory: int | None = None  # bytes for prompt caches
+    memory_limit: int | None = None  # bytes for model and caches
     draft_model: str | None = None  # name or directory; "": none, whatever the settings say
     hosts: str | None = None  # a number of processes, or a hostfile
 

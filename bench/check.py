@@ -49,14 +49,14 @@ Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
 
 ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel exceeds it
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
-OFF, AUTO, PROMPT = 0.98, 0.99, 0.95  # times mlx-lm's speed; medians of three vary by 1 %
+MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
-MEMORY = 1.1  # times the estimate
-WARM_S, IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
-START_S, AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # start of a process to its first token; bytes/s
-_SPEEDS = (("off", PLAIN, OFF), ("auto", PLAIN, AUTO), ("auto", "off", AUTO))
-_LARGEST = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
-_BIT_WIDTHS, _GROUPS = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
+MAX_MEMORY = 1.1  # times the estimate
+MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
+MAX_START_S, MAX_AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # process start to first token; bytes/s
+_SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
+_MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
+_BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,12 +80,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     models = choose_models(options.model or [])
-    found = Check(options.command_line)
-    interrupted = was_interrupted(lambda: run_check(models, default_plan(), found, progress))
-    write_text(options.output, json_text(found.as_dict()))
-    show(options, found.as_dict(), lambda: print_check(found))
+    check = Check(options.command_line)
+    interrupted = was_interrupted(lambda: run_check(models, default_plan(), check, progress))
+    write_text(options.output, json_text(check.as_dict()))
+    show(options, check.as_dict(), lambda: print_check(check))
     print(f"{options.output}: all figures", file=sys.stderr)
-    return exit_code(interrupted, "checked") or FAILED * found.failed
+    return exit_code(interrupted, "checked") or FAILED * check.failed
 
 
 def _json_file(text: str) -> Path:
@@ -170,12 +170,12 @@ def choose_models(named: Sequence[str]) -> list[model_store.StoredModel]:
     """Return the starter and the named models; for none the largest 4-bit model up to _LARGEST."""
     models = [model_store.resolve(name) for name in (DEFAULT_MODEL, *named)]
     if not named:
-        there = [
+        candidates = [
             each
             for each in model_store.list_models()
-            if each.quantization.startswith("4-bit") and not each.damaged and each.size < _LARGEST
+            if each.quantization.startswith("4-bit") and not each.damaged and each.size < _MAX_SIZE
         ]
-        models += sorted(there, key=lambda each: each.size)[-1:]
+        models += sorted(candidates, key=lambda each: each.size)[-1:]
     for each in models:
         model_store.check(each)
     return list({each.path: each for each in models}.values())
@@ -212,7 +212,7 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
         for bits in _BIT_WIDTHS:
             found = [quantized_rows(bits, kind, *sizes) for sizes in plan.kernels]
             _add_rows(check, f"{bits}-bit matrices, {name}", kind, found)
-        attention = [attention_rows(kind, n, heads) for n in plan.depths for heads in _GROUPS]
+        attention = [attention_rows(kind, n, heads) for n in plan.depths for heads in _GROUP_SIZES]
         _add_rows(check, f"attention, {name}", kind, attention)
 
 
@@ -253,7 +253,7 @@ def check_model(
     check.results.append(result)
     if not result.complete:
         raise KeyboardInterrupt
-    judge_speed(model.name, result, check)
+    check_speed(model.name, result, check)
     _check_curves(engine, plan, check, before, show)
     show("idle")
     _check_idle(engine, plan, check)
@@ -261,7 +261,7 @@ def check_model(
 
 def _check_start(model: model_store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
-        for when, limit in (("the first time", START_S), ("again", AGAIN_S)):
+        for when, limit in (("the first time", MAX_START_S), ("again", MAX_AGAIN_S)):
             show(f"akunu run to its first token, {when}")
             started = time.perf_counter()
             run_process(model.path.absolute(), directory)
@@ -272,13 +272,21 @@ def _check_start(model: model_store.StoredModel, check: Check, show: Callable[[s
 
 def run_process(model: Path, directory: str) -> None:
     """Generate one token in a process with its data in `directory`. Raises AkunuError."""
-    places = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
-    words = ["run", "Say hello.", "--model", str(model), "--max-tokens", "1", "--no-memory"]
+    directories = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
+    arguments = [
+        "run",
+        "Say hello.",
+        "--model",
+        str(model),
+        "--max-tokens",
+        "1",
+        "--no-answer-cache",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "akunu_py", *words],
+        [sys.executable, "-m", "akunu_py", *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env=os.environ | places,
+        env=os.environ | directories,
         start_new_session=True,  # Ctrl-C ends only this process
     )
     if done.returncode:
@@ -286,7 +294,7 @@ def run_process(model: Path, directory: str) -> None:
         raise AkunuError(f"akunu run ended with exit code {done.returncode}: {why}")
 
 
-def judge_speed(about: str, result: Result, check: Check) -> None:
+def check_speed(about: str, result: Result, check: Check) -> None:
     """Check off and auto against mlx-lm, auto against off, the answers, and prefill."""
     by_test = {(series.workload, series.runner): series for series in result.runs}
     for workload in dict.fromkeys(series.workload for series in result.runs):
@@ -311,7 +319,7 @@ def judge_speed(about: str, result: Result, check: Check) -> None:
     for name, by_runner in rates.items():
         rate, note = _ratio(by_runner[OURS], by_runner[PLAIN]), f"{by_runner[OURS]:.0f} t/s"
         name = f"prefill, {name}, compared with {PLAIN}"
-        check.add(about, name, rate, PROMPT, unit="x", least=True, note=note)
+        check.add(about, name, rate, MIN_PREFILL, unit="x", least=True, note=note)
 
 
 def _ratio(ours: float, theirs: float) -> float | None:
@@ -340,7 +348,7 @@ def _check_curves(
             if context:
                 name = f"memory at {context:,} tokens, of the estimate"
                 size = f"{peak / 2**30:.2f} GiB"
-                check.add(engine.name, name, peak / estimate, MEMORY, unit="x", note=size)
+                check.add(engine.name, name, peak / estimate, MAX_MEMORY, unit="x", note=size)
         name = f"each of 32 rows after {context:,} tokens"
         here = device.on_metal()
         check.add(engine.name, name, cost, COST_PER_ROW, unit="steps", here=here, note=note)
@@ -359,12 +367,12 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     time.sleep(plan.idle_s)
     idle = first_token_s()
     here, about = device.on_metal(), engine.name
-    check.add(about, "first token of a cached prompt", warm, WARM_S, unit="s")
+    check.add(about, "first token of a cached prompt", warm, MAX_WARM_S, unit="s")
     name = f"added to it by {plan.idle_s:g} s of idling"
-    check.add(about, name, idle - warm, IDLE_S, unit="s", here=here)
-    wired, wanted = wired_limit() / 2**30, _recommended() / 2**30
+    check.add(about, name, idle - warm, MAX_IDLE_S, unit="s", here=here)
+    wired, recommended = wired_limit() / 2**30, _recommended() / 2**30
     name = "wired limit while a model is loaded"
-    check.add(about, name, wired, wanted, unit="GiB", least=True, here=here)
+    check.add(about, name, wired, recommended, unit="GiB", least=True, here=here)
 
 
 def wired_limit() -> int:
@@ -402,7 +410,7 @@ def print_check(check: Check) -> None:
 # tiles of 32. The attention kernel changes above 8 rows, or 32 rows x query heads per KV head.
 MOST_ROWS = 33  # more than a tile, and than the longest draft with its token
 FORMATS = (mx.bfloat16, mx.float16)
-_GROUP, _KV_HEADS, _HEAD = 64, 2, 64
+_WEIGHT_GROUP, _KV_HEADS, _HEAD = 64, 2, 64
 
 
 def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict[str, list[float]]:
@@ -410,12 +418,12 @@ def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict
     mx.random.seed(bits)
     rows = mx.random.normal((MOST_ROWS, inputs)).astype(kind)
     weight = mx.quantize(
-        mx.random.normal((outputs, inputs)).astype(kind), group_size=_GROUP, bits=bits
+        mx.random.normal((outputs, inputs)).astype(kind), group_size=_WEIGHT_GROUP, bits=bits
     )
 
     def product(start: int, stop: int) -> mx.array:
         return mx.quantized_matmul(
-            rows[start:stop], *weight, transpose=True, group_size=_GROUP, bits=bits
+            rows[start:stop], *weight, transpose=True, group_size=_WEIGHT_GROUP, bits=bits
         )
 
     return compare_rows(product)
@@ -447,13 +455,13 @@ def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[floa
     Returns lists by the number of rows: the share of identical values, and the largest difference
     relative to the typical value. compute: (start, stop) -> output, [stop - start, outputs].
     """
-    alone = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
-    typical = mx.sqrt(mx.mean(mx.square(alone.astype(mx.float32)))).item()
+    single = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
+    typical = mx.sqrt(mx.mean(mx.square(single.astype(mx.float32)))).item()
     identical, difference = [], []
     for count in range(1, MOST_ROWS + 1):
-        together, expected = compute(0, count), alone[:count]
-        apart = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
+        together, expected = compute(0, count), single[:count]
+        error = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
         identical.append(mx.mean(together == expected).item())
-        worst = mx.max(apart).item() / typical if mx.all(mx.isfinite(apart)).item() else math.inf
+        worst = mx.max(error).item() / typical if mx.all(mx.isfinite(error)).item() else math.inf
         difference.append(worst)
     return {"identical": identical, "difference": difference}

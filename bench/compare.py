@@ -98,19 +98,19 @@ def compare(
         groups.setdefault((runner, ALL), []).append(pair)
     single = {key: pairs for key, pairs in groups.items() if key[1] != ALL}
     groups = single | {key: pairs for key, pairs in groups.items() if len(pairs) > 1}
-    chances = {key: rank_test(pairs) for key, pairs in groups.items()}
-    passed = _holm(chances, alpha)
+    p_values = {key: rank_test_p(pairs) for key, pairs in groups.items()}
+    significant = _significant(p_values, alpha)
     baselines = {series.baseline for result in (*a, *b) for series in result.runs}
     found = []
     for (runner, test), pairs in groups.items():
-        before, after, ratio = _typical(pairs)
+        before, after, ratio = _geometric_means(pairs)
         verdict: Verdict = "no difference"
         if abs(log(ratio)) > log(1 + threshold):
-            if (runner, test) in passed:
+            if (runner, test) in significant:
                 verdict = "slower" if ratio < 1 else "faster"
-            elif least_p(pairs) > alpha / len(groups):
+            elif smallest_p(pairs) > alpha / len(groups):
                 verdict = "too few repetitions"
-        p = chances[runner, test]
+        p = p_values[runner, test]
         plain = runner in baselines
         found.append(Comparison(runner, test, before, after, ratio, p, verdict, plain))
     return found
@@ -121,7 +121,7 @@ def any_slower(comparisons: Sequence[Comparison]) -> bool:
     return any(c.verdict == "slower" and not c.plain for c in comparisons)
 
 
-def _typical(pairs: Sequence[Pair]) -> tuple[float, float, float]:
+def _geometric_means(pairs: Sequence[Pair]) -> tuple[float, float, float]:
     """Return the geometric means of both sides' medians, and their ratio."""
     before, after = (
         exp(sum(log(median(pair[side])) for pair in pairs) / len(pairs)) for side in (0, 1)
@@ -147,16 +147,17 @@ def _rates(results: Sequence[Result], against_baseline: bool) -> dict[tuple[str,
     return {key: [rate for rate in rates if rate > 0] for key, rates in found.items()}
 
 
-def _holm(chances: dict[tuple[str, str], float], alpha: float) -> set[tuple[str, str]]:
-    passed = set()
-    for rank, (key, p) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
-        if p > alpha / (len(chances) - rank):
+def _significant(p_values: dict[tuple[str, str], float], alpha: float) -> set[tuple[str, str]]:
+    """Return the keys that pass Holm's step-down test."""
+    significant = set()
+    for rank, (key, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > alpha / (len(p_values) - rank):
             break
-        passed.add(key)
-    return passed
+        significant.add(key)
+    return significant
 
 
-def rank_test(pairs: Sequence[Pair]) -> float:
+def rank_test_p(pairs: Sequence[Pair]) -> float:
     """Return the probability that chance alone causes the difference of the two sides.
 
     pairs: the values of both sides by condition; a pair with an empty side does not count.
@@ -165,31 +166,31 @@ def rank_test(pairs: Sequence[Pair]) -> float:
     """
     pairs = [(left, right) for left, right in pairs if left and right]
     # Twice U, so that ties, which count one half, are integers.
-    seen = sum(2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right)
+    statistic = sum(2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right)
     middle = sum(len(left) * len(right) for left, right in pairs)
-    ways = [1]
+    counts = [1]
     for left, right in pairs:
-        ways = _convolve(ways, _ways(len(left), len(right)))
-    distance = abs(seen - middle)
-    extreme = sum(count for u, count in enumerate(ways) if abs(2 * u - middle) >= distance)
-    return extreme / sum(ways)
+        counts = _convolve(counts, _u_counts(len(left), len(right)))
+    distance = abs(statistic - middle)
+    extreme = sum(count for u, count in enumerate(counts) if abs(2 * u - middle) >= distance)
+    return extreme / sum(counts)
 
 
-def least_p(pairs: Sequence[Pair]) -> float:
-    """Return the smallest result of `rank_test` for sides of these sizes."""
-    apart = [([0.0] * len(left), [1.0] * len(right)) for left, right in pairs]
-    return rank_test(apart)
+def smallest_p(pairs: Sequence[Pair]) -> float:
+    """Return the smallest result of `rank_test_p` for sides of these sizes."""
+    separated = [([0.0] * len(left), [1.0] * len(right)) for left, right in pairs]
+    return rank_test_p(separated)
 
 
-def _ways(m: int, n: int) -> list[int]:
+def _u_counts(m: int, n: int) -> list[int]:
     """Return the number of orders of m and n values by U: Gaussian binomial coefficients."""
-    ways = [1] + [0] * (m * n)
+    counts = [1] + [0] * (m * n)
     for i in range(1, m + 1):
         for u in range(m * n, n + i - 1, -1):  # times 1 - q^(n + i)
-            ways[u] -= ways[u - n - i]
+            counts[u] -= counts[u - n - i]
         for u in range(i, m * n + 1):  # over 1 - q^i
-            ways[u] += ways[u - i]
-    return ways
+            counts[u] += counts[u - i]
+    return counts
 
 
 def _convolve(left: list[int], right: list[int]) -> list[int]:

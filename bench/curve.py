@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_format(parser)
 
 
-def add_curve(parser: argparse.ArgumentParser) -> None:
+def add_curve_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that chooses a curve, for other actions."""
     parser.add_argument(
         "--curve",
@@ -80,7 +80,7 @@ class Curve:
     def __call__(self, rows: int) -> float:
         return interpolate(self.points, rows)
 
-    def behind(self, latency: float) -> Curve:
+    def with_latency(self, latency: float) -> Curve:
         """Return the curve with a network latency in plain steps; a plain step costs 1 again."""
         points = {rows: (cost + latency) / (1 + latency) for rows, cost in self.points.items()}
         return Curve(points)

@@ -116,8 +116,8 @@ def compare_engines(
 ) -> None:
     """Append the missing comparisons to `comparisons` and to the file --keep, one by one."""
     for engine in engines:
-        done, tokens, heat = tuple(comparisons), options.max_tokens, options.temperature
-        for each in compare_answers(engine, prompts, tokens, command.progress, done, heat):
+        done, tokens, temperature = tuple(comparisons), options.max_tokens, options.temperature
+        for each in compare_answers(engine, prompts, tokens, command.progress, done, temperature):
             comparisons.append(each)
             if options.keep:
                 append_comparison(options.keep, each)
@@ -238,20 +238,20 @@ def compare_answers(
     weights += f", KV cache of {bits} bits" if bits else ""
     weights += f", temperature {temperature:g}" if temperature else ""
     for number, prompt in enumerate(prompts):
-        wanted = [
+        missing = [
             mode for mode in MODES if (engine.name, weights, mode, prompt, max_tokens) not in known
         ]
-        if not wanted:
+        if not missing:
             continue
         progress(f"{weights}: answer {number + 1} of {len(prompts)}")
         tokens = engine.tokens.encode_chat([Message("user", prompt)])
         session = Session(engine, UnsavedState(CostCurve()))
         sampling = SamplingOptions(temperature=temperature, seed=number)
         options = GenerateOptions(max_tokens, "off", sampling=sampling)
-        plain = _answer(session, tokens, options, Passes())
-        for mode in wanted:
+        plain = _generate(session, tokens, options, Passes())
+        for mode in missing:
             passes = Passes()
-            output = _answer(session, tokens, replace(options, draft=mode), passes)
+            output = _generate(session, tokens, replace(options, draft=mode), passes)
             answers = [(tokens, plain)], [(tokens, output)]
             yield AnswerComparison(
                 engine.name,
@@ -313,14 +313,14 @@ def append_comparison(path: Path, comparison: AnswerComparison) -> None:
     try:
         with path.open("a+b") as file:
             file.seek(0)
-            whole = file.read().rpartition(b"\n")
-            file.truncate(len(whole[0]) + len(whole[1]))  # drops a truncated line
+            lines = file.read().rpartition(b"\n")
+            file.truncate(len(lines[0]) + len(lines[1]))  # drops a truncated line
             file.write(json.dumps(asdict(comparison)).encode() + b"\n")
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
 
 
-def _answer(
+def _generate(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
     """Return the answer's tokens, with a new drafter that has learned nothing."""

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from akunu_py.bench import command
-from akunu_py.bench.curve import Curve, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
 from akunu_py.bench.trace import Trace, TraceItem, load_trace, read_prompts, record
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding.token_ids import common_prefix
@@ -25,13 +25,13 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
-COMPARED = ("fixed 4", "prompt lookup", "auto")
+COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="TRACES", help="Trace file, gzipped or not")
-    add_curve(parser)
-    add_drafting(parser, ("auto", "ngram", "fixed", "off"))
+    add_curve_option(parser)
+    add_draft_options(parser, ("auto", "ngram", "fixed", "off"))
     parser.add_argument(
         "--compare", action="store_true", help="Compare auto with fixed drafts and prompt lookup"
     )
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_format(parser)
 
 
-def add_drafting(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:
+def add_draft_options(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:
     """Add the options that choose the drafter and the workloads."""
     parser.add_argument(
         "--draft", choices=modes, default="auto", help="Draft mode (default: %(default)s)"
@@ -74,14 +74,14 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("expected a trace file: akunu bench replay TRACES (make one: --record)")
     curve, name = parse_curve(options.curve), options.curve
     if options.latency:
-        curve = curve.behind(options.latency / options.step)
+        curve = curve.with_latency(options.latency / options.step)
         name += f" + {options.latency:g} ms network latency per step of {options.step:g} ms"
     trace = load_selected(options.file, options.workload)
     found = {
         drafter: replay_trace(
             trace, curve, drafter, draft_tokens=options.draft_tokens, memory=options.memory
         )
-        for drafter in (COMPARED if options.compare else (options.draft,))
+        for drafter in (COMPARED_DRAFTERS if options.compare else (options.draft,))
     }
     draft = options.draft
     if options.compare:
@@ -97,8 +97,8 @@ def load_selected(file: str, workloads: Sequence[str] | None) -> Trace:
     """Load a trace with only the named workloads, all for None. Raises UsageError."""
     trace = load_trace(file)
     if unknown := sorted(set(workloads or ()) - set(trace.workloads)):
-        there = ", ".join(trace.workloads)
-        raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
+        known = ", ".join(trace.workloads)
+        raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {known}")
     return Trace(
         trace.tokenizer, {name: trace.workloads[name] for name in workloads or trace.workloads}
     )
@@ -146,7 +146,7 @@ def drafter_named(
     """Return a new drafter: a draft mode without neural drafters, or one of COMPARED."""
     match name:
         case "auto" | "ngram":
-            return AutoDrafter(costs, memory=memory)
+            return AutoDrafter(costs, answer_cache=memory)
         case "fixed":
             return FixedDrafter(draft_tokens)
         case "fixed 4":
@@ -271,9 +271,13 @@ class PromptLookupDrafter(NoDrafter):
                 return self.history[start : start + min(limit, self.DRAFT_TOKENS)]
         return []
 
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
+    ) -> None:
+        """Do nothing."""
+
 
 def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:
-    """Print counts and rates by workload."""
     print(f"curve {curve}, draft {draft}; score: tokens per cost, plain decoding is 1.00\n")
     print(f"{'workload':<10}{'items':>6}{'tokens':>8}{'passes':>8}{'tokens/pass':>13}"
           f"{'accepted':>10}{'score':>8}{'us/token':>10}")  # fmt: skip

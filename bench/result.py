@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
 _FILE_KEYS = {"runner": "contestant"}  # field: its name in files
 _FIELDS = {key: name for name, key in _FILE_KEYS.items()}
-_PERIOD, _ROUNDS = 64, 3  # a loop: maximum tokens of the passage, minimum repetitions
+_MAX_PERIOD, _MIN_REPEATS = 64, 3  # a loop: maximum tokens of the passage, minimum repetitions
 _VERSIONS = ("mlx", "mlx-lm", "numpy")
 
 
@@ -41,11 +41,11 @@ def half_range(values: Sequence[float]) -> float:
 
 def loop_start(tokens: Sequence[int]) -> int | None:
     """Return where `tokens` start to repeat one passage up to their end, None for no loop."""
-    for period in range(1, min(_PERIOD, len(tokens) // _ROUNDS) + 1):
+    for period in range(1, min(_MAX_PERIOD, len(tokens) // _MIN_REPEATS) + 1):
         start = len(tokens) - period
         while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
             start -= 1
-        if len(tokens) - start >= _ROUNDS * period:
+        if len(tokens) - start >= _MIN_REPEATS * period:
             return start
     return None
 
@@ -219,8 +219,8 @@ def load_result(path: Path) -> Result:
 def load_results(path: Path) -> list[Result]:
     """Load a result file, or all results of a file of `akunu bench check`. Raises UsageError."""
     content = _read(path)
-    several = isinstance(content, dict) and content.get("format") == CHECK_FORMAT
-    parts = content.get("results") if several else [content]
+    is_check = isinstance(content, dict) and content.get("format") == CHECK_FORMAT
+    parts = content.get("results") if is_check else [content]
     return [_result(path, part) for part in (parts if isinstance(parts, list) else [parts])]
 
 
@@ -246,12 +246,12 @@ def _result(path: Path, content: Any) -> Result:
 
 
 def _parse(content: dict[str, Any]) -> Result:
-    runs = [_only(Series, entry) for entry in content["runs"]]
+    runs = [_from_entry(Series, entry) for entry in content["runs"]]
     for series in runs:
         series.repeats = [Repeat(**repeat) for repeat in series.repeats]
-    result = _only(Result, content)
+    result = _from_entry(Result, content)
     result.runs = runs
-    result.throughput = [_only(Throughput, entry) for entry in content["throughput"]]
+    result.throughput = [_from_entry(Throughput, entry) for entry in content["throughput"]]
     result.curve_s = {int(rows): float(s) for rows, s in content["curve_s"].items()}
     if not isinstance(result.model, dict) or not isinstance(result.machine, dict):
         raise ValueError("expected objects as model and machine")
@@ -259,13 +259,13 @@ def _parse(content: dict[str, Any]) -> Result:
     return result
 
 
-def _only(kind: Any, entry: dict[str, Any]) -> Any:
+def _from_entry(kind: Any, entry: dict[str, Any]) -> Any:
     """Return the dataclass of `entry` without derived figures."""
     named = {_FIELDS.get(key, key): value for key, value in entry.items()}
     return kind(**{name: named[name] for name in kind.__dataclass_fields__ if name in named})
 
 
-def merged(results: Sequence[Result]) -> list[Result]:
+def merge_results(results: Sequence[Result]) -> list[Result]:
     """Merge runs of the same model on the same machine."""
     found: dict[str, Result] = {}
     for result in results:
@@ -284,7 +284,7 @@ def merged(results: Sequence[Result]) -> list[Result]:
 
 def load_merged(files: Sequence[Path]) -> list[Result]:
     """Load result files and merge those of one model and machine. Raises UsageError."""
-    return merged([each for file in files for each in load_results(file)])
+    return merge_results([each for file in files for each in load_results(file)])
 
 
 def describe_model(engine: Engine) -> dict[str, Any]:
@@ -309,7 +309,8 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "kv_bits": engine.plan.kv_bits,
     }
     if ring is not None:
-        described["hosts"] = [f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.holds)]
+        parts = enumerate(ring.partitions)
+        described["hosts"] = [f"{ring.hosts.label(rank)}: {part}" for rank, part in parts]
     return described
 
 

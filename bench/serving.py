@@ -38,17 +38,17 @@ from akunu_py.models.store import model_store
 
 SERVERS = ("akunu", "mlx-lm")
 _TURN_WORDS, _TURNS = 1900, 10  # of the agent: 20,000 tokens in total
-_SAY_WORDS = 30
+_MESSAGE_WORDS = 30
 _IDLE_S = 6.0  # between an answer and a restart, as if the user were reading
-_HEALTH = 200
+_HEALTH_REQUESTS = 200
 CONTEXT = 32_768
 _AKUNU = [sys.executable, "-m", "akunu_py", "serve", "--quiet"]
 # mlx-lm's server gets the same BLAS, so that only the servers differ.
-_WITH_BLAS = (
+_MAIN_WITH_BLAS = (
     "from akunu_py.workarounds.openblas import load_openblas; load_openblas(); "
     "from mlx_lm.server import main; main()"
 )
-_MLX_LM = [sys.executable, "-c", _WITH_BLAS]
+_MLX_LM = [sys.executable, "-c", _MAIN_WITH_BLAS]
 _START_S, _ANSWER_S = 180.0, 900.0
 _WORDS = ("river", "stone", "light", "paper", "north", "seven", "glass", "early", "field", "voice")
 
@@ -103,14 +103,14 @@ class HttpConversation:
     seed: int
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def say(self, words: int) -> None:
+    def add_message(self, words: int) -> None:
         """Append a message of that many words."""
         draw = random.Random(f"{self.seed} {len(self.messages)}")
         text = " ".join(draw.choice(_WORDS) for _ in range(words))
         self.messages.append({"role": "user", "content": text})
 
 
-def prepare(source: Path, directory: Path, layers: int) -> None:
+def write_shallow_model(source: Path, directory: Path, layers: int) -> None:
     """Write the model with fewer layers into an empty directory."""
     model, config = load_model(source)
     model.set_dtype(mx.float32)
@@ -119,8 +119,8 @@ def prepare(source: Path, directory: Path, layers: int) -> None:
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
     changed = {"num_hidden_layers": layers, "max_position_embeddings": CONTEXT}
-    left = {k: v for k, v in config.items() if not k.startswith("quantization")}
-    (directory / "config.json").write_text(json.dumps(left | changed), "utf-8")
+    kept = {k: v for k, v in config.items() if not k.startswith("quantization")}
+    (directory / "config.json").write_text(json.dumps(kept | changed), "utf-8")
     for path in (*source.glob("tokenizer*"), *source.glob("*.jinja")):
         shutil.copyfile(path, directory / path.name)
 
@@ -145,11 +145,11 @@ class Server:
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )
         end = time.monotonic() + _START_S
-        talk = HttpConversation(0)
-        talk.say(2)
+        chat = HttpConversation(0)
+        chat.add_message(2)
         while True:  # one server listens before it has loaded the model, the other one after
             try:
-                self.ask(talk)
+                self.ask(chat)
                 return
             except (OSError, http.client.HTTPException, AkunuError) as error:
                 if self._process.poll() is not None or time.monotonic() > end:
@@ -166,14 +166,14 @@ class Server:
                 self._process.kill()
                 self._process.wait()
 
-    def ask(self, talk: HttpConversation, tokens: int = 8, hang_up_s: float | None = None) -> Reply:
-        """Request the next answer and append it to the conversation. Raises OSError, AkunuError.
+    def ask(self, chat: HttpConversation, tokens: int = 8, abort_s: float | None = None) -> Reply:
+        """Request the next answer and append it to `chat`. Raises OSError, AkunuError.
 
-        hang_up_s: disconnect that many seconds after the request instead.
+        abort_s: disconnect that many seconds after the request instead.
         """
         body = {
             "model": self._model.name if self.name == "akunu" else str(self._model),
-            "messages": talk.messages, "max_tokens": tokens,
+            "messages": chat.messages, "max_tokens": tokens,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         headers = {"Content-Type": "application/json"}
@@ -181,8 +181,8 @@ class Server:
         started = time.perf_counter()
         with contextlib.closing(self._connect()) as connection:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            if hang_up_s is not None:
-                time.sleep(hang_up_s)
+            if abort_s is not None:
+                time.sleep(abort_s)
                 return reply
             response = connection.getresponse()
             if response.status != http.client.OK:
@@ -196,10 +196,10 @@ class Server:
                     reply.prompt, reply.tokens = usage["prompt_tokens"], usage["completion_tokens"]
                     reply.cached = details.get("cached_tokens", -1)
                 for choice in chunk.get("choices", []):
-                    if said := choice.get("delta", {}).get("content"):
+                    if piece := choice.get("delta", {}).get("content"):
                         reply.times.append(time.perf_counter() - started)
-                        text += said
-        talk.messages.append({"role": "assistant", "content": text})
+                        text += piece
+        chat.messages.append({"role": "assistant", "content": text})
         return reply
 
     def check_health(self, times: int) -> float:
@@ -236,7 +236,7 @@ def compare_servers(
     with tempfile.TemporaryDirectory() as work:
         model = Path(work, "model")
         model.mkdir()
-        prepare(source, model, layers)
+        write_shallow_model(source, model, layers)
         found = {}
         for name in SERVERS:
             server, times = Server(name, model), ServerTimes()
@@ -247,7 +247,7 @@ def compare_servers(
                 for count in clients:
                     command.progress(f"{name}: {count} concurrent clients")
                     times.tokens_per_s[count] = _concurrent_rate(server, count, tokens)
-                times.health_per_s = _HEALTH / server.check_health(_HEALTH)
+                times.health_per_s = _HEALTH_REQUESTS / server.check_health(_HEALTH_REQUESTS)
             finally:
                 server.stop()
             found[name] = times
@@ -255,10 +255,10 @@ def compare_servers(
 
 
 def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
-    def ask(name: str, talk: HttpConversation, said: int = _SAY_WORDS) -> None:
+    def ask(name: str, chat: HttpConversation, length: int = _MESSAGE_WORDS) -> None:
         command.progress(f"{server.name}: {name}")
-        talk.say(said)
-        times.requests[name] = server.ask(talk)
+        chat.add_message(length)
+        times.requests[name] = server.ask(chat)
 
     first, second, agent = HttpConversation(1), HttpConversation(2), HttpConversation(3)
     ask("a long prompt", first, words)
@@ -274,8 +274,8 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
     ask("agent after a restart", agent)
     command.progress(f"{server.name}: disconnect, then the same request")
     interrupted = HttpConversation(4)
-    interrupted.say(words)
-    server.ask(interrupted, hang_up_s=times.requests["a long prompt"].ttft / 2)
+    interrupted.add_message(words)
+    server.ask(interrupted, abort_s=times.requests["a long prompt"].ttft / 2)
     times.requests["asked again"] = server.ask(interrupted)
 
 
@@ -283,12 +283,12 @@ def _answer_during_prefill(server: Server, words: int, tokens: int, times: Serve
     """Measure an answer alone, and one during the prefill of another client."""
     command.progress(f"{server.name}: an answer during another prefill")
     writer, reader = HttpConversation(5), HttpConversation(6)
-    writer.say(_SAY_WORDS)
+    writer.add_message(_MESSAGE_WORDS)
     server.ask(writer, tokens)  # prefills the prompt
     writer.messages.pop()
     times.alone = server.ask(writer, tokens)
     writer.messages.pop()
-    reader.say(words)
+    reader.add_message(words)
     other = threading.Thread(target=server.ask, args=(reader,))
     other.start()
     times.beside = server.ask(writer, tokens)
@@ -297,24 +297,24 @@ def _answer_during_prefill(server: Server, words: int, tokens: int, times: Serve
 
 def _concurrent_rate(server: Server, count: int, tokens: int) -> float:
     """Return the tokens per second of all `count` concurrent clients."""
-    talks = [HttpConversation(100 * count + number) for number in range(count)]
-    for talk in talks:
-        talk.say(_SAY_WORDS)
+    chats = [HttpConversation(100 * count + number) for number in range(count)]
+    for chat in chats:
+        chat.add_message(_MESSAGE_WORDS)
     started = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
-        replies = list(pool.map(lambda talk: server.ask(talk, tokens), talks))
+        replies = list(pool.map(lambda chat: server.ask(chat, tokens), chats))
     return sum(max(0, reply.tokens) for reply in replies) / (time.perf_counter() - started)
 
 
 def print_servers(found: dict[str, ServerTimes]) -> None:
     names = list(found)
-    shown = [
+    scenarios = [
         name
         for name in found[names[0]].requests
         if not name.startswith("agent, turn") or name.endswith(f" {_TURNS}")
     ]
     cells = []
-    for scenario in shown:
+    for scenario in scenarios:
         replies = [each.requests[scenario] for each in found.values()]
         cells.append([scenario, f"{replies[0].prompt:,}"])
         for reply in replies:

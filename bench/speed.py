@@ -57,7 +57,7 @@ MakeRunners = Callable[[Engine], list[Runner]]
 OURS = "akunu"
 _CURVE_REPEATS = 7
 _CURVE_OBSERVATIONS = 3  # of each measured cost, so that it outweighs the prior
-_LEAST_BITS = 12
+_MIN_BITS = 12
 _WARM_UP_TOKENS = 16
 
 
@@ -65,16 +65,16 @@ def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
     """Measure. others: return more loops to compare with."""
     by_length = any(options.n_prompt) or any(options.n_gen)
     scope = FULL if options.full else QUICK
-    wanted = options.workload or (["none"] if by_length else scope.workloads)
-    workloads = [] if wanted == ["none"] else load_workloads(wanted)
+    names = options.workload or (["none"] if by_length else scope.workloads)
+    workloads = [] if names == ["none"] else load_workloads(names)
     if not workloads and not by_length:
         raise UsageError("nothing to measure: choose a workload, or lengths with -p and -n")
     check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
     engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
-    small = None
+    draft_model = None
     if options.draft_model:
-        small = load_engine(options.draft_model, LoadOptions(options.weights))
-    setup = SpeedSetup(options.draft or scope.modes, [options.draft_tokens], small, others)
+        draft_model = load_engine(options.draft_model, LoadOptions(options.weights))
+    setup = SpeedSetup(options.draft or scope.modes, [options.draft_tokens], draft_model, others)
     plan = SpeedPlan(
         workloads,
         options.temperature or [0.0],
@@ -88,13 +88,13 @@ def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
     result = run_speed(engine, setup, plan, options.command_line, command.progress)
     if options.output:
         result.save(options.output)
-    print_speed(result, options.format, _left_out(options) if workloads else "")
+    print_speed(result, options.format, _not_measured(options) if workloads else "")
     if result.lost:
         raise HostLost(result.lost)
     return command.exit_code(not result.complete)
 
 
-def _left_out(options: argparse.Namespace) -> str:
+def _not_measured(options: argparse.Namespace) -> str:
     """Return a note about what a run without --full does not measure, "" for nothing."""
     parts = []
     if not options.workload:
@@ -108,14 +108,14 @@ def _left_out(options: argparse.Namespace) -> str:
     return f"not measured: {'; '.join(parts)}. Measure everything with: akunu bench --full"
 
 
-def print_speed(result: Result, format_: str, left_out: str) -> None:
-    """Print a result as text, md or json, and `left_out` (to stderr for json)."""
+def print_speed(result: Result, format_: str, not_measured: str) -> None:
+    """Print a result as text, md or json, and `not_measured` (to stderr for json)."""
     if format_ == "json":
         print(result.to_json(), end="")
     else:
         print(result_text(result, to_markdown if format_ == "md" else to_text))
-    if left_out:
-        print(left_out, file=sys.stderr if format_ == "json" else sys.stdout)
+    if not_measured:
+        print(not_measured, file=sys.stderr if format_ == "json" else sys.stdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,14 @@ def run_speed(
             measure(engine, runners, plan, result.runs, progress)
         result.complete = True
     except (KeyboardInterrupt, HostLost, RuntimeError) as error:
-        result.lost = _why_ended(engine, error)
+        result.lost = _lost_host(engine, error)
         result.runs = [series for series in result.runs if series.repeats or series.failed]
         result.throughput = [test for test in result.throughput if test.rates]
     progress("")
     return result
 
 
-def _why_ended(engine: Engine, error: BaseException) -> str:
+def _lost_host(engine: Engine, error: BaseException) -> str:
     """Return the message about a lost host, "" for an interruption. Raises any other `error`."""
     if not isinstance(error, RuntimeError):
         return str(error)
@@ -203,7 +203,7 @@ def make_runners(
         runners, modes = [], [OFF, *(mode for mode in modes if mode != OFF)]
     if setup.draft_model is not None:
         runners.append(MlxLmDraftModel(engine, setup.draft_model))
-        drafted = engine.drafted_by(setup.draft_model)
+        drafted = engine.with_draft_model(setup.draft_model)
         runners += [
             Akunu(drafted, "model", curve, name="draft model"),
             Akunu(drafted, "auto", curve, name="auto + draft model"),
@@ -234,11 +234,11 @@ def make_memories(
     memories = {}
     for workload in plan.workloads:
         others = (each for name in outputs if name != workload.name for each in outputs[name])
-        known = [*recorded, *others]
+        outputs_to_learn = [*recorded, *others]
         # Small, because each workload has its own.
-        bits = sum(len(tokens) + 1 for tokens in known).bit_length()
-        memory = memories[workload.name] = AnswerCache(min(CAPACITY_BITS, max(_LEAST_BITS, bits)))
-        for tokens in known:
+        bits = sum(len(tokens) + 1 for tokens in outputs_to_learn).bit_length()
+        memory = memories[workload.name] = AnswerCache(min(CAPACITY_BITS, max(_MIN_BITS, bits)))
+        for tokens in outputs_to_learn:
             memory.learn(tokens)
     return memories
 
@@ -254,14 +254,14 @@ def measure(
 
     The series are valid at any interruption. A foreign runner that fails does not run again.
     """
-    working, names = list(runners), {runner.name for runner in runners}
+    active, names = list(runners), {runner.name for runner in runners}
     groups = list(itertools.product(plan.workloads, plan.temperatures))
     for number, (workload, temperature) in enumerate(groups):
-        references = [runner.reference(temperature) for runner in working]
+        references = [runner.reference(temperature) for runner in active]
         group = [
             Series(workload.name, temperature, runner.name, runner.baseline,
                    reference if reference in names else None)
-            for runner, reference in zip(working, references, strict=True)
+            for runner, reference in zip(active, references, strict=True)
         ]  # fmt: skip
         runs += group
         limit = min(plan.max_tokens, workload.max_tokens)
@@ -273,11 +273,11 @@ def measure(
             conditions = Conditions(limit, temperature, repeat + 1)
             if repeat < 0:
                 conditions = replace(conditions, max_tokens=min(limit, _WARM_UP_TOKENS))
-            pairs = list(zip(working, group, strict=True))
+            pairs = list(zip(active, group, strict=True))
             answers = _run_round(pairs, workload, conditions, repeat)
             if repeat >= 0:
                 _record_round(engine, group, answers)
-            working = [runner for runner, series in pairs if series.failed is None]
+            active = [runner for runner, series in pairs if series.failed is None]
             group = [series for series in group if series.failed is None]
 
 
@@ -296,7 +296,7 @@ def _run_round(
             series.failed = f"{type(error).__name__}: {error}"
             continue
         answers[runner.name] = run
-        _settle()
+        _synchronize()
         if repeat >= 0:
             series.repeats.append(
                 Repeat(run.decoded, run.decode_s, fmean(run.ttft_s), run.peak_bytes)
@@ -365,7 +365,7 @@ def run_tests(
     progress: Callable[[str], None],
 ) -> None:
     """Append two series for each test to `into`; they are valid at any interruption."""
-    endless = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
+    no_stop = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
     if engine.ring is not None:
         del loops[PLAIN]  # it cannot run a model split over hosts
@@ -376,13 +376,13 @@ def run_tests(
             progress(f"{test.name}: {'warming up' if repeat < 0 else f'{repeat + 1}/{repeats}'}")
             tokens = _random_tokens(engine, test.depth + max(1, test.prompt), repeat)
             for name, loop in loops.items():
-                seconds = loop(endless, test, tokens)
-                _settle()
+                seconds = loop(no_stop, test, tokens)
+                _synchronize()
                 if repeat >= 0:
                     rows[name].rates.append((test.prompt or test.generate) / seconds)
 
 
-def _settle() -> None:
+def _synchronize() -> None:
     """Wait for steps that run ahead, which would count in the next runner's time."""
     mx.synchronize(generation_stream)
     mx.clear_cache()
@@ -391,8 +391,8 @@ def _settle() -> None:
 def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     special = set(engine.tokens.tokenizer.all_special_ids)
-    usual = [token for token in range(len(engine.tokens.tokenizer)) if token not in special]
-    return draw.choices(usual, k=count)
+    ordinary = [token for token in range(len(engine.tokens.tokenizer)) if token not in special]
+    return draw.choices(ordinary, k=count)
 
 
 def _time_mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:

@@ -9,7 +9,7 @@ from importlib import import_module
 from akunu_py.arguments import Parser
 from akunu_py.bench import command
 
-_ACTIONS = {  # name of the module: summary
+_ACTIONS = {  # name of the action: summary
     "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",
     "replay": "Count the passes over recorded answers, without a model and without noise",
     "curve": "Measure the cost of passes over 1 to 32 positions, and print the planned drafts",
@@ -20,6 +20,7 @@ _ACTIONS = {  # name of the module: summary
     "serve": "Compare the latencies of akunu serve and of mlx-lm's own server",
     "check": "Check what only this machine can show; exit code 1 if a line fails",
 }
+_MODULES = {"serve": "serving"}  # name of the action: its module, if different
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,11 +38,12 @@ def run(args: argparse.Namespace) -> int:
         name: actions.add_parser(name, help=summary, description=summary)
         for name, summary in _ACTIONS.items()
     }
+    module = f"akunu_py.bench.{_MODULES.get(rest[0], rest[0])}"
     if rest[0] == "speed":
         command.add_speed_options(parsers["speed"])
     elif rest[0] in _ACTIONS:
-        import_module(f"akunu_py.bench.{rest[0]}").add_options(parsers[rest[0]])
+        import_module(module).add_options(parsers[rest[0]])
     options = parser.parse_args(rest)
     options.command_line = shlex.join(["akunu", "bench", *args.rest])
-    code: int = import_module(f"akunu_py.bench.{rest[0]}").run(options)
+    code: int = import_module(module).run(options)
     return code

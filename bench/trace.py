@@ -138,7 +138,7 @@ def record(
             items.append({"prompt": prompt, "output": list(done.tokens)})
             return done.text
 
-        workload.talk(answer)
+        workload.run_turns(answer)
     count = sum(len(item["output"]) for items in workloads.values() for item in items)
     data = json.dumps({"tokenizer": engine.name, "workloads": workloads}).encode()
     try:

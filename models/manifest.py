@@ -81,8 +81,8 @@ def read_manifest(directory: Path) -> Manifest:
     on_hub = {key: _field({key: ""} | raw, key, str) for key in ("repository", "commit")}
     quantization, license = _field(raw, "quantisation", str), _field(raw, "licence", str)
     files = _files(_field(raw, "files", dict))
-    spelled = {"quantization": quantization, "license": license}
-    return Manifest(**texts, **numbers, **on_hub, **spelled, files=files)
+    american = {"quantization": quantization, "license": license}
+    return Manifest(**texts, **numbers, **on_hub, **american, files=files)
 
 
 def record_files(
@@ -129,8 +129,8 @@ def _files(raw: dict[str, Any]) -> dict[str, FileRecord]:
         raise DamagedModel(f"{FILE_NAME} lists no files")
     files: dict[str, FileRecord] = {}
     for name, record in raw.items():
-        inside = PurePosixPath(name)
-        if not name or inside.is_absolute() or ".." in inside.parts or "\0" in name:
+        relative = PurePosixPath(name)
+        if not name or relative.is_absolute() or ".." in relative.parts or "\0" in name:
             raise DamagedModel(f"{FILE_NAME} lists a file outside the model: {name[:60]!r}")
         if not isinstance(record, dict):
             raise DamagedModel(f"{FILE_NAME}: no size for {name[:60]}")

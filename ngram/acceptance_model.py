@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect
 from math import exp
 
-# Results of the last one to three guesses of a kind after a leading 1, latest last: 0b10 is a miss.
+# Hits (1) and misses of up to three last guesses, latest in the lowest bit, after a leading 1.
 Outcomes = int
 NO_OUTCOMES: Outcomes = 1
-Recorded = tuple[dict[int, Outcomes], int, Outcomes]  # (record, key, its current outcomes)
+OutcomeUpdate = tuple[dict[int, Outcomes], int, Outcomes]  # (record, key, current outcomes)
 Feature = tuple[list[float], int]  # (weights, index)
 
 RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2  # learning rates
@@ -21,7 +21,7 @@ AGREEING = (-0.4, -0.15, 0.15, 0.55)
 OPPOSING = (0.85, 0.2, -0.05, -0.3, -0.5)
 # The winner's share of the votes: all, over 0.8, over 0.5, less.
 SHARE = (0.35, 0.2, -0.1, -0.35)
-# How the last three guesses of any kind fared, latest in the lowest bit.
+# Outcomes of the last three guesses of any kind, latest in the lowest bit.
 RECENT = (-0.5, -0.1, -0.1, 0.15, -0.2, 0.25, 0.15, 0.6)
 # By Outcomes: guesses made after the same two tokens, and guesses of the same token.
 AFTER_PAIR = (
@@ -45,7 +45,7 @@ IN_ANSWERS = (
     *(0.2, 0.2, 0.7, 0.0, 0.3, 0.1),
     *(-0.2, -1.2, -0.1, 0.1, 0.4, -1.2),
 )
-# How many of the matches in answers are for it, 0, 1, 2, more, and against it: 0, 1, 2, more.
+# Matches in answers that agree, 0, 1, 2, more, by those that contradict: 0, 1, 2, more.
 ANSWERS_FOR = (
     *(-0.2, -0.2, -0.3, -0.4),
     *(-0.1, -0.1, 0.0, -1.1),
@@ -71,18 +71,18 @@ SKIP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.
 EDIT = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
 
 # Answer cache: contexts of 1, 2, 3, 4, 5 and more tokens; agreeing places (1, 2, more) and opposing
-# ones (0, 1, more); versus the conversation's own guess: none, the same token, another one.
-MEMORY_MATCH = (-2.0, -1.6, -1.1, -0.7, -0.4)
-MEMORY_AGREEING = (-0.1, 0.4, 1.2)
-MEMORY_OPPOSING = (0.7, -0.2, -0.6)
-MEMORY_AGREES = (0.0, 0.9, -0.4)
-MEMORY_AGAINST = (0.0, -0.6)  # alone, or against a guess of the conversation's own
-MEMORY_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
+# ones (0, 1, more); versus the guess from the conversation: none, the same token, another one.
+CACHE_MATCH = (-2.0, -1.6, -1.1, -0.7, -0.4)
+CACHE_AGREEING = (-0.1, 0.4, 1.2)
+CACHE_OPPOSING = (0.7, -0.2, -0.6)
+CACHE_AGREES = (0.0, 0.9, -0.4)
+CACHE_AGAINST = (0.0, -0.6)  # alone, or against a guess from the conversation
+CACHE_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
 
 # Final calibration by origin and estimate. The best of several estimates tends to be too high.
 CALIBRATION_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
 CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
-SOURCES = 7  # what a guess comes from: FROM_... in `guess`
+SOURCE_COUNT = 7  # sources of guesses: FROM_... in `guess`
 
 _MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
 _ANSWER_CLASS = [0, 0, 1, 2, *[3] * 4, *[4] * 24]
@@ -90,7 +90,7 @@ _RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
 
 
 def sigmoid(logit: float) -> float:
-    """Return the probability of `logit`, kept away from 0 and 1."""
+    """Return the probability of `logit`, clipped away from 0 and 1."""
     if logit > 12.0:
         return 0.999994
     if logit < -12.0:
@@ -119,12 +119,12 @@ def run_class(run: int) -> int:
 
 
 class Candidate:
-    """A token that may come next, and what is needed to learn whether it did."""
+    """A possible next token, with the features to learn from."""
 
     __slots__ = ("features", "logit", "outcomes", "rate", "token")
 
     def __init__(
-        self, token: int, rate: float, features: list[Feature], outcomes: list[Recorded]
+        self, token: int, rate: float, features: list[Feature], outcomes: list[OutcomeUpdate]
     ) -> None:
         self.token, self.rate = token, rate
         self.features = features
@@ -132,7 +132,7 @@ class Candidate:
         logit = 0.0
         for weights, i in features:
             logit += weights[i]
-        self.logit = logit  # of the probability that `token` comes
+        self.logit = logit  # of the probability that `token` is next
 
     def add(self, feature: Feature) -> None:
         """Add a feature."""
@@ -154,8 +154,8 @@ class AcceptanceModel:
     """The weights of all features, learning online.
 
     Source: logistic mixing with indirect histories and a final adaptive stage, as in PAQ
-    compressors (Mahoney 2005, indirect context models and APM/SSE), with the event "the guess is
-    right" for a bit.
+    compressors (Mahoney 2005, indirect context models and APM/SSE). The predicted bit is "the
+    guess is right".
     """
 
     def __init__(self) -> None:
@@ -174,18 +174,18 @@ class AcceptanceModel:
         self.copy_token = list(COPY_TOKEN)
         self.skip = list(SKIP)
         self.edit = list(EDIT)
-        self.memory_match = list(MEMORY_MATCH)
-        self.memory_agreeing = list(MEMORY_AGREEING)
-        self.memory_opposing = list(MEMORY_OPPOSING)
-        self.memory_agrees = list(MEMORY_AGREES)
-        self.memory_against = list(MEMORY_AGAINST)
-        self.memory_token = list(MEMORY_TOKEN)
-        self.calibration = [list(CALIBRATION) for _ in range(SOURCES)]
-        # Outcomes by what the guess was made after, or by the token guessed.
+        self.cache_match = list(CACHE_MATCH)
+        self.cache_agreeing = list(CACHE_AGREEING)
+        self.cache_opposing = list(CACHE_OPPOSING)
+        self.cache_agrees = list(CACHE_AGREES)
+        self.cache_against = list(CACHE_AGAINST)
+        self.cache_token = list(CACHE_TOKEN)
+        self.calibration = [list(CALIBRATION) for _ in range(SOURCE_COUNT)]
+        # Outcomes by the two tokens before the guess, by the guessed token, or by the edit.
         self.pair_outcomes: dict[int, Outcomes] = {}
         self.token_outcomes: dict[int, Outcomes] = {}
         self.copy_outcomes: dict[int, Outcomes] = {}
-        self.memory_outcomes: dict[int, Outcomes] = {}
+        self.cache_outcomes: dict[int, Outcomes] = {}
         self.skip_outcomes: dict[int, Outcomes] = {}
         self.edit_outcomes: dict[int, Outcomes] = {}
 

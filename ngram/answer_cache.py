@@ -17,7 +17,7 @@ _HEADER = struct.Struct("<8sIIQ")
 _CHECKSUM = struct.Struct("<I")
 
 SEPARATOR = 0xFFFFFFFF  # between two items; never proposed
-MAX_CHAIN = 16  # places of a chain that are looked at, latest first
+MAX_CHAIN = 16  # places of a chain to examine, latest first
 LONGEST_MATCH = 8
 _ARRAYS = ("_log", "_head1", "_head2", "_head3", "_prev1", "_prev2", "_prev3")
 
@@ -27,7 +27,7 @@ class AnswerMatch(NamedTuple):
 
     token: int
     length: int  # matching tokens of context
-    agreeing: int  # places with that context or a longer one where this token follows
+    agreeing: int  # places with at least this context where this token follows
     opposing: int  # places where another token follows
 
 
@@ -83,48 +83,48 @@ class AnswerCache:
 
     def lookup(self, context: Sequence[int]) -> AnswerMatch | None:
         """Return the likely successor of `context`, at least whose last token must match."""
-        found: list[tuple[int, int]] = []
+        matches: list[tuple[int, int]] = []
         chains = (
             (3, _hash3, self._head3, self._prev3),
             (2, _hash2, self._head2, self._prev2),
             (1, int, self._head1, self._prev1),
         )
         for length, key, head, prev in chains:
-            if not found and len(context) >= length:
+            if not matches and len(context) >= length:
                 slot = key(*context[-length:]) & self._mask
-                found = self._follow(head[slot], prev, length, context)
-        if not found:
+                matches = self._follow(head[slot], prev, length, context)
+        if not matches:
             return None
         votes: dict[int, int] = {}
-        for token, length in found:
+        for token, length in matches:
             votes[token] = votes.get(token, 0) + (1 << 2 * length)
         best = max(votes, key=votes.__getitem__)
-        agreeing = [length for token, length in found if token == best]
-        return AnswerMatch(best, max(agreeing), len(agreeing), len(found) - len(agreeing))
+        agreeing = [length for token, length in matches if token == best]
+        return AnswerMatch(best, max(agreeing), len(agreeing), len(matches) - len(agreeing))
 
     def _follow(
-        self, link: int, prev: array[int], least: int, context: Sequence[int]
+        self, link: int, prev: array[int], min_length: int, context: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Return (token, matching length) of recent places that share `least` tokens or more."""
+        """Return (token, matching length) of recent places with at least `min_length` tokens."""
         mask, log = self._mask, self._log
-        reach = min(LONGEST_MATCH, len(context))
-        # Places whose context is being overwritten are past use.
+        longest = min(LONGEST_MATCH, len(context))
+        # The context of earlier places is partly overwritten.
         oldest = max(0, self.total - mask - 1 + LONGEST_MATCH)
         newest = self.total
-        found = []
+        matches = []
         for _ in range(MAX_CHAIN):
             position = link - 1
             if not oldest <= position < newest:  # a chain runs backwards, or was overwritten
                 break
             length = 0
-            while length < reach and log[(position - 1 - length) & mask] == context[-1 - length]:
+            while length < longest and log[(position - 1 - length) & mask] == context[-1 - length]:
                 length += 1
             token = log[position & mask]
-            if length >= least and token != SEPARATOR:
-                found.append((token, length))
+            if length >= min_length and token != SEPARATOR:
+                matches.append((token, length))
             newest = position
             link = prev[position & mask]
-        return found
+        return matches
 
     def dump(self) -> bytes:
         """Return the cache as bytes, for `load`."""
@@ -150,18 +150,18 @@ class AnswerCache:
         (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
         if adler32(body, adler32(view[: _HEADER.size])) != checksum:
             raise ValueError("the answer cache is altered: wrong checksum")
-        memory = cls.__new__(cls)
-        memory.capacity_bits = bits
-        memory.total = total
-        memory._mask = (1 << bits) - 1
+        cache = cls.__new__(cls)
+        cache.capacity_bits = bits
+        cache.total = total
+        cache._mask = (1 << bits) - 1
         size = 4 << bits
         for i, name in enumerate(_ARRAYS):
-            part = array("I")
-            part.frombytes(body[i * size : (i + 1) * size])
+            values = array("I")
+            values.frombytes(body[i * size : (i + 1) * size])
             if sys.byteorder == "big":
-                part.byteswap()
-            setattr(memory, name, part)
-        return memory
+                values.byteswap()
+            setattr(cache, name, values)
+        return cache
 
 
 def _hash2(first: int, second: int) -> int:

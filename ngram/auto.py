@@ -1,7 +1,7 @@
 """`--draft auto`: draft the planned number of tokens, often none.
 
 `guess` predicts tokens, `GuessChain` chains them, `planner` chooses the length by the costs in
-`cost`, and `neural_drafters` decides when a neural drafter is better.
+`cost`, and `neural_plan` decides when a neural drafter is better.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from akunu_py.ngram.neural_plan import (
     LearnedDrafter,
     PlannedDrafter,
     PlanningLimits,
-    futures,
+    remaining_values,
 )
 from akunu_py.ngram.planner import best_draft, choose_length
 from akunu_py.types import DraftGuide, NeuralDrafter
@@ -31,18 +31,19 @@ HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
 _RATE_DECAY = 0.97  # per pass, for the running rate of tokens per cost
 _RATE_PRIOR = 6.0  # passes at one token each
 # Prior chance of a draft after 1 to 8 or more plain steps in a row.
-_RETURN = (0.35, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.08)
-_RETURN_RATE = 0.03
-_LOST = 0.5  # share of the full loss when a draft comes up while the next step is running
-_LIKELY = 0.6  # chance of a first drafted token
-_FORESEEN, _PROMISED = 0.75, 0.65  # discounts for a predicted draft and its first token's chance
-PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
+_REDRAFT_CHANCES = (0.35, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.08)
+_REDRAFT_RATE = 0.03
+_LATE_DRAFT_LOSS = 0.5  # share of the full loss if a draft appears while the next step runs
+_FIRST_TOKEN_CHANCE = 0.6  # acceptance of a draft's first token
+# Discounts for a predicted draft, and for its first token's chance.
+_PREDICTED_DISCOUNT, _FIRST_TOKEN_DISCOUNT = 0.75, 0.65
+PROBE_INTERVAL, MAX_PROBE_INTERVAL = 64, 2048  # plain passes between probes; each doubles it
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
 
 
 class AutoDrafter:
-    """A `Drafter` that plans the length and the origin of each draft."""
+    """A `Drafter` that plans the length and the sources of each draft."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class AutoDrafter:
         *,
         stop_tokens: Collection[int] = (),
         rerun_on_reject: bool = False,
-        memory: AnswerCache | None = None,
+        answer_cache: AnswerCache | None = None,
         neural_drafters: Sequence[NeuralDrafter] = (),
         learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
@@ -58,37 +59,35 @@ class AutoDrafter:
         self.curve = CostCurve() if curve is None else curve  # keeps learning
         self.stop_tokens = frozenset(stop_tokens)  # a draft ends with the first of them
         self.rerun_on_reject = rerun_on_reject  # recurrent cache: the next pass repeats tokens
-        self.unread = 0  # draft-only tokens at the start of the history
+        self.draft_only_tokens = 0  # at the start of the history: not in the prompt
         self.guide: DraftGuide | None = None  # the grammar of the answer
-        self.alone = True  # passes may be launched before the previous one is collected
+        self.can_pipeline = True  # a pass may be launched while the previous one runs
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
-        guesser = Guesser(self.index, self.model, self.tracker, memory)
+        guesser = Guesser(self.index, self.model, self.tracker, answer_cache)
         self.chain = GuessChain(guesser, self.stop_tokens)
         self.pipelines = False
         self._recent = 0  # see `Guess.recent`
         self._idle = 0  # plain steps since the last draft
-        self._returns = list(_RETURN)
+        self._redraft_chances = list(_REDRAFT_CHANCES)
         self._guesses: list[Guess] = []  # for the last proposal, drafted or not
         self._drafted = 0  # tokens drafted for the last observed pass
         self._searched = 0  # leading history tokens already searched for earlier answers
-        self._planned = 0, 0  # range of `_guesses` that starts the last proposal
-        known = {} if learned is None else learned
+        self._proposed_range = 0, 0  # the part of `_guesses` that starts the last proposal
+        saved = {} if learned is None else learned
         self.neural_drafters = [
-            PlannedDrafter(each, known.setdefault(each.key, LearnedDrafter.of(each)))
+            PlannedDrafter(each, saved.setdefault(each.key, LearnedDrafter.of(each)))
             for each in neural_drafters
         ]
         self._ngrams = ngrams
-        self._neural_drafter: PlannedDrafter | None = (
-            None  # the neural drafter of the last proposal
-        )
-        self._behind: list[Guess] = []  # guesses drafted after its tokens
+        self._neural_drafter: PlannedDrafter | None = None  # that made the last proposal
+        self._trailing_guesses: list[Guess] = []  # guesses drafted after its tokens
         self._chooser = DraftChooser(self.neural_drafters)
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
-        self._probe_every = PROBE_EVERY
+        self._probe_interval = PROBE_INTERVAL
         self._probing = False
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -109,7 +108,7 @@ class AutoDrafter:
         if neural_drafter is not None:
             neural_drafter.learn(tokens)
         if self.neural_drafters:
-            self._learn_choice(guesses, tokens)
+            self._learn_preference(guesses, tokens)
         if not self._ngrams:
             self.index.extend(tokens)
             return
@@ -128,11 +127,11 @@ class AutoDrafter:
             else:  # the n-grams learn from each neural token too
                 self._learn(guess, token)
 
-    def _learn_choice(self, guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
-        start, end = self._planned
+    def _learn_preference(self, guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
+        start, end = self._proposed_range
         if start:  # the proposal follows the running step, and `tokens` is that step's token
             right = bool(guesses) and guesses[0].token == tokens[0]
-            self._planned = (start - 1, end - 1) if right else (0, 0)
+            self._proposed_range = (start - 1, end - 1) if right else (0, 0)
             return
         self._chooser.learn(guesses[:end], tokens)
 
@@ -152,10 +151,10 @@ class AutoDrafter:
         found = sum(guess.token >= 0 for guess in guesses)
         chances = [guess.probability for guess in guesses[:found]]
         gained = max(self._earned / self._spent, 1.0)  # tokens per pipelined step's time
-        costs = self._costs(gained, chances[ahead:])
+        costs = self._pass_costs(gained, chances[ahead:])
         rate = gained / self.curve.pipelined(self._context)
         ongoing = found == HORIZON + ahead
-        coming = chances[ahead:]
+        upcoming = chances[ahead:]
         if ahead:  # the draft counts only if the running step's token was predicted too
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
         length = choose_length(
@@ -164,28 +163,28 @@ class AutoDrafter:
         choice: tuple[DraftPlan, PlannedDrafter] | None = None
         draft: list[int] | None = None
         if self.neural_drafters and longest and not (ahead and length):
-            terms = self._terms(costs, rate, limit, ongoing=ongoing)
-            stops = bool(coming) and guesses[found - 1].token in self.stop_tokens
-            choice = self._chooser.choose(coming, terms, longest, stops=stops)
+            limits = self._planning_limits(costs, rate, limit, ongoing=ongoing)
+            stops = bool(upcoming) and guesses[found - 1].token in self.stop_tokens
+            choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
         if choice is not None:
             self.pipelines = False
             if ahead:  # neural drafters wait for the running step
-                draft, self._planned = [], (0, 0)
+                draft, self._proposed_range = [], (0, 0)
             else:
-                draft = self._from_neural_drafter(guesses, *choice, terms)
-                self._planned = 0, choice[0].guesses
+                draft = self._draft_with(guesses, *choice, limits)
+                self._proposed_range = 0, choice[0].guesses
         if self._idle:
-            place = min(self._idle, len(_RETURN)) - 1
+            place = min(self._idle, len(_REDRAFT_CHANCES)) - 1
             drafts = bool(length if draft is None else draft)
-            self._returns[place] += _RETURN_RATE * (drafts - self._returns[place])
+            self._redraft_chances[place] += _REDRAFT_RATE * (drafts - self._redraft_chances[place])
         self._probing = not length and draft is None
         if self._probing:
             length = self._probe(guesses[ahead:found], longest)
         self._guesses = guesses
         self._answering = True
         if draft is None:
-            self._planned = int(ahead), ahead + length
-            draft = [guess.token for guess in guesses[slice(*self._planned)]]
+            self._proposed_range = int(ahead), ahead + length
+            draft = [guess.token for guess in guesses[slice(*self._proposed_range)]]
         self._idle = 0 if draft else self._idle + 1
         return draft
 
@@ -206,40 +205,40 @@ class AutoDrafter:
         """Return up to `most` guesses after the history, the last one maybe without a token."""
         if not self._answering:
             start = self.tracker.answer_start
-            for answer in find_answers(self.index.tokens, start, self._searched):
+            for answer in earlier_answers(self.index.tokens, start, self._searched):
                 self.index.mark_answer(*answer)
             self._searched = start
-        return self.chain.behind_history(self._recent, most, self.guide) if self._ngrams else []
+        return self.chain.after_history(self._recent, most, self.guide) if self._ngrams else []
 
-    def _terms(
-        self, costs: Sequence[float], rate: float, left: int, *, ongoing: bool
+    def _planning_limits(
+        self, costs: Sequence[float], rate: float, tokens_left: int, *, ongoing: bool
     ) -> PlanningLimits:
         context, curve = self._context, self.curve
         plain = curve.table(context)[0]
         return PlanningLimits(
-            costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject
+            costs, rate, plain, curve.timed, context, tokens_left, ongoing, self.rerun_on_reject
         )
 
-    def _from_neural_drafter(
+    def _draft_with(
         self,
         guesses: Sequence[Guess],
         plan: DraftPlan,
         neural_drafter: PlannedDrafter,
-        terms: PlanningLimits,
+        limits: PlanningLimits,
     ) -> list[int]:
         """Draft guesses, then tokens of the neural drafter, then guesses again."""
         self._neural_drafter = neural_drafter
         drafted = guesses[: plan.guesses]
         prefix = [guess.token for guess in drafted]
-        known = self.index.tokens[self.unread :]
-        longest = plan.guesses + plan.most
-        # A drafter that computes part of the pass does so for its own tokens only.
-        goes_on = [] if neural_drafter.neural_drafter.reused else guesses
-        behind = Continuation(self.chain, goes_on, prefix, longest, self.guide)
-        own = neural_drafter.draft(known, prefix, plan, terms, self.stop_tokens, behind.add)
-        behind.end()
-        self._behind = behind.guesses[: neural_drafter.followed]
-        return [*prefix, *own, *(guess.token for guess in self._behind)]
+        history = self.index.tokens[self.draft_only_tokens :]
+        longest = plan.guesses + plan.max_after
+        # A drafter that computes part of the pass does so only for its own tokens.
+        following = [] if neural_drafter.neural_drafter.reused else guesses
+        after = Continuation(self.chain, following, prefix, longest, self.guide)
+        tokens = neural_drafter.draft(history, prefix, plan, limits, self.stop_tokens, after.add)
+        after.end()
+        self._trailing_guesses = after.guesses[: neural_drafter.trailing]
+        return [*prefix, *tokens, *(guess.token for guess in self._trailing_guesses)]
 
     def _end_answer(self) -> None:
         """Mark the generated tokens as an earlier answer."""
@@ -248,32 +247,33 @@ class AutoDrafter:
             self._searched = self.index.size
             self._answering = False
 
-    def _costs(self, gained: float, chances: Sequence[float]) -> list[float]:
+    def _pass_costs(self, gained: float, chances: Sequence[float]) -> list[float]:
         """Return the costs of passes over 1, 2, ... rows.
 
-        A plain step costs its pipelined time plus the expected loss when a draft comes up while the
-        next step is running, or its time alone if that is less. chances: of the coming guesses.
+        A plain step costs its pipelined time plus the expected loss if a draft appears while the
+        next step runs, and at most its unpipelined time. chances: of the upcoming guesses.
         """
-        alone, *more = self.curve.table(self._context)
-        if self.guide is not None or not self.alone:  # passes are not pipelined
+        plain, *more = self.curve.table(self._context)
+        if self.guide is not None or not self.can_pipeline:
             self.pipelines = False
-            return [alone, *more]
+            return [plain, *more]
         pipelined = self.curve.pipelined(self._context)
-        back = self._returns[min(self._idle, len(_RETURN) - 1)]
-        lost = _LOST * back * (gained - 1.0 + _LIKELY)  # in tokens
+        redraft_chance = self._redraft_chances[min(self._idle, len(_REDRAFT_CHANCES) - 1)]
+        lost = _LATE_DRAFT_LOSS * redraft_chance * (gained - 1.0 + _FIRST_TOKEN_CHANCE)  # in tokens
         if len(chances) > 1 and self.curve.measured(2) and self.curve.measured(3):
             two, three = more[:2]
             first, then = chances[:2]
             if then * pipelined > gained * (two - pipelined):  # worth drafting after this step
                 # Drafting now costs one more row and the pipeline gap, but saves the step.
-                saved = gained * (2.0 - (alone + three - two) / pipelined)
-                lost = max(lost, _FORESEEN * first * (_PROMISED * then - 1.0 + saved))
+                saved = gained * (2.0 - (plain + three - two) / pipelined)
+                promised = _FIRST_TOKEN_DISCOUNT * then - 1.0 + saved
+                lost = max(lost, _PREDICTED_DISCOUNT * first * promised)
         lost *= pipelined / gained
-        self.pipelines = pipelined + lost < alone
-        return [min(alone, pipelined + lost), *more]
+        self.pipelines = pipelined + lost < plain
+        return [min(plain, pipelined + lost), *more]
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         self._drafted = drafted
         neural_drafter, drafting, reused = self._neural_drafter, 0.0, 0.0
@@ -281,25 +281,26 @@ class AutoDrafter:
             seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
             reused = neural_drafter.neural_drafter.reused
         costs = self.curve.table(self._context)
-        pipelined = self.curve.pipelined(self._context)
-        hidden = costs[0] - pipelined if behind else 0.0
+        pipelined_cost = self.curve.pipelined(self._context)
+        hidden = costs[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._probing:
-            self._since_probe, self._probe_every = 0, min(2 * self._probe_every, PROBE_RARELY)
+            self._since_probe = 0
+            self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
         if not reused and not self.curve.first_use(rows):  # reuse makes passes cheaper than usual
-            if behind and rows == 1:
+            if pipelined and rows == 1:
                 self.curve.observe(PIPELINED, seconds, self._context)
             else:
                 self.curve.observe(rows, seconds + hidden, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
         cost = costs[min(rows, MAX_ROWS) - 1]
-        spent = (cost - reused * (cost - costs[0]) - hidden + drafting) / pipelined
+        spent = (cost - reused * (cost - costs[0]) - hidden + drafting) / pipelined_cost
         self._earned = self._earned * _RATE_DECAY + accepted + 1
         self._spent = self._spent * _RATE_DECAY + spent
 
     @property
     def _context(self) -> int:
-        return self.index.size - self.unread
+        return self.index.size - self.draft_only_tokens
 
     def _learn(self, guess: Guess, token: int) -> None:
         for candidate in guess.candidates:
@@ -320,15 +321,15 @@ class AutoDrafter:
         self.index.append(token)
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
-        """Return the length of an occasional draft that the curve advises against.
+        """Return the length of an occasional draft that looks too expensive, 0 for none.
 
-        The curve may be wrong: never measured, or measured while the machine was busy.
+        The cost curve may be wrong: never measured, or measured while the machine was busy.
         """
         length = min(PROBE_LENGTH, longest, len(guesses))
-        if not length or self.curve.given:
+        if not length or self.curve.preset:
             return 0
         self._since_probe += 1
-        if self._since_probe < self._probe_every or guesses[0].probability < PROBE_CHANCE:
+        if self._since_probe < self._probe_interval or guesses[0].probability < PROBE_CHANCE:
             return 0
         return length
 
@@ -336,11 +337,11 @@ class AutoDrafter:
 OPENING = 5  # tokens at the end of a prompt that identify the start of an answer
 
 
-def find_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[tuple[int, int]]:
+def earlier_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of the answers from `searched` on, before the one at `start`.
 
-    They follow the same opening tokens, and end where two adjacent opening tokens recur; the first
-    of these is included.
+    Each follows the same opening tokens. It ends where two adjacent opening tokens recur, and
+    includes the first of these.
     """
     opening = tokens[max(0, start - OPENING) : start]
     ends = set(pairwise(opening))
@@ -361,50 +362,50 @@ def find_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[t
 
 
 # Prior for `DraftChooser`: actual over predicted accuracy of preferred guesses, and its weight.
-_HOLDS, _PREFERRED = 0.95, 10.0
+_TRUST_PRIOR, _TRUST_WEIGHT = 0.95, 10.0
 
 
 class DraftChooser:
     """Choose between guesses and neural drafters by expected value.
 
-    Also learns how far preferred guesses keep their promise: the highest of several equally good
-    estimates is too high.
+    Also learns how accurate the preferred guesses are, because the highest of several estimates
+    tends to be too high.
     """
 
     def __init__(self, neural_drafters: Sequence[PlannedDrafter]) -> None:
-        self._networks = neural_drafters
-        self._promised, self._held = _PREFERRED, _PREFERRED * _HOLDS
+        self._neural_drafters = neural_drafters
+        self._predicted, self._correct = _TRUST_WEIGHT, _TRUST_WEIGHT * _TRUST_PRIOR
 
     def choose(
-        self, chances: Sequence[float], terms: PlanningLimits, longest: int, *, stops: bool
+        self, chances: Sequence[float], limits: PlanningLimits, longest: int, *, stops: bool
     ) -> tuple[DraftPlan, PlannedDrafter] | None:
         """Return the best plan with a neural drafter, or None if guesses alone are better.
 
         chances: of the guesses. stops: whether the last guess is a stop token.
         """
-        if any(neural_drafter.competes(longest, terms) for neural_drafter in self._networks):
-            trust = min(1.0, self._held / self._promised)
+        if any(each.would_draft(longest, limits) for each in self._neural_drafters):
+            trust = min(1.0, self._correct / self._predicted)
             chances = [trust * chance for chance in chances]
-        costs, rate = terms.costs, terms.rate
+        costs, rate = limits.costs, limits.rate
         length, values = best_draft(
-            chances, costs, rate, longest, ongoing=terms.ongoing, rerun_on_reject=terms.rerun
+            chances, costs, rate, longest, ongoing=limits.ongoing, rerun_on_reject=limits.rerun
         )
-        coming = futures(chances, values)
+        upcoming = remaining_values(chances, values)
         before = chances[:-1] if stops else chances
         least, best = values[0], None
-        for neural_drafter in self._networks:
-            plan = neural_drafter.plan(before, coming, longest, terms)
+        for neural_drafter in self._neural_drafters:
+            plan = neural_drafter.plan(before, upcoming, longest, limits)
             if plan.value > least:
                 least, best = plan.value, (plan, neural_drafter)
-            elif not length and best is None and (trial := neural_drafter.trial(longest, terms)):
+            elif not length and best is None and (trial := neural_drafter.trial(longest, limits)):
                 best = trial, neural_drafter
         return best
 
     def learn(self, preferred: Sequence[Guess], tokens: Sequence[int]) -> None:
         """Compare the preferred guesses with the actual `tokens`."""
         for guess, token in zip(preferred, tokens, strict=False):
-            self._promised += guess.probability
-            self._held += guess.token == token
+            self._predicted += guess.probability
+            self._correct += guess.token == token
             if guess.token != token:
                 break
 
@@ -423,10 +424,10 @@ _NOTHING_FORCED: _Forced = [], True
 
 
 class GuessChain:
-    """Chains guesses; each one counts as accepted when the next one is made.
+    """Chains guesses, each of which assumes that the previous one is accepted.
 
-    A chain ends at a position without a guess, at an unlikely one, or at a stop token. With a
-    guide, forced tokens are guessed and forbidden ones are not.
+    A chain ends at a position without a guess, at an unlikely guess, or at a stop token. With a
+    guide, it guesses forced tokens and no forbidden ones.
     """
 
     def __init__(self, guesser: Guesser, stop_tokens: Collection[int]) -> None:
@@ -439,23 +440,23 @@ class GuessChain:
         """Return the guess after the history. recent: see `Guess`."""
         return self._guesser.guess(recent, self.index.matches(), self.tracker.copies)
 
-    def behind_history(self, recent: int, longest: int, guide: DraftGuide | None) -> list[Guess]:
+    def after_history(self, recent: int, longest: int, guide: DraftGuide | None) -> list[Guess]:
         """Return at most `longest` guesses after the history."""
         if guide is not None:
             guide.begin_draft()
-        guesses = self.behind(self.first(recent), longest, guide)
+        guesses = self.chain_from(self.first(recent), longest, guide)
         self.index.drop_tentative()
         if guide is not None:
             guide.end_draft()
         return guesses
 
-    def behind(self, guess: Guess, longest: int, guide: DraftGuide | None) -> list[Guess]:
-        """Return `guess`, after the last tentative token, and the guesses after it."""
+    def chain_from(self, guess: Guess, longest: int, guide: DraftGuide | None) -> list[Guess]:
+        """Return `guess`, which follows the last tentative token, and the guesses after it."""
         chance, forced = 1.0, _NOTHING_FORCED
         guesses: list[Guess] = []
         while True:
             if guide is not None:
-                forced = self._guided(guess, guide, forced)
+                forced = self._apply_guide(guess, guide, forced)
             guesses.append(guess)
             token = guess.token
             chance *= guess.probability
@@ -469,7 +470,7 @@ class GuessChain:
             guess = self.after(guess, token)
 
     def after(self, guess: Guess, token: int) -> Guess:
-        """Return the guess after `token`, which becomes tentative in the place of `guess`."""
+        """Append `token` as tentative in the place of `guess`; return the guess after it."""
         index, tracker = self.index, self.tracker
         tokens, matches = index.tokens, guess.matches
         copies = tracker.advance(guess.copies, token, guess.copy_guesses, guess.edits, guess.skip)
@@ -490,7 +491,7 @@ class GuessChain:
         chance = self._forced_chances[guess.bucket]
         self._forced_chances[guess.bucket] = min(chance + _FORCED_RATE * (hit - chance), _SUREST)
 
-    def _guided(self, guess: Guess, guide: DraftGuide, forced: _Forced) -> _Forced:
+    def _apply_guide(self, guess: Guess, guide: DraftGuide, forced: _Forced) -> _Forced:
         """Apply the grammar to `guess`; return what it forces next. forced: previous result."""
         tokens, sure = forced if forced[0] else guide.forced()
         place = 2 if len(tokens) == 1 else int(bool(forced[0]))
@@ -513,7 +514,7 @@ class GuessChain:
 
 
 class Continuation:
-    """The guesses after the tokens of a neural drafter."""
+    """Guesses that follow the tokens of a neural drafter."""
 
     def __init__(
         self,
@@ -526,44 +527,44 @@ class Continuation:
         """guesses: after the history, or none. prefix: the tokens before the neural ones."""
         self.guesses: list[Guess] = []  # after the latest neural token
         self._chain, self._guide, self._longest = chain, guide, longest
-        self._given = list(prefix)
-        self._here: Guess | None = None  # at the position of the next neural token
+        self._draft = list(prefix)
+        self._guess: Guess | None = None  # at the position of the next neural token
         chain.index.tokens += prefix
         if len(prefix) < len(guesses):
-            self._here = guesses[len(prefix)]
+            self._guess = guesses[len(prefix)]
         elif guesses:
             del chain.index.tokens[-1]
-            self._here = chain.after(guesses[-1], prefix[-1])
+            self._guess = chain.after(guesses[-1], prefix[-1])
         if guide is not None:
-            self._walk(guide)
+            self._advance_guide(guide)
 
     def add(self, token: int) -> list[float] | None:
         """Append neural `token`; return the chances of the guesses after it, None if forbidden."""
         if self._guide is not None and not self._guide.advance(token):
             return None
-        self._given.append(token)
+        self._draft.append(token)
         self.guesses = []
-        if self._here is None or token in self._chain.stop_tokens:
+        if self._guess is None or token in self._chain.stop_tokens:
             return []
-        tokens, left = self._chain.index.tokens, self._longest - len(self._given)
-        self._here = self._chain.after(self._here, token)
-        if left > 0:
-            before = len(tokens)
-            found = self._chain.behind(self._here, left, self._guide)
-            del tokens[before:]
+        tokens, room = self._chain.index.tokens, self._longest - len(self._draft)
+        self._guess = self._chain.after(self._guess, token)
+        if room > 0:
+            size = len(tokens)
+            found = self._chain.chain_from(self._guess, room, self._guide)
+            del tokens[size:]
             self.guesses = [guess for guess in found if guess.token >= 0]
-            if self._guide is not None:  # back to behind `token`
+            if self._guide is not None:  # return to the position after `token`
                 self._guide.end_draft()
-                self._walk(self._guide)
+                self._advance_guide(self._guide)
         return [guess.probability for guess in self.guesses]
 
     def end(self) -> None:
-        """End the neural draft."""
+        """Discard the tentative tokens and end the guide's draft."""
         self._chain.index.drop_tentative()
         if self._guide is not None:
             self._guide.end_draft()
 
-    def _walk(self, guide: DraftGuide) -> None:
+    def _advance_guide(self, guide: DraftGuide) -> None:
         guide.begin_draft()
-        for token in self._given:
+        for token in self._draft:
             guide.advance(token)

@@ -1,8 +1,8 @@
 """Follow copies through the edits that interrupt them.
 
 Up to two copies run at a time: one from before the answer (a file to rewrite, rows to convert), one
-from the answer itself (its previous row). A differing output token breaks a copy off. It resumes at
-the same place, where its context recurs nearby, after a delimiter, or after a known edit.
+from the answer itself (its previous row). A differing output token breaks a copy. The copy resumes
+at the same place, where its context recurs nearby, after a delimiter, or after a known edit.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from akunu_py.ngram.index import SuffixMatch
 WINDOW = 48  # maximum distance between a break and where the copy resumes
 MAX_SKIP = 6  # maximum tokens in a skip
 NEW_COPY = 3  # matching tokens that start a copy in the output
-NEW_COPY_IN_DRAFT = 5  # and in a draft, whose tokens are guesses
-LONG_RUN = 17  # copied tokens after which a replaced token is expected to be a single one
-RESUMED = 2  # copied tokens after a break that confirm where the source continued
-DELIMITERS = 4  # maximum per context
+NEW_COPY_IN_DRAFT = 5  # the same in a draft, whose tokens are uncertain
+LONG_RUN = 17  # copied tokens after which a replacement is expected to be a single token
+RESUME_TOKENS = 2  # copied tokens after a break that confirm where the source continued
+MAX_DELIMITERS = 4  # maximum per context
 
 
 class Copy(NamedTuple):
     """A copy in progress."""
 
     position: int  # of the token expected next
-    run: int  # tokens copied since it was last resumed, 0 when broken off
-    resumed: int  # IN_PLACE, FIRST_SKIP, KNOWN_SKIP: its run lengths' place in COPY; or REPLACED
-    written: tuple[int, ...] = ()  # what a known edit has yet to write
-    behind: int = 0  # where the copy continues after that
+    run: int  # tokens copied since the copy last resumed, 0 when broken
+    resumed: int  # how: IN_PLACE, FIRST_SKIP, KNOWN_SKIP (offsets in COPY) or REPLACED
+    written: tuple[int, ...] = ()  # tokens of a known edit, not yet in the output
+    continue_at: int = 0  # position in the source after that edit
 
 
 Copies = tuple[Copy | None, Copy | None]  # from before the answer, and from the answer itself
@@ -50,7 +50,7 @@ class CopyGuess(NamedTuple):
     """Prediction of a copy."""
 
     token: int
-    state: int  # the copy's state in `acceptance.COPY`
+    state: int  # index in `acceptance_model.COPY`
     position: int  # of the token in the source
 
 
@@ -61,7 +61,7 @@ class EditGuess(NamedTuple):
     """Prediction of a known edit."""
 
     token: int
-    key: int  # of its outcomes
+    key: int  # of the edit
     after: Copy  # the copy after this token
 
 
@@ -76,9 +76,9 @@ class CopyTracker:
         self.edits = Edits(tokens, outcomes)
         self.answer_start = 0
         self.copies: Copies = (None, None)
-        self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: what a skip passed over
-        # By copy: (source position, output position) of its break; and (key, tokens left to
-        # confirm) of the edit it follows.
+        self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: the last skipped tokens
+        # By copy: (source position, output position) of its break; (key, tokens left to confirm)
+        # of the edit that it follows.
         self._breaks: list[tuple[int, int] | None] = [None, None]
         self._followed: list[tuple[int, int] | None] = [None, None]
 
@@ -89,8 +89,8 @@ class CopyTracker:
         self._breaks = [None, None]
         self._followed = [None, None]
 
-    def guess(self, which: int, copy: Copy) -> CopyGuess | None:
-        """Return what `copy`, 0 or 1 of `Copies`, expects next; None if it is broken off."""
+    def guess(self, index: int, copy: Copy) -> CopyGuess | None:
+        """Return the next token of `copy`, number `index` of `Copies`; None if there is none."""
         tokens = self.tokens
         position, run, resumed, written, _ = copy
         if written:
@@ -101,10 +101,10 @@ class CopyTracker:
             return CopyGuess(tokens[position], resumed + run_class(run), position)
         if len(tokens) < 3:
             return None
-        if resumed == REPLACED and position + 1 < (len(tokens) if which else self.answer_start):
+        if resumed == REPLACED and position + 1 < (len(tokens) if index else self.answer_start):
             return CopyGuess(tokens[position + 1], REPLACED, position + 1)
         third, second, last = tokens[-3:]
-        end = min(position + WINDOW, len(tokens) - 1 if which else self.answer_start) - 1
+        end = min(position + WINDOW, len(tokens) - 1 if index else self.answer_start) - 1
         nearest = -1
         place = position
         while place < end:
@@ -121,7 +121,7 @@ class CopyTracker:
         return CopyGuess(tokens[nearest], CONTEXT_1, nearest) if nearest >= 0 else None
 
     def skip(self, copy: Copy, pair: int) -> tuple[int, int] | None:
-        """Return (token, position) of the source's next field, if this pair led to one before."""
+        """Return (token, position) of the source's next field if this pair preceded a skip."""
         delimiters = self.delimiters.get(pair)
         if delimiters is None:
             return None
@@ -133,7 +133,7 @@ class CopyTracker:
         return None
 
     def guess_edit(self, copy: Copy) -> EditGuess | None:
-        """Return what `copy` expects if a known edit repeats."""
+        """Return the next token of `copy` if a known edit repeats."""
         position, run, resumed, written, _ = copy
         if written or not run or position >= len(self.tokens):
             return None
@@ -141,7 +141,7 @@ class CopyTracker:
         if found is None:
             return None
         key, edit, place = found
-        if edit.passed == UNKNOWN:
+        if edit.replaced == UNKNOWN:
             return EditGuess(edit.written[0], key, Copy(position, 0, IN_PLACE))
         if not edit.written:
             if place >= len(self.tokens):
@@ -159,19 +159,19 @@ class CopyTracker:
         edits: EditGuesses,
         skip: tuple[int, int] | None,
     ) -> Copies:
-        """Return the copies after `token`: continued, resumed, or broken off."""
+        """Return the copies after `token`: continued, resumed or broken."""
         moved: list[Copy | None] = []
         for copy, guess, edit in zip(copies, guesses, edits, strict=True):
             if copy is None:
                 moved.append(None)
             elif copy.written:
-                position, run, resumed, (expected, *rest), behind = copy
+                position, run, resumed, (expected, *rest), continue_at = copy
                 if token != expected:
                     moved.append(Copy(position, 0, IN_PLACE))
                 elif rest:
                     moved.append(copy._replace(written=tuple(rest)))
                 else:
-                    moved.append(Copy(behind, run, resumed))
+                    moved.append(Copy(continue_at, run, resumed))
             elif guess and guess.token == token and (copy.run or guess.state >= CONTEXT_3):
                 resumed = copy.resumed if copy.run else IN_PLACE
                 moved.append(Copy(guess.position + 1, copy.run + 1, resumed))
@@ -186,12 +186,12 @@ class CopyTracker:
         return moved[0], moved[1]
 
     def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
-        """Return `copies` after draft token `token`, restarting the answer's own if broken."""
+        """Return `copies` after draft token `token`; restart the one from the answer if broken."""
         first, second = copies
         if second is None or not second.run:
-            found = self._longest_match(token, matches, NEW_COPY_IN_DRAFT, before_answer=False)
-            if found is not None:
-                second = Copy(found + 1, 1, IN_PLACE)
+            match = self._longest_match(token, matches, NEW_COPY_IN_DRAFT, before_answer=False)
+            if match is not None:
+                second = Copy(match + 1, 1, IN_PLACE)
         return first, second
 
     def observe(
@@ -208,59 +208,59 @@ class CopyTracker:
         Call before the token is appended. matches: of the context before it.
         """
         first, second = moved = self.advance(self.copies, token, guesses, edits, skip)
-        for which, copy in enumerate(moved):
+        for index, copy in enumerate(moved):
             if copy is not None:
-                self._learn_edit(which, token, copy, edits[which])
+                self._learn_edit(index, token, copy, edits[index])
         broken = (first is None or not first.run, second is None or not second.run)
         if broken[0]:
-            found = self._longest_match(token, matches, NEW_COPY, before_answer=True)
-            if found is not None:
-                first = Copy(found + 1, 1, IN_PLACE)
+            match = self._longest_match(token, matches, NEW_COPY, before_answer=True)
+            if match is not None:
+                first = Copy(match + 1, 1, IN_PLACE)
             elif first is not None and broken[1]:
                 first = self._first_skip(first, token, pair)
         if broken[1]:
-            found = self._longest_match(token, matches, NEW_COPY, before_answer=False)
-            if found is not None:
-                second = Copy(found + 1, 1, IN_PLACE)
+            match = self._longest_match(token, matches, NEW_COPY, before_answer=False)
+            if match is not None:
+                second = Copy(match + 1, 1, IN_PLACE)
         self.copies = first, second
-        for which, copy in enumerate(self.copies):
-            broke = self._breaks[which]
-            if broke is not None and copy is not None and copy.run >= RESUMED:
-                self._breaks[which] = None
-                position, began = broke
+        for index, copy in enumerate(self.copies):
+            broke = self._breaks[index]
+            if broke is not None and copy is not None and copy.run >= RESUME_TOKENS:
+                self._breaks[index] = None
+                position, start = broke
                 if position < copy.position <= position + WINDOW:
-                    self.edits.complete(position, began, copy.position - 1, len(self.tokens))
+                    self.edits.complete(position, start, copy.position - 1, len(self.tokens))
 
-    def _learn_edit(self, which: int, token: int, new: Copy, edit: EditGuess | None) -> None:
-        """Learn from a copy that became `new` by `token`, where `edit` was expected."""
-        old, followed = self.copies[which], self._followed[which]
+    def _learn_edit(self, index: int, token: int, new: Copy, edit: EditGuess | None) -> None:
+        """Learn from copy number `index`, which `token` turned into `new`. edit: the prediction."""
+        old, followed = self.copies[index], self._followed[index]
         if old is None or not old.run:
             return
         if new.run:
             if followed is not None:
                 key, left = followed
-                self._followed[which] = (key, left - (not new.written)) if left else None
+                self._followed[index] = (key, left - (not new.written)) if left else None
             elif edit is not None and new == edit.after:
-                self._followed[which] = edit.key, RESUMED
+                self._followed[index] = edit.key, RESUME_TOKENS
             return
-        self._breaks[which] = self._followed[which] = None
+        self._breaks[index] = self._followed[index] = None
         if followed is not None:
-            self.edits.vary(followed[0])
+            self.edits.mark_varying(followed[0])
         if not old.written:
             self.edits.begin(old.position, token)
-            self._breaks[which] = old.position, len(self.tokens)
+            self._breaks[index] = old.position, len(self.tokens)
 
     def _longest_match(
         self, token: int, matches: Sequence[SuffixMatch], least: int, *, before_answer: bool
     ) -> int | None:
-        """Return the longest match of at least `least` tokens that `token` follows."""
+        """Return the position of `token` after the longest match of at least `least` tokens."""
         tokens, start = self.tokens, self.answer_start
-        found = [
+        candidates = [
             (length, position)
             for position, length in matches
             if length >= least and (position < start) == before_answer and tokens[position] == token
         ]
-        return max(found)[1] if found else None
+        return max(candidates)[1] if candidates else None
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
         """Resume at the source's next field if `token` starts it."""
@@ -270,24 +270,24 @@ class CopyTracker:
         except ValueError:
             return copy
         delimiters = self.delimiters.setdefault(pair, [])
-        passed = self.tokens[place - 1]
-        if passed not in delimiters:
-            delimiters.append(passed)
-            del delimiters[:-DELIMITERS]
+        skipped = self.tokens[place - 1]
+        if skipped not in delimiters:
+            delimiters.append(skipped)
+            del delimiters[:-MAX_DELIMITERS]
         return Copy(place + 1, 1, FIRST_SKIP)
 
 
-MAX_PASSED = 6  # tokens of the source that an edit may pass over
+MAX_REPLACED = 6  # tokens of the source that an edit may replace
 MAX_WRITTEN = 8  # tokens that an edit may write
-NOTHING, UNKNOWN = -1, -2  # for Edit.passed
-_BEFORE = 1 << 40  # in the key of a token that an edit comes behind
+INSERTION, UNKNOWN = -1, -2  # for `Edit.replaced`
+_PREDECESSOR_KEY = 1 << 40  # marks the key of a token before an edit
 
 
 class Edit(NamedTuple):
     """An edit: replacement tokens, and where the source continues."""
 
     written: tuple[int, ...]  # the output's tokens
-    passed: int  # the source's last replaced token; or NOTHING (an insertion), UNKNOWN (yet)
+    replaced: int  # the source's last replaced token, INSERTION or (not yet) UNKNOWN
 
 
 class Edits:
@@ -297,7 +297,7 @@ class Edits:
         self.tokens = tokens  # shared with the index
         self.outcomes = outcomes  # by key, shared with the acceptance model
         self.by_key: dict[int, Edit] = {}
-        self._varied: set[int] = set()  # keys whose edits differ from their second token on
+        self._varying: set[int] = set()  # keys whose edits differ from their second token on
 
     def find(self, position: int) -> tuple[int, Edit, int] | None:
         """Return (key, edit, position after it) for the source's token at `position`."""
@@ -306,10 +306,10 @@ class Edits:
             edit = self.by_key.get(key)
             if edit is None:
                 continue
-            if edit.passed < 0:
+            if edit.replaced < 0:
                 return key, edit, position
             try:
-                return key, edit, tokens.index(edit.passed, position, position + MAX_PASSED) + 1
+                return key, edit, tokens.index(edit.replaced, position, position + MAX_REPLACED) + 1
             except ValueError:
                 continue
         return None
@@ -321,39 +321,39 @@ class Edits:
             if known is None or not known.written or known.written[0] != token:
                 self._replace(key, Edit((token,), UNKNOWN))
 
-    def complete(self, position: int, began: int, place: int, end: int) -> None:
-        """Record a finished edit: output from `began` replaced the source from `position`.
+    def complete(self, position: int, start: int, place: int, end: int) -> None:
+        """Record a finished edit: output from `start` replaced the source from `position`.
 
         The token at `end` equals the source's at `place`, and so may some tokens before it.
         """
         tokens = self.tokens
-        while end > began and place > position and tokens[end - 1] == tokens[place - 1]:
+        while end > start and place > position and tokens[end - 1] == tokens[place - 1]:
             end -= 1
             place -= 1
-        if end - began > MAX_WRITTEN or place - position > MAX_PASSED:
+        if end - start > MAX_WRITTEN or place - position > MAX_REPLACED:
             return
-        passed = tokens[place - 1] if place > position else NOTHING
-        edit = Edit(tuple(tokens[began:end]), passed)
-        # What is only left out, such as a line's number, may be known by what is before it.
+        replaced = tokens[place - 1] if place > position else INSERTION
+        edit = Edit(tuple(tokens[start:end]), replaced)
+        # The predecessor identifies an omission, such as a line number.
         for key in self._keys(position)[: 2 if edit.written else 3]:
             known = self.by_key.get(key)
-            if key in self._varied:
+            if key in self._varying:
                 continue
-            if known and known.passed == UNKNOWN and edit.written[:1] in ((), known.written):
+            if known and known.replaced == UNKNOWN and edit.written[:1] in ((), known.written):
                 self.by_key[key] = edit
             else:
                 self._replace(key, edit)
 
-    def vary(self, key: int) -> None:
-        """Record that the edit of `key` started again but continued differently."""
-        self._varied.add(key)
+    def mark_varying(self, key: int) -> None:
+        """Record that the edit of `key` recurred with different tokens after the first."""
+        self._varying.add(key)
         edit = self.by_key.pop(key, None)
         if edit is not None and edit.written:
             self.by_key[key] = Edit(edit.written[:1], UNKNOWN)
 
     def _replace(self, key: int, edit: Edit) -> None:
         known = self.by_key.get(key)
-        # One that was right last time gets a second chance.
+        # An edit that was right last time gets a second chance.
         if known is None or (known != edit and self.outcomes.get(key, NO_OUTCOMES) & 1 == 0):
             self.by_key[key] = edit
             self.outcomes[key] = NO_OUTCOMES
@@ -362,5 +362,5 @@ class Edits:
         """Return keys for: the token with its successor, the token alone, its predecessor."""
         tokens = self.tokens
         token = tokens[position]
-        behind = tokens[position + 1] if position + 1 < len(tokens) else 0
-        return -1 - (token << 20 | behind), token, _BEFORE | tokens[position - 1]
+        successor = tokens[position + 1] if position + 1 < len(tokens) else 0
+        return -1 - (token << 20 | successor), token, _PREDECESSOR_KEY | tokens[position - 1]

@@ -12,37 +12,37 @@ from typing import Any
 MAX_ROWS = 64  # of all requests in a pass
 BANDS = (1024, 4096, 16384, 32768, 65536, 131072)  # ends of the bands of context length, in tokens
 _FEWEST_BANDS = 4  # in files of earlier versions
-KEPT = 9  # times per row count; the lower quartile ignores slow outliers
+MAX_TIMES = 9  # per row count; the lower quartile ignores slow outliers
 _SAVED_COSTS = 1e-9, 1e9  # valid range of a saved cost
-_KEPT_SAVED = 3  # times per row count from a file: the machine may have been busy
+_MAX_SAVED_TIMES = 3  # per row count in a file: the machine may have been busy
 _TOLERANCE = 0.02  # smaller changes do not rebuild the table
-_CHANGED = 3.0  # this much faster than known: the machine was busy during earlier measurements
-_FEW = 4  # up to this many times per row count, each one rebuilds the table
-# Influence on other row counts: 1/e at this difference of logarithms. Faster times reach further,
-# because a row count that looks too slow is never tried.
+_BUSY_FACTOR = 3.0  # a time faster by this factor: the machine was busy before
+_FEW_TIMES = 4  # up to this many times per row count, every time rebuilds the table
+# A time's influence on other row counts: 1/e at this difference of logarithms. Faster times reach
+# further, because a row count that looks too slow is never tried.
 _REACH, _FASTER_REACH = 0.1, 1.0
 _TILE = 32  # rows per tile of GPU kernels; slow times do not apply across tiles
 _PRIOR_WEIGHT = 1.0  # against the squared number of measurements
 
-PIPELINED = 0  # stands for a plain step launched behind another
-_GAP = 0.1  # share of a plain step that pipelining hides, before it was measured
+PIPELINED = 0  # row count that stands for a plain step launched while another runs
+_GAP_PRIOR = 0.1  # assumed share of a plain step that pipelining hides
 
-# The shape assumed before anything was measured: between a fast and a slow machine.
+# Relative costs before the first measurement: between a fast and a slow machine.
 PRIOR_SHAPE: Mapping[int, float] = {1: 1.0, 2: 1.15, 4: 1.5, 5: 1.7, 8: 2.4, 16: 3.2, 32: 3.8}
 
 
 class CostCurve:
-    """Cost of a pass by rows: in seconds once measured, before that in units of the points."""
+    """Cost of a pass by rows: in seconds once measured, before that in the unit of `points`."""
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
-        """points: a known curve by rows, with 1 row. Raises ValueError if a cost is invalid."""
-        self.given = points is not None  # known beforehand, so there is nothing to probe
+        """points: known costs by rows, with 1 row. Raises ValueError if a cost is invalid."""
+        self.preset = points is not None  # known costs need no probing
         points = dict(sorted((PRIOR_SHAPE if points is None else points).items()))
         if 1 not in points or any(rows < 0 or not 0.0 < points[rows] < inf for rows in points):
             raise ValueError(f"expected positive costs by rows, 1 row among them, got {points}")
         self._points = points
-        self._hidden = (
-            points.get(PIPELINED, points[1] * (1 if self.given else 1 - _GAP)) / points[1]
+        self._pipelined_share = (
+            points.get(PIPELINED, points[1] * (1 if self.preset else 1 - _GAP_PRIOR)) / points[1]
         )
         shape = {rows: points[rows] for rows in points if rows}
         self._prior = [interpolate(shape, rows) for rows in range(1, MAX_ROWS + 1)]
@@ -65,7 +65,7 @@ class CostCurve:
         return table
 
     def pipelined(self, context: int) -> float:
-        """Return the cost of a plain step launched behind another, at most that of 1 row."""
+        """Return the cost of a plain step launched while another runs, at most that of 1 row."""
         band = bisect(BANDS, context)
         cost = self._pipelined[band]
         if cost is None:
@@ -74,7 +74,7 @@ class CostCurve:
                 for _, typical in self._by_distance(band)
                 if PIPELINED in typical and 1 in typical
             ]
-            cost = self.table(context)[0] * min(1.0, shares[0] if shares else self._hidden)
+            cost = self.table(context)[0] * min(1.0, shares[0] if shares else self._pipelined_share)
             self._pipelined[band] = cost
         return cost
 
@@ -84,29 +84,29 @@ class CostCurve:
             return
         band = bisect(BANDS, context)
         if rows > 1 and self.measured(rows):
-            believed = self.table(context)[rows - 1]
-            if seconds * _CHANGED < believed:
-                self._forget(believed / self._prior[rows - 1] / _CHANGED)
+            expected = self.table(context)[rows - 1]
+            if seconds * _BUSY_FACTOR < expected:
+                self._drop_slow(expected / self._prior[rows - 1] / _BUSY_FACTOR)
         times = self._times[band].setdefault(rows, [])
         times.append(seconds)
-        del times[:-KEPT]
+        del times[:-MAX_TIMES]
         typical = sorted(times)[(len(times) - 1) // 4]
         known = self._typical[band].get(rows)
-        if known is None or len(times) < KEPT or abs(typical - known) > _TOLERANCE * known:
+        if known is None or len(times) < MAX_TIMES or abs(typical - known) > _TOLERANCE * known:
             self._typical[band][rows] = typical
             table = self._tables[band]
-            surer = len(times) <= _FEW and not self.given
+            few = len(times) <= _FEW_TIMES and not self.preset
             if rows and (
-                table is None or surer or abs(typical - table[rows - 1]) > _TOLERANCE * typical
+                table is None or few or abs(typical - table[rows - 1]) > _TOLERANCE * typical
             ):
                 self._tables = [None] * len(self._tables)
             self._pipelined = [None] * len(self._pipelined)
 
-    def _forget(self, slowest: float) -> None:
-        """Drop times of drafts slower than `slowest` times the prior."""
+    def _drop_slow(self, factor: float) -> None:
+        """Drop times of drafts slower than `factor` times the prior."""
         for typical, times in zip(self._typical, self._times, strict=True):
             for rows in [rows for rows in typical if rows > 1]:
-                if typical[rows] > slowest * self._prior[rows - 1]:
+                if typical[rows] > factor * self._prior[rows - 1]:
                     del typical[rows], times[rows]
         self._tables = [None] * len(self._tables)
 
@@ -117,19 +117,19 @@ class CostCurve:
         return first
 
     def measured(self, rows: int) -> bool:
-        """Return whether the cost of `rows` rows is known, given or observed in any band."""
-        return self.given or any(rows in typical for typical in self._typical)
+        """Return whether the cost of `rows` rows is preset or observed in any band."""
+        return self.preset or any(rows in typical for typical in self._typical)
 
     @property
     def timed(self) -> bool:
         """Whether the costs belong to this device."""
-        return self.given or any(self._typical)
+        return self.preset or any(self._typical)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the learned state, ready for JSON."""
         return {
             "points": {str(rows): cost for rows, cost in self._points.items()},
-            "given": self.given,
+            "given": self.preset,
             "prefill_rate": self.prefill_rate,
             "load_rate": self.load_rate,
             "bands": [
@@ -143,10 +143,10 @@ class CostCurve:
         """Restore the curve from `to_dict`. Raises ValueError if it is invalid."""
         try:
             curve = cls({int(rows): float(cost) for rows, cost in content["points"].items()})
-            curve.given = bool(content["given"])
+            curve.preset = bool(content["given"])
             bands = [
                 {
-                    int(rows): [float(time)] * min(_KEPT_SAVED, int(count))
+                    int(rows): [float(time)] * min(_MAX_SAVED_TIMES, int(count))
                     for rows, (time, count) in band.items()
                 }
                 for band in content["bands"]
@@ -181,35 +181,35 @@ class CostCurve:
         measured = self._nearest(band)
         if not measured:
             return list(self._prior)
-        least = [inf] * MAX_ROWS  # that as many rows or more took
+        ceiling = [inf] * MAX_ROWS  # time of the fastest pass with at least as many rows
         for rows, (time, _) in measured.items():
-            least[:rows] = [min(time, known) for known in least[:rows]]
-        scales = {rows: least[rows - 1] / self._prior[rows - 1] for rows in measured}
+            ceiling[:rows] = [min(time, known) for known in ceiling[:rows]]
+        scales = {rows: ceiling[rows - 1] / self._prior[rows - 1] for rows in measured}
         scale = scales[1] if 1 in scales else median_low(scales.values())
         costs = [scale * cost for cost in self._prior]
-        times = [(rows, least[rows - 1], count * count) for rows, (_, count) in measured.items()]
+        times = [(rows, ceiling[rows - 1], count * count) for rows, (_, count) in measured.items()]
         costs = _corrected(costs, times, _FASTER_REACH, faster=True)
         costs = _corrected(costs, times, _REACH)
         highest = 0.0
         for place, cost in enumerate(costs):
-            highest = costs[place] = min(max(cost, highest), least[place])
+            highest = costs[place] = min(max(cost, highest), ceiling[place])
         return costs
 
     def _nearest(self, band: int) -> dict[int, tuple[float, int]]:
-        """Return (time, samples) by rows; rows this band lacks come from the nearest band."""
+        """Return (time, samples) by rows; the nearest band fills in missing rows."""
         result = {
             rows: (time, len(self._times[band][rows])) for rows, time in self._typical[band].items()
         }
-        for other, theirs in self._by_distance(band)[1:]:
-            shared = [result[rows][0] / theirs[rows] for rows in result.keys() & theirs.keys()]
-            scale = median_low(shared) if shared else 1.0
-            for rows, time in theirs.items():
+        for other, typical in self._by_distance(band)[1:]:
+            ratios = [result[rows][0] / typical[rows] for rows in result.keys() & typical.keys()]
+            scale = median_low(ratios) if ratios else 1.0
+            for rows, time in typical.items():
                 result.setdefault(rows, (time * scale, len(self._times[other][rows])))
         result.pop(PIPELINED, None)
         return result
 
     def _by_distance(self, band: int) -> list[tuple[int, dict[int, float]]]:
-        """Return (band, its typical times), nearest first, starting with itself."""
+        """Return all bands with their typical times, nearest first, `band` included."""
         return sorted(enumerate(self._typical), key=lambda each: abs(each[0] - band))
 
 
@@ -233,7 +233,7 @@ def _corrected(
 
     faster: only lower costs. The cost of 1 row stays.
     """
-    found = list(costs)
+    corrected = list(costs)
     differences = [
         (other, log(time / costs[other - 1]), weight) for other, time, weight in times if other > 1
     ]
@@ -247,8 +247,8 @@ def _corrected(
                 total += near * difference
                 count += near
         difference = total / count
-        found[rows - 1] *= exp(min(0.0, difference) if faster else difference)
-    return found
+        corrected[rows - 1] *= exp(min(0.0, difference) if faster else difference)
+    return corrected
 
 
 def interpolate(points: Mapping[int, float], rows: int) -> float:

@@ -44,7 +44,7 @@ class Predictor:
             counts = self.tables[order].setdefault(fnv1a(history[1 - order :]), {})
             counts[token] = counts.get(token, 0) + 1
         history.append(token)
-        if len(history) > 2 * WINDOW:  # trimmed in blocks; `window` is what counts
+        if len(history) > 2 * WINDOW:  # trimmed in blocks; `window` is exact
             del history[:-WINDOW]
 
     def update_batch(self, tokens: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ class Predictor:
 class FixedDrafter:
     """A `Drafter` that drafts up to `draft_tokens` tokens at every pass."""
 
-    pipelines = False  # as in akunu
+    pipelines = False
 
     def __init__(self, draft_tokens: int = DEFAULT_LIMIT) -> None:
         if draft_tokens < 0:
@@ -119,7 +119,7 @@ class FixedDrafter:
         return self._offered[:count]
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         """Ignored."""
 
@@ -142,6 +142,6 @@ class NoDrafter:
         return []
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         """Ignored."""

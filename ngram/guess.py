@@ -39,20 +39,20 @@ from akunu_py.ngram.copies import (
 )
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 
-# A match that is a token longer has six times the votes.
+# A match has six times the votes of a match that is a token shorter.
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
 _ANSWER_VOTES = 4.0  # weight of a match inside an answer
-_MEMORY_BELOW = 0.85  # logit (70 %) above which the answer cache is not consulted
+_SURE_WITHOUT_CACHE = 0.85  # logit (70 %) above which the answer cache is not consulted
 # Origins of a guess. Plain constants: enum lookups are seven times slower on Python 3.11.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
-FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_MEMORY, FROM_GRAMMAR = 3, 4, 5, 6, 7
+FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_ANSWER_CACHE, FROM_GRAMMAR = 3, 4, 5, 6, 7
 
 
 @dataclass(slots=True)
 class Guess:
     """The guess for one position, and everything that was considered."""
 
-    pair: int  # of the last two tokens
+    pair: int  # key of the last two tokens
     recent: int  # outcomes of the last three guesses, latest in the lowest bit
     matches: Sequence[SuffixMatch]
     copies: Copies
@@ -61,10 +61,10 @@ class Guess:
     token: int = -1  # for no guess
     logit: float = -inf  # before calibration
     probability: float = 0.0
-    bucket: int = 0  # of the calibration
+    bucket: int = 0  # index in `AcceptanceModel.calibration[source]`
     source: int = FROM_MATCH
-    skip: tuple[int, int] | None = None  # of the copy
-    matched: Candidate | None = None  # of the matches
+    skip: tuple[int, int] | None = None  # see `CopyTracker.skip`
+    best_match: Candidate | None = None  # the candidate of the matches
     candidates: list[Candidate] = field(default_factory=list)
 
     def consider(self, candidate: Candidate, source: int) -> None:
@@ -84,9 +84,10 @@ class Guesser:
         index: SuffixIndex,
         model: AcceptanceModel,
         tracker: CopyTracker,
-        memory: AnswerCache | None = None,
+        answer_cache: AnswerCache | None = None,
     ) -> None:
-        self.index, self.model, self.tracker, self.memory = index, model, tracker, memory
+        self.index, self.model, self.tracker = index, model, tracker
+        self.answer_cache = answer_cache
 
     def guess(self, recent: int, matches: Sequence[SuffixMatch], copies: Copies) -> Guess:
         """Return the guess after the context of `matches` and `copies`. recent: see `Guess`."""
@@ -117,8 +118,8 @@ class Guesser:
             self._from_skip(guess, first)
             if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
                 guess.source = FROM_FIELD
-        if not matches and self.memory is not None:
-            self._from_memory(guess, self.memory)
+        if not matches and self.answer_cache is not None:
+            self._from_answer_cache(guess, self.answer_cache)
         if guess.token >= 0:
             guess.probability, guess.bucket = self.model.calibrate(guess.source, guess.logit)
         return guess
@@ -126,8 +127,8 @@ class Guesser:
     def _from_match(self, guess: Guess) -> None:
         model = self.model
         token, length, share, agreeing, opposing = self._vote(guess.matches)
-        after = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)
-        same = model.token_outcomes.get(token, NO_OUTCOMES)
+        by_pair = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)
+        by_token = model.token_outcomes.get(token, NO_OUTCOMES)
         agrees = 0
         for copy_guess in guess.copy_guesses:
             if copy_guess is not None:
@@ -135,7 +136,7 @@ class Guesser:
                     agrees = max(agrees, 1)
                 elif copy_guess.state != CONTEXT_1:
                     agrees = 2
-        matched = guess.matched = Candidate(
+        best_match = guess.best_match = Candidate(
             token,
             RATE,
             [
@@ -144,18 +145,18 @@ class Guesser:
                 (model.opposing, opposing),
                 (model.share, share),
                 (model.recent, guess.recent),
-                (model.after_pair, after),
-                (model.same_token, same),
+                (model.after_pair, by_pair),
+                (model.same_token, by_token),
                 (model.copy_agrees, agrees),
             ],
-            [(model.pair_outcomes, guess.pair, after), (model.token_outcomes, token, same)],
+            [(model.pair_outcomes, guess.pair, by_pair), (model.token_outcomes, token, by_token)],
         )
         if self.index.answers:
             for feature in self._in_answers(token, length, guess.matches):
-                matched.add(feature)
-        if self.memory is not None and matched.logit < _MEMORY_BELOW:
-            self._from_memory(guess, self.memory)
-        guess.consider(matched, FROM_MATCH)
+                best_match.add(feature)
+        if self.answer_cache is not None and best_match.logit < _SURE_WITHOUT_CACHE:
+            self._from_answer_cache(guess, self.answer_cache)
+        guess.consider(best_match, FROM_MATCH)
 
     def _in_answers(
         self, token: int, length: int, matches: Sequence[SuffixMatch]
@@ -163,7 +164,7 @@ class Guesser:
         """Return the features of matches in answers that support or oppose `token`."""
         tokens, answers, start = self.index.tokens, self.index.answers, self.tracker.answer_start
         earlier = present = agreeing = opposing = 0
-        for position, other in matches:
+        for position, match_length in matches:
             if position < start and position - 1 not in answers:
                 continue
             if tokens[position] != token:
@@ -171,9 +172,9 @@ class Guesser:
                 continue
             agreeing += 1
             if position >= start:
-                present = max(present, other)
+                present = max(present, match_length)
             else:
-                earlier = max(earlier, other)
+                earlier = max(earlier, match_length)
         if earlier and present:
             place = BOTH_ANSWERS
         elif earlier == length:
@@ -212,8 +213,8 @@ class Guesser:
         length = longest[token]
         least = min(length, 3)
         agreeing = opposing = 0
-        for position, other in matches:
-            if other >= least:
+        for position, match_length in matches:
+            if match_length >= least:
                 if tokens[position] == token:
                     agreeing += 1
                 else:
@@ -227,12 +228,12 @@ class Guesser:
         )
 
     def _from_copy(self, guess: Guess, which: int, copy_guess: CopyGuess) -> None:
-        model, matched = self.model, guess.matched
+        model, best_match = self.model, guess.best_match
         token = copy_guess.token
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
         outcome = (model.copy_outcomes, token, before)
-        if matched is not None and matched.token == token:
-            matched.outcomes.append(outcome)  # the match stands for both
+        if best_match is not None and best_match.token == token:
+            best_match.outcomes.append(outcome)  # no second candidate for the same token
             return
         features = [
             (model.copy[which], copy_guess.state),
@@ -258,25 +259,25 @@ class Guesser:
         outcomes = [(model.skip_outcomes, guess.pair, before)]
         guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
 
-    def _from_memory(self, guess: Guess, memory: AnswerCache) -> None:
-        """Support the matches' candidate from the answer cache, or add one of its own."""
-        found = memory.lookup(self.index.tokens)
+    def _from_answer_cache(self, guess: Guess, answer_cache: AnswerCache) -> None:
+        """Support the matches' candidate with the answer cache, or add another candidate."""
+        found = answer_cache.lookup(self.index.tokens)
         if found is None:
             return
-        model, matched = self.model, guess.matched
-        if matched is not None:
-            agrees = 1 if found.token == matched.token else 2
-            matched.add((model.memory_agrees, agrees))
+        model, best_match = self.model, guess.best_match
+        if best_match is not None:
+            agrees = 1 if found.token == best_match.token else 2
+            best_match.add((model.cache_agrees, agrees))
             if agrees == 1:
                 return
-        before = model.memory_outcomes.get(found.token, NO_OUTCOMES)
-        outcomes = [(model.memory_outcomes, found.token, before)]
+        before = model.cache_outcomes.get(found.token, NO_OUTCOMES)
+        outcomes = [(model.cache_outcomes, found.token, before)]
         features = [
-            (model.memory_match, min(found.length, 5) - 1),
-            (model.memory_agreeing, min(found.agreeing, 3) - 1),
-            (model.memory_opposing, min(found.opposing, 2)),
-            (model.memory_against, int(matched is not None)),
-            (model.memory_token, before),
+            (model.cache_match, min(found.length, 5) - 1),
+            (model.cache_agreeing, min(found.agreeing, 3) - 1),
+            (model.cache_opposing, min(found.opposing, 2)),
+            (model.cache_against, int(best_match is not None)),
+            (model.cache_token, before),
             (model.copy_recent, guess.recent),
         ]
-        guess.consider(Candidate(found.token, RATE, features, outcomes), FROM_MEMORY)
+        guess.consider(Candidate(found.token, RATE, features, outcomes), FROM_ANSWER_CACHE)

@@ -32,7 +32,7 @@ class SuffixIndex:
         self._pairs: list[int] = []
         self._quads: list[int] = []
         self._prev8: list[int] = []
-        # Chain through earlier answers by last token; its keys + 1 are the answers' positions.
+        # Chain through earlier answers by their last token; keys are positions minus 1.
         self.answers: dict[int, int] = {}
         self._head_answers: dict[int, int] = {}
         self._answers_end = 0
@@ -46,7 +46,7 @@ class SuffixIndex:
         tokens.extend(new)
         self.size = len(tokens)
         _link(self._head1, self._prev1, new)
-        # Contexts that the start of the history cuts short get negative keys, never looked up.
+        # Contexts shortened by the start of the history get negative keys; no lookup finds them.
         befores = tokens[start - 1 : -1] if start else [-1, *tokens[:-1]]
         pairs = [before << _SHIFT | token for before, token in zip(befores, new, strict=True)]
         _link(self._head2, self._prev2, pairs)
@@ -59,7 +59,7 @@ class SuffixIndex:
         _link(self._head8, self._prev8, _joined(self._quads, 4, max(start, 7)))
 
     def append(self, token: int) -> None:
-        """Do the same as `extend` for one token, faster."""
+        """Append and index one token; faster than `extend`."""
         tokens, position = self.tokens, self.size
         if len(tokens) != position:
             self.drop_tentative()
@@ -152,7 +152,7 @@ class SuffixIndex:
                     left -= 1
                     right -= 1
                     length += 1
-                if length:  # none: two contexts with one hash
+                if length:  # 0 is a hash collision
                     found[position] = length
             position = prev[position - 1]
             steps -= 1

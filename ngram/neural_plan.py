@@ -1,7 +1,7 @@
 """Neural drafters: the cost of their tokens, their acceptance rates, and how many tokens to draft.
 
-A draft is guesses of the n-grams, then tokens of one neural drafter, then guesses again. The split
-with the highest value (see `planner`) wins; it is decided again after each neural token.
+A draft is n-gram guesses, then tokens of one neural drafter, then guesses again. The split with the
+highest expected value (see `planner`) wins; each neural token updates the decision.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
 _DEPTHS = 8  # positions in a draft with their own statistics
-_EXPECTED = 0.7  # prior chance that a neural token is accepted
-_RATE, _TESTS = 0.03, 2.0  # learning rate of that average, and the prior's weight in tests
+_ACCEPTANCE_PRIOR = 0.7  # prior chance that a neural token is accepted
+_RATE, _PRIOR_TESTS = 0.03, 2.0  # learning rate of that chance; weight of the prior in tests
 _CALIBRATION_RATE = 0.1
-_SURE = 0.999  # higher confidence is clipped
-# A longer prefill happens once, so its cost is spread over up to 256 passes.
-_CATCHING_UP, _SPREAD = 17, 256.0
-_TRIED = 2  # tokens of a trial, while drafting does not pay
-_TRIAL = -float("inf")  # marks a plan as a trial
-_TRY, _TRY_LEAST = 0.01, 0.001  # range of the share of time for trials; it doubles on success
-_STEADY_MOST = 0.9
-_TRY_UNTIMED = 0.05  # until its cost was measured once
+_MAX_CONFIDENCE = 0.999  # higher confidence is clipped
+# A prefill of more rows happens once, so its cost is spread over up to 256 passes.
+_SHORT_PREFILL, _SPREAD_PASSES = 17, 256.0
+_TRIAL_TOKENS = 2  # draft tokens of a trial
+_TRIAL_VALUE = -float("inf")  # marks a plan as a trial
+_MAX_SHARE, _MIN_SHARE = 0.01, 0.001  # share of time for trials; it doubles on success
+_MAX_STEADY_RATE = 0.9  # acceptance rate of trials that keeps their share
+_UNTIMED_SHARE = 0.05  # until the first measured cost
 _BUCKETS = len(CALIBRATION_EDGES) + 1
-_SAVED_TESTS = 1e6
+_MAX_TESTS = 1e6
 
 # Chances of the guesses after a neural token; None if that token is forbidden.
-Behind = Callable[[int], list[float] | None]
+ChancesAfter = Callable[[int], list[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class PlanningLimits:
 
     costs: Sequence[float]  # of a pass over 1, 2, ... rows
     rate: float  # tokens per unit of cost
-    plain: float  # cost of a plain step without pipelining
-    seconds: bool  # costs are measured times
+    plain_cost: float  # cost of a plain step without pipelining
+    in_seconds: bool  # costs are measured times
     context: int  # prefilled tokens
-    left: int  # maximum number of further tokens
+    tokens_left: int  # maximum number of further tokens
     ongoing: bool  # see `planner.best_draft`
-    rerun: bool
+    rerun: bool  # rerun_on_reject of `planner.best_draft`
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,17 @@ class DraftPlan:
 
     value: float  # expected value in tokens
     guesses: int  # n-gram guesses at the start
-    most: int  # maximum number of tokens after them
-    reached: float = 1.0  # chance that all guesses are accepted
+    max_after: int  # maximum tokens after these guesses
+    reached: float = 1.0  # chance that all these guesses are accepted
 
 
 @dataclass(slots=True)
-class _Drafted:
-    """A token of a neural drafter."""
+class _NeuralToken:
+    """A draft token of a neural drafter."""
 
     token: int
-    bucket: int  # of the calibration
-    chance: float  # that it is accepted
+    bucket: int  # index in `LearnedDrafter.calibration`
+    chance: float  # calibrated acceptance
 
 
 @dataclass(slots=True)
@@ -76,20 +76,21 @@ class LearnedDrafter:
 
     curve: CostCurve  # cost of its passes
     timed: bool = False  # the curve has times of this device
-    # By depth: acceptance rate, and the number of tests behind it.
-    expected: list[float] = field(default_factory=lambda: [_EXPECTED] * _DEPTHS)
-    tests: list[float] = field(default_factory=lambda: [_TESTS] * _DEPTHS)
-    # Corrections of its own confidence, in logits.
+    # By depth: acceptance rate, and the number of tokens it is based on.
+    expected: list[float] = field(default_factory=lambda: [_ACCEPTANCE_PRIOR] * _DEPTHS)
+    tests: list[float] = field(default_factory=lambda: [_PRIOR_TESTS] * _DEPTHS)
+    # Corrections of the drafter's confidence in logits: by confidence, and by depth.
     calibration: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     by_depth: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
-    attempts: float = _TRY  # share of time for trials while drafting does not pay
+    attempts: float = _MAX_SHARE  # share of time for trials while drafting does not pay
     saved: float = 0.0  # budget for the next trial, in plain steps
 
     @classmethod
-    def of(cls, neural_drafter: NeuralDrafter) -> LearnedDrafter:
-        """Return the initial state for `neural_drafter`."""
-        curve = CostCurve({rows: neural_drafter.share * cost for rows, cost in PRIOR_SHAPE.items()})
-        curve.given = False
+    def of(cls, drafter: NeuralDrafter) -> LearnedDrafter:
+        """Return the initial state for `drafter`."""
+        unit = drafter.relative_cost
+        curve = CostCurve({rows: unit * cost for rows, cost in PRIOR_SHAPE.items()})
+        curve.preset = False
         return cls(curve)
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,13 +108,13 @@ class LearnedDrafter:
                 for name in ("expected", "tests", "calibration", "by_depth")
             }
             attempts, saved = float(content["attempts"]), float(content.get("saved", 0.0))
-            values = [*lists["expected"], *(rate / _SAVED_TESTS for rate in lists["tests"])]
+            values = [*lists["expected"], *(rate / _MAX_TESTS for rate in lists["tests"])]
             sizes = [len(values) for values in lists.values()]
             if (
                 sizes != [_DEPTHS, _DEPTHS, _BUCKETS, _DEPTHS]
                 or not all(0.0 <= value <= 1.0 for value in values)
                 or not all(isfinite(value) for values in lists.values() for value in values)
-                or not _TRY_LEAST <= attempts <= _TRY
+                or not _MIN_SHARE <= attempts <= _MAX_SHARE
                 or not 0.0 <= saved < inf
             ):
                 raise ValueError("values outside the learned range")
@@ -132,140 +133,140 @@ class PlannedDrafter:
     ) -> None:
         self.neural_drafter = neural_drafter
         self.learned = learned or LearnedDrafter.of(neural_drafter)
-        self._made: list[_Drafted] = []
+        self._drafted: list[_NeuralToken] = []
         self._prefix: list[int] = []
-        self._trying = False
+        self._is_trial = False
         self._setback = 1.0  # factor on `attempts` after a failed trial
         self.seconds = self.total_seconds = 0.0  # of the last draft, and of all drafts
         self.cost = 0.0  # planned cost of the last draft
-        self.verified = 0  # its tokens in the last draft
-        self.followed = 0  # guesses after them
+        self.verified = 0  # neural tokens in the last draft
+        self.trailing = 0  # guesses after the neural tokens
 
     def expected(self, depth: int) -> float:
-        """Expected chance that its token after `depth` others is accepted."""
+        """Return the expected chance that its draft token number `depth` (from 0) is accepted."""
         return self.learned.expected[min(depth, _DEPTHS - 1)]
 
     def plan(
-        self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: PlanningLimits
+        self, chances: Sequence[float], values: Sequence[float], most: int, limits: PlanningLimits
     ) -> DraftPlan:
-        """Return the best plan of at most `longest` tokens, some of them neural.
+        """Return the best plan of at most `most` tokens, some of them neural.
 
-        chances: of the guesses that may come first. coming: see `futures`.
+        chances: of the guesses at the start. values: see `remaining_values`.
         """
-        terms = self._reusing(terms)
+        limits = self._without_reused(limits)
         best = DraftPlan(-float("inf"), 0, 0)
-        step = self._cost(1, terms)
-        unread = max(1, terms.context - self.neural_drafter.read)
+        step = self._cost(1, limits)
+        unread = max(1, limits.context - self.neural_drafter.prefilled)
         reached, tokens, rerun = 1.0, 1.0, 0.0
-        for guesses in range(min(len(chances), longest - 1) + 1):
-            spent, future = self._cost(unread + guesses, terms), 0.0
+        for guesses in range(min(len(chances), most - 1) + 1):
+            spent, future = self._cost(unread + guesses, limits), 0.0
             after, gained, lost = 1.0, tokens, rerun
-            for count in range(1, min(self.neural_drafter.longest, longest - guesses) + 1):
+            for count in range(1, min(self.neural_drafter.longest, most - guesses) + 1):
                 rows = guesses + count
                 chance = after * self.expected(count - 1)
-                lost += _rerun(reached * (after - chance), rows, terms)
-                future += (after - chance) * _at(coming, rows)
+                lost += _rerun_cost(reached * (after - chance), rows, limits)
+                future += (after - chance) * _value_at(values, rows)
                 after, gained = chance, gained + reached * chance
-                value = gained - terms.rate * (terms.costs[rows] + spent) - lost
-                value += future + after * _at(coming, rows + 1)
+                value = gained - limits.rate * (limits.costs[rows] + spent) - lost
+                value += future + after * _value_at(values, rows + 1)
                 if value > best.value:
-                    best = DraftPlan(value, guesses, longest - guesses, reached)
+                    best = DraftPlan(value, guesses, most - guesses, reached)
                 if reached * after < _NEGLIGIBLE:
                     break
                 spent += step
             if guesses < len(chances):
                 chance = reached * chances[guesses]
-                rerun += _rerun(reached - chance, guesses + 1, terms)
+                rerun += _rerun_cost(reached - chance, guesses + 1, limits)
                 reached, tokens = chance, tokens + chance
                 if reached < _NEGLIGIBLE:
                     break
         return best
 
-    def competes(self, longest: int, terms: PlanningLimits) -> bool:
-        """Return whether it would draft if there were no guesses."""
-        return self.plan((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
+    def would_draft(self, longest: int, limits: PlanningLimits) -> bool:
+        """Return whether this drafter pays when there are no guesses."""
+        return self.plan((), (), longest, limits).value > 1.0 - limits.rate * limits.costs[0]
 
-    def trial(self, longest: int, terms: PlanningLimits) -> DraftPlan | None:
-        """Return a plan now and then, even if drafting looked unprofitable before."""
-        learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
-        learned.saved += learned.attempts if learned.timed else _TRY_UNTIMED
-        waits = terms.plain - terms.costs[0]  # the lost pipelining
-        if learned.saved * terms.plain < _TRIED * step + waits:
+    def trial(self, longest: int, limits: PlanningLimits) -> DraftPlan | None:
+        """Return a plan now and then, although drafting looks unprofitable."""
+        learned, limits, step = self.learned, self._without_reused(limits), self._cost(1, limits)
+        learned.saved += learned.attempts if learned.timed else _UNTIMED_SHARE
+        waits = limits.plain_cost - limits.costs[0]  # the lost pipelining
+        if learned.saved * limits.plain_cost < _TRIAL_TOKENS * step + waits:
             return None
-        needed = terms.rate * (terms.costs[1] - terms.costs[0] + step)  # of its tokens
-        steady = min(needed, _STEADY_MOST)
+        needed = limits.rate * (limits.costs[1] - limits.costs[0] + step)  # break-even acceptance
+        steady = min(needed, _MAX_STEADY_RATE)
         self._setback = 2.0 ** (-steady / (1.0 - steady))
-        return DraftPlan(_TRIAL, 0, min(_TRIED, longest))
+        return DraftPlan(_TRIAL_VALUE, 0, min(_TRIAL_TOKENS, longest))
 
     def draft(
         self,
         known: Sequence[int],
         prefix: Sequence[int],
         plan: DraftPlan,
-        terms: PlanningLimits,
+        limits: PlanningLimits,
         stop: Collection[int],
-        behind: Behind,
+        chances_after: ChancesAfter,
     ) -> list[int]:
         """Return the neural tokens to verify after `prefix`, the guesses of `plan`.
 
-        `followed` guesses come after them.
+        The caller then adds `trailing` guesses. known: the history.
         """
-        neural_drafter, learned, context = self.neural_drafter, self.learned, terms.context
-        terms = self._reusing(terms)
-        self._prefix, self._made = list(prefix), []
-        most = min(plan.most, neural_drafter.longest)
-        trial = self._trying = plan.value == _TRIAL
+        neural_drafter, learned, context = self.neural_drafter, self.learned, limits.context
+        limits = self._without_reused(limits)
+        self._prefix, self._drafted = list(prefix), []
+        most = min(plan.max_after, neural_drafter.longest)
+        trial = self._is_trial = plan.value == _TRIAL_VALUE
         untimed = trial and not learned.timed  # the first pass of a row count is not measured
         learned.saved = 0.0
         if not trial:
-            learned.attempts = _TRY
-        rows = max(1, len(known) + len(prefix) - neural_drafter.read)
+            learned.attempts = _MAX_SHARE
+        rows = max(1, len(known) + len(prefix) - neural_drafter.prefilled)
         self.cost = 0.0
         started = last = neural_drafter.clock()
-        ready = neural_drafter.begin([*known, *prefix])
-        chances, following = [plan.reached], list[float]()
-        while ready and len(self._made) < most:
-            made = self._make()
+        ready = neural_drafter.start_draft([*known, *prefix])
+        chances, trailing = [plan.reached], list[float]()
+        while ready and len(self._drafted) < most:
+            drafted = self._draft_token()
             now = neural_drafter.clock()
             if rows <= MAX_ROWS and not learned.curve.first_use(rows):
                 learned.curve.observe(rows, now - last, context)
                 learned.timed = True
-            self.cost += self._cost(rows, terms)
+            self.cost += self._cost(rows, limits)
             rows = 1
-            coming = behind(made.token) if made.token >= 0 else None
-            if coming is None:
+            upcoming = chances_after(drafted.token) if drafted.token >= 0 else None
+            if upcoming is None:
                 break
-            following = coming
-            self._made.append(made)
-            chances.append(chances[-1] * made.chance)
-            if made.token in stop:
+            trailing = upcoming
+            self._drafted.append(drafted)
+            chances.append(chances[-1] * drafted.chance)
+            if drafted.token in stop:
                 break
             if not untimed and not self._continues(
-                chances[-1], following, len(prefix), most, terms
+                chances[-1], trailing, len(prefix), most, limits
             ):
                 break
             last = neural_drafter.clock()
         self.seconds = neural_drafter.clock() - started
         self.total_seconds += self.seconds
-        then = _futures_behind(chances, following, terms, plan.most)
-        chances = _reaching(chances, following, plan.most + 1)
-        length, _ = _worth(chances, len(prefix), terms, then)
-        self.verified = min(length, len(self._made))
-        self.followed = length - self.verified
-        return [made.token for made in self._made[: self.verified]]
+        values_after = _values_after_prefix(chances, trailing, limits, plan.max_after)
+        chances = _extend_chances(chances, trailing, plan.max_after + 1)
+        length, _ = _best_length(chances, len(prefix), limits, values_after)
+        self.verified = min(length, len(self._drafted))
+        self.trailing = length - self.verified
+        return [drafted.token for drafted in self._drafted[: self.verified]]
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the actual `tokens`, also about tokens that were not verified."""
-        learned, made, self._made = self.learned, self._made, []
+        """Learn from the actual `tokens`, also about draft tokens that were not verified."""
+        learned, drafted, self._drafted = self.learned, self._drafted, []
         before = len(self._prefix)
         if list(tokens[:before]) != self._prefix:
             return
-        if self._trying and made and len(tokens) > before:
-            change = 2.0 if made[0].token == tokens[before] else self._setback
-            learned.attempts = min(max(change * learned.attempts, _TRY_LEAST), _TRY)
-        for depth, (each, token) in enumerate(zip(made, tokens[before:], strict=False)):
+        if self._is_trial and drafted and len(tokens) > before:
+            change = 2.0 if drafted[0].token == tokens[before] else self._setback
+            learned.attempts = min(max(change * learned.attempts, _MIN_SHARE), _MAX_SHARE)
+        for depth, (each, token) in enumerate(zip(drafted, tokens[before:], strict=False)):
             hit, depth = each.token == token, min(depth, _DEPTHS - 1)
-            learned.tests[depth] = min(learned.tests[depth] + 1.0, _SAVED_TESTS)
+            learned.tests[depth] = min(learned.tests[depth] + 1.0, _MAX_TESTS)
             rate = max(_RATE, 1.0 / learned.tests[depth])
             learned.expected[depth] += rate * (hit - learned.expected[depth])
             error = _CALIBRATION_RATE * (hit - each.chance)
@@ -274,62 +275,62 @@ class PlannedDrafter:
             if not hit:
                 break
 
-    def _reusing(self, terms: PlanningLimits) -> PlanningLimits:
-        """Adjust the costs for the part of the pass that drafting already computed."""
-        reused, costs = self.neural_drafter.reused, terms.costs
+    def _without_reused(self, limits: PlanningLimits) -> PlanningLimits:
+        """Subtract from the costs the part of the pass that drafting already computed."""
+        reused, costs = self.neural_drafter.reused, limits.costs
         if not reused:
-            return terms
-        return replace(terms, costs=[cost - reused * (cost - costs[0]) for cost in costs])
+            return limits
+        return replace(limits, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
-    def _make(self) -> _Drafted:
-        token, sure = self.neural_drafter.guess()
-        sure = min(max(sure, 1 - _SURE), _SURE)
-        hint = log(sure / (1 - sure))
-        bucket = bisect(CALIBRATION_EDGES, hint)
-        depth = min(len(self._made), _DEPTHS - 1)
-        chance = sigmoid(hint + self.learned.calibration[bucket] + self.learned.by_depth[depth])
-        return _Drafted(token, bucket, chance)
+    def _draft_token(self) -> _NeuralToken:
+        token, confidence = self.neural_drafter.draft_token()
+        confidence = min(max(confidence, 1 - _MAX_CONFIDENCE), _MAX_CONFIDENCE)
+        logit = log(confidence / (1 - confidence))
+        bucket = bisect(CALIBRATION_EDGES, logit)
+        depth = min(len(self._drafted), _DEPTHS - 1)
+        chance = sigmoid(logit + self.learned.calibration[bucket] + self.learned.by_depth[depth])
+        return _NeuralToken(token, bucket, chance)
 
     def _continues(
         self,
         reached: float,
-        following: Sequence[float],
+        trailing: Sequence[float],
         before: int,
         most: int,
-        terms: PlanningLimits,
+        limits: PlanningLimits,
     ) -> bool:
-        """Return whether more neural tokens are worth more than the guesses that follow.
+        """Return whether more neural tokens are worth more than the trailing guesses.
 
         reached: the chance that the whole draft so far is accepted.
         """
-        made, gained, step = len(self._made), 0.0, self._cost(1, terms)
-        chances = _reaching([reached], following, most - made + 1)
-        _, least = _worth(chances, before + made, terms)
-        here = terms.costs[before + made]
+        made, gained, step = len(self._drafted), 0.0, self._cost(1, limits)
+        chances = _extend_chances([reached], trailing, most - made + 1)
+        _, least = _best_length(chances, before + made, limits)
+        here = limits.costs[before + made]
         for more in range(1, most - made + 1):
             reached *= self.expected(made + more - 1)
             gained += reached
-            cost = terms.costs[before + made + more] - here + more * step
-            if gained - terms.rate * cost > least:
+            cost = limits.costs[before + made + more] - here + more * step
+            if gained - limits.rate * cost > least:
                 return True
             if reached < _NEGLIGIBLE:
                 break
         return False
 
-    def _cost(self, rows: int, terms: PlanningLimits) -> float:
-        """Return the cost of its own pass over `rows` rows, in the unit of `terms`."""
-        table, timed = self.learned.curve.table(terms.context), self.learned.timed
-        unit = 1.0 if timed and terms.seconds else terms.plain
-        if timed and not terms.seconds:  # times and relative costs cannot be compared
-            return self.neural_drafter.share * terms.plain
-        if rows <= _CATCHING_UP:
+    def _cost(self, rows: int, limits: PlanningLimits) -> float:
+        """Return the cost of the drafter's pass over `rows` rows, in the unit of `limits`."""
+        table, timed = self.learned.curve.table(limits.context), self.learned.timed
+        unit = 1.0 if timed and limits.in_seconds else limits.plain_cost
+        if timed and not limits.in_seconds:  # times and relative costs cannot be compared
+            return self.neural_drafter.relative_cost * limits.plain_cost
+        if rows <= _SHORT_PREFILL:
             return unit * table[rows - 1]
-        whole = table[min(rows, MAX_ROWS) - 1] * max(1.0, rows / MAX_ROWS)
-        return unit * (table[0] + (whole - table[0]) / min(_SPREAD, terms.left))
+        full = table[min(rows, MAX_ROWS) - 1] * max(1.0, rows / MAX_ROWS)
+        return unit * (table[0] + (full - table[0]) / min(_SPREAD_PASSES, limits.tokens_left))
 
 
-def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
-    """Return the value of the remaining guesses after a pass that yielded 0, 1, ... of them.
+def remaining_values(chances: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return the value of the remaining guesses after a pass that accepted 0, 1, ... of them.
 
     values: see `planner.best_draft`.
     """
@@ -340,52 +341,52 @@ def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
     return found
 
 
-def _futures_behind(
-    chances: Sequence[float], following: Sequence[float], terms: PlanningLimits, most: int
+def _values_after_prefix(
+    chances: Sequence[float], trailing: Sequence[float], limits: PlanningLimits, most: int
 ) -> list[float]:
-    """Return `futures` for tokens after the prefix: neural ones, then guesses.
+    """Return `remaining_values` for tokens after the prefix: neural ones, then guesses.
 
-    chances: of the neural tokens, cumulative. following: of the guesses after them.
+    chances: of the neural tokens, cumulative. trailing: of the guesses after them.
     """
-    if not following:
+    if not trailing:
         return []
-    _, values = best_draft(following, terms.costs, terms.rate, most, rerun_on_reject=terms.rerun)
-    coming = [chances[-1] * value for value in futures(following, values)]
-    return [*[0.0] * (len(chances) - 2), *coming]
+    _, values = best_draft(trailing, limits.costs, limits.rate, most, rerun_on_reject=limits.rerun)
+    upcoming = [chances[-1] * value for value in remaining_values(trailing, values)]
+    return [*[0.0] * (len(chances) - 2), *upcoming]
 
 
-def _at(values: Sequence[float], place: int) -> float:
+def _value_at(values: Sequence[float], place: int) -> float:
     return values[place] if place < len(values) else 0.0
 
 
-def _reaching(chances: list[float], following: Sequence[float], most: int) -> list[float]:
-    """Extend the cumulative `chances` by the guesses `following`, up to `most` in all."""
-    for chance in following[: max(0, most - len(chances))]:
+def _extend_chances(chances: list[float], trailing: Sequence[float], most: int) -> list[float]:
+    """Extend the cumulative `chances` by those of the guesses `trailing`, up to `most`."""
+    for chance in trailing[: max(0, most - len(chances))]:
         chances.append(chances[-1] * chance)
     return chances
 
 
-def _worth(
-    chances: Sequence[float], before: int, terms: PlanningLimits, then: Sequence[float] = ()
+def _best_length(
+    chances: Sequence[float], before: int, limits: PlanningLimits, values: Sequence[float] = ()
 ) -> tuple[int, float]:
-    """Return how many drafted tokens are worth a row, and their total value.
+    """Return the number of draft tokens with the highest total value, and this value.
 
-    chances: cumulative, of the prefix and each token after it. then: see `_futures_behind`.
+    chances: cumulative, of the prefix and each token after it. values: see `_values_after_prefix`.
     """
-    best, best_value, gained, lost = 0, _at(then, 0), 0.0, 0.0
+    best, best_value, gained, lost = 0, _value_at(values, 0), 0.0, 0.0
     for count in range(1, len(chances)):
         gained += chances[count]
-        lost += _rerun(chances[count - 1] - chances[count], before + count, terms)
-        more = terms.costs[before + count] - terms.costs[before]
-        value = gained - terms.rate * more - lost + _at(then, count)
+        lost += _rerun_cost(chances[count - 1] - chances[count], before + count, limits)
+        more = limits.costs[before + count] - limits.costs[before]
+        value = gained - limits.rate * more - lost + _value_at(values, count)
         if value > best_value:
             best, best_value = count, value
     return best, best_value
 
 
-def _rerun(chance: float, rows: int, terms: PlanningLimits) -> float:
-    """Return the expected cost, in tokens, of running `rows` tokens again."""
-    if not terms.rerun:
+def _rerun_cost(chance: float, rows: int, limits: PlanningLimits) -> float:
+    """Return the expected cost of running `rows` tokens again, in tokens."""
+    if not limits.rerun:
         return 0.0
-    last = len(terms.costs) - 1
-    return chance * terms.rate * (terms.costs[min(rows, last)] - terms.costs[0])
+    last = len(limits.costs) - 1
+    return chance * limits.rate * (limits.costs[min(rows, last)] - limits.costs[0])

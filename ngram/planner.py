@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _NEGLIGIBLE = 0.01
-_FORESIGHT = 64.0  # tokens; a chance near 1 promises more than it can know
+_MAX_FORESIGHT = 64.0  # tokens; a chance near 1 would promise more
 
 
 def choose_length(
@@ -34,9 +34,9 @@ def best_draft(
 ) -> tuple[int, list[float]]:
     """Return the best draft length from 0 to `limit`, and the value of each position.
 
-    A value is the number of tokens gained over the long-run average, after 0, 1, ... right guesses.
+    A value is the number of tokens above the long-run average, after 0, 1, ... right guesses.
 
-    probabilities: acceptance of each guess, given the ones before it; may exceed `limit`.
+    probabilities: acceptance of each guess if all guesses before it are right; may exceed `limit`.
     costs: of a pass over 1, 2, ... rows; at least limit + 1 of them.
     rate: tokens per unit of cost in the long run.
     ongoing: more guesses like the last one would follow.
@@ -54,10 +54,10 @@ def best_draft(
     values = [0.0] * (count + 2)
     after = 0.0
     if ongoing:
-        # Assume copying at the cheapest cost per token for as long as the last chance promises.
+        # Assume more copying at the lowest cost per token, as long as the last chance predicts.
         after = probabilities[-1]
         cheapest = min(cost / rows for rows, cost in enumerate(costs[: longest + 1], start=1))
-        values[count] = min(1.0 / (1.0 - after), _FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
+        values[count] = min(1.0 / (1.0 - after), _MAX_FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
         values[count + 1] = values[count]
     charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
     last = len(charged) - 1

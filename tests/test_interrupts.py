@@ -14,10 +14,10 @@ from akunu_py.errors import INTERRUPTED
 # It is busy without looking at what handlers say, or ends as soon as one ran.
 _CODE = """
 import ctypes, signal, time
-from akunu_py.interrupts import ends_within
+from akunu_py.interrupts import exit_after_interrupt
 signal.signal(signal.SIGINT, lambda *_: None)
 libc = ctypes.CDLL(None)
-with ends_within(0.2):
+with exit_after_interrupt(0.2):
     print("ready", flush=True)
     end = time.monotonic() + 60
     while {busy} and time.monotonic() < end:

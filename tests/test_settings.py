@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from akunu_py.cli import main
 from akunu_py.commands.chat import settings_and_model
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.settings import Settings, load_settings, save_settings, settings_file
+from akunu_py.settings import Settings, load_settings, read_settings, save_settings, settings_file
 from akunu_py.text import parse_size
 
 PERSONAS = {"coder": "You write Python.", "poet": "You rhyme."}
@@ -39,7 +40,7 @@ def test_what_is_saved_is_loaded() -> None:
 @given(
     changes=st.fixed_dictionaries(
         {"system_prompt": texts, "personas": st.dictionaries(texts, texts, max_size=3)},
-        optional={"memory": st.booleans(), "model": texts, "temperature": st.floats(0, 5)},
+        optional={"answer_cache": st.booleans(), "model": texts, "temperature": st.floats(0, 5)},
     )
 )
 @hypothesis_settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -50,13 +51,20 @@ def test_any_text_survives(changes: dict[str, Any]) -> None:
 
 def test_comments_order_and_other_settings_stay() -> None:
     settings_file().write_text(
-        '# by hand\nmemory = false\nmodel = "starter"  # small\n\n[personas]\n# codes\na = "A"\n'
+        '# by hand\nanswer_cache = false\nmodel = "starter"  # small\n\n'
+        '[personas]\n# codes\na = "A"\n'
     )
     save_settings({"temperature": 0.1, "personas": {"a": "A", "b": "B"}})
     lines = settings_file().read_text().splitlines()
-    for line in ("# by hand", "memory = false", 'model = "starter"  # small', "# codes", 'b = "B"'):
+    for line in (
+        "# by hand",
+        "answer_cache = false",
+        'model = "starter"  # small',
+        "# codes",
+        'b = "B"',
+    ):
         assert line in lines
-    assert not load_settings().memory
+    assert not load_settings().answer_cache
 
 
 def test_what_goes_back_to_the_built_in_value_leaves_the_file() -> None:
@@ -90,13 +98,13 @@ def test_a_whole_number_is_a_temperature() -> None:
 def test_a_file_that_is_no_toml_is_not_overwritten() -> None:
     settings_file().write_text("theme = ")
     with pytest.raises(UsageError, match=r"settings\.toml"):
-        save_settings({"memory": False})
+        save_settings({"answer_cache": False})
     assert settings_file().read_text() == "theme = "
 
 
 def test_a_link_stays_a_link(directory: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "dotfiles.toml"
-    elsewhere.write_text("memory = false\n")
+    elsewhere.write_text("answer_cache = false\n")
     elsewhere.chmod(0o600)
     settings_file().symlink_to(elsewhere)
     save_settings({"model": "other"})
@@ -106,15 +114,15 @@ def test_a_link_stays_a_link(directory: Path, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings_file().write_text("memory = false\n")
+    settings_file().write_text("answer_cache = false\n")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space left"):
-        save_settings({"memory": True})
-    assert settings_file().read_text() == "memory = false\n"
+        save_settings({"answer_cache": True})
+    assert settings_file().read_text() == "answer_cache = false\n"
     assert [path.name for path in settings_file().parent.iterdir()] == ["settings.toml"]
 
 
@@ -140,7 +148,7 @@ def test_info_names_the_file_and_what_it_sets_but_no_texts(
         ("theme = 'light'\nmodel = 3\npersona = 'pirate'", 2, "light"),
         ("theme = 'light'\nmodel = 'nothing-like-it'", 1, "light"),
         ("theme = 'light'", 0, "light"),
-        ("theme = 'light'\nmemory = true", 0, "light"),
+        ("theme = 'light'\nanswer_cache = true", 0, "light"),
     ],
 )
 def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: str) -> None:
@@ -151,10 +159,10 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     assert (settings.theme, len(problems), model) == (kept, wrong, "starter")
     assert all(str(settings_file()) in line and "\n" not in line for line in problems)
     assert settings.temperature == Settings().temperature
-    assert settings.memory == ("= =" not in content), "it may have said that nothing is remembered"
+    assert settings.answer_cache == ("= =" not in content), "the file may turn the answer cache off"
     _, problems, model, _ = settings_and_model("asked-for")
     assert (problems[-1], model) == (
-        "no model 'asked-for' here; starter answers instead; press F4 for other models",
+        "model 'asked-for' is not installed; using starter instead; press F4 for other models",
         "starter",
     )
 
@@ -165,10 +173,80 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
 )
 def test_sizes_are_read_as_they_are_written(text: str, size: int) -> None:
     assert parse_size(text) == size
-    assert save_settings({"cache_memory": text}).cache_memory == text
+    assert save_settings({"prompt_cache_memory": text}).prompt_cache_memory == text
 
 
 @pytest.mark.parametrize("text", ["2", "GB", "-1GB", "1e9B", "2 G B", "nanB", "²GB", "9" * 99])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a size such as 500MB"):
-        save_settings({"cache_memory": text})
+        save_settings({"prompt_cache_memory": text})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("memory", "answer_cache", False),
+        ("cache_memory", "prompt_cache_memory", "2GB"),
+        ("cache_disk", "prompt_cache_disk", "0B"),
+    ],
+)
+def test_old_key_works_with_one_notice(
+    old: str, new: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings_file().write_text(tomlkit.dumps({old: value}))
+    notice = f"{settings_file()}: {old!r} is now {new!r}; rename it"
+    assert load_settings() == load_settings() == replace(Settings(), **{new: value})
+    assert capsys.readouterr().err == f"akunu: {notice}\n"
+    assert read_settings() == (load_settings(), [notice])
+    assert capsys.readouterr().err == ""
+
+
+def test_new_key_overrides_old_key() -> None:
+    settings_file().write_text('memory = "wrong"\nanswer_cache = false\ncache_disk = "1GB"\n')
+    settings, notices = read_settings()
+    assert (settings.answer_cache, settings.prompt_cache_disk) == (False, "1GB")
+    assert [line.rsplit("; ")[-1] for line in notices] == ["remove it", "rename it"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("memory = 1", "expected true or false for memory, found 1"),
+        ("cache_memory = 'big'", "expected a size such as 500MB for cache_memory, found 'big'"),
+        ("cache_disk = 10", "expected a text in quotes for cache_disk, found 10"),
+    ],
+)
+def test_error_names_old_key_as_written(content: str, message: str) -> None:
+    settings_file().write_text(content)
+    with pytest.raises(UsageError, match=message):
+        load_settings()
+    assert read_settings()[0].answer_cache == ("memory = 1" not in content)
+    with pytest.raises(UsageError, match=message):
+        save_settings({"theme": "light"})
+    assert settings_file().read_text() == content
+
+
+def test_save_replaces_old_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    settings_file().write_text(
+        'memory = false  # private\ncache_memory = "2GB"\nprompt_cache_memory = "3GB"\n'
+        'cache_disk = "1GB"\n\n[personas]\na = "A"\n'
+    )
+    save_settings({"theme": "light", "prompt_cache_disk": "5GB"})
+    assert capsys.readouterr().err == ""
+    assert read_settings() == (
+        Settings(
+            answer_cache=False,
+            prompt_cache_memory="3GB",
+            prompt_cache_disk="5GB",
+            theme="light",
+            personas={"a": "A"},
+        ),
+        [],
+    )
+    assert "answer_cache = false  # private" in settings_file().read_text().splitlines()
+
+
+@pytest.mark.parametrize("option", ["--no-memory", "--memory=1GB", "--cache-memory"])
+def test_error_names_renamed_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "hi", option]) == 2
+    assert f"{option.partition('=')[0]} is now --" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,58 +32,62 @@ from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import ChatCommands
-from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen
+from akunu_py.tui.screens.conversation_list import (
+    ChosenConversation,
+    ConversationDeleted,
+    ConversationRenamed,
+    ConversationsScreen,
+)
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
-from akunu_py.tui.screens.help import HelpScreen, sections
+from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.status import MessageLine
-from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
+from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.session_thread import SessionMessage, SessionThread
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions
 
-_AGAIN_S = 3.0  # A second Ctrl+C within this time quits.
-_MAX_BYTES = 4 << 20  # of the state file
+_QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
+_MAX_STATE_BYTES = 4 << 20  # of the state file
 
 
 @dataclass
 class SavedUiState:
     """State of the chat that is kept between runs."""
 
-    unsent: str = ""  # contents of the prompt box
+    unsent_text: str = ""  # contents of the prompt box
     explained: bool = False  # drafting was explained once
 
 
-def recall(path: Path) -> SavedUiState:
+def load_ui_state(path: Path) -> SavedUiState:
     """Load the state from `path`; return the defaults if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError, AkunuError):
-        content = json.loads(read_bounded(path, _MAX_BYTES))
-        unsent = content.get("unsent")
-        return SavedUiState(
-            unsent if isinstance(unsent, str) else "", content.get("explained") is True
-        )
+        content = json.loads(read_bounded(path, _MAX_STATE_BYTES))
+        text = content.get("unsent")
+        return SavedUiState(text if isinstance(text, str) else "", content.get("explained") is True)
     return SavedUiState()
 
 
-def remember(path: Path, remembered: SavedUiState) -> None:
+def save_ui_state(path: Path, state: SavedUiState) -> None:
     """Save the state to `path`, readable only by its owner. Write errors are ignored."""
-    if recall(path) == remembered:
+    if load_ui_state(path) == state:
         return
     with contextlib.suppress(OSError, ValueError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(asdict(remembered)).encode())
+        content = {"unsent": state.unsent_text, "explained": state.explained}
+        write_atomically(path, json.dumps(content).encode())
 
 
 @dataclass
 class ChatConfig:
-    """What the chat runs with."""
+    """The model, options, threads and saved state that `ChatApp` starts with."""
 
     model: str
     options: GenerateOptions
@@ -95,7 +99,7 @@ class ChatConfig:
     missing: bool = False  # The model must be downloaded first.
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
-    remembered: SavedUiState = field(default_factory=SavedUiState)
+    ui_state: SavedUiState = field(default_factory=SavedUiState)
 
 
 class ChatApp(App[None]):
@@ -128,7 +132,7 @@ class ChatApp(App[None]):
         session, store, directory = config.session, config.store, config.directory
         self._config = config
         self._store = store
-        self._asked_to_quit = -_AGAIN_S  # time of the last Ctrl+C that had nothing to stop
+        self._last_ctrl_c = -_QUIT_WINDOW_S  # time of the last Ctrl+C that had nothing to stop
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
@@ -186,9 +190,9 @@ class ChatApp(App[None]):
     def notify(self, message: str, *, title: str = "", **options: Any) -> None:
         """Show a message in the open dialog's message line, else above the prompt."""
         text = f"{title}: {message}" if title else message
-        refusal = options.get("severity", "information") != "information"
+        is_error = options.get("severity", "information") != "information"
         lines = self.screen.query(MessageLine).results() if self.screen_stack else ()
-        next(iter(lines), self.view.message).show(text, refusal=refusal)
+        next(iter(lines), self.view.message).show(text, is_error=is_error)
 
     def watch_title(self, title: str) -> None:
         if isinstance(self._driver, ChatDriver):
@@ -219,9 +223,9 @@ class ChatApp(App[None]):
         self.answering.start(self.post_from_thread)
         if self._store is not None:
             self._store.start(self.post_from_thread)
-            self.run_worker(self._look_back())
-        self.view.prompt.write(self._config.remembered.unsent)
-        self.view.explained = self._config.remembered.explained
+            self.run_worker(self._open_initial_chat())
+        self.view.prompt.write(self._config.ui_state.unsent_text)
+        self.view.explained = self._config.ui_state.explained
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
         # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
@@ -230,20 +234,20 @@ class ChatApp(App[None]):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
-    async def _look_back(self) -> None:
+    async def _open_initial_chat(self) -> None:
         """Open the conversation to resume, or offer the last one."""
-        await self.library.recall_prompts()
+        await self.library.load_earlier_prompts()
         if self._config.resume is not None:
             words = await self.library.resume(self._config.resume)
             if words is not None:
                 self.action_conversations(words)
         elif infos := await self.library.list():
-            self.view.offer_last(infos[0].title)
+            self.view.offer_last_chat(infos[0].title)
 
     @property
-    def remembered(self) -> SavedUiState:
+    def ui_state(self) -> SavedUiState:
         """The state to save for the next run."""
-        return SavedUiState(self.turns.unsent, self.view.explained)
+        return SavedUiState(self.turns.unsent_text, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
         """Stop all downloads. Return False if one still runs after `timeout` seconds."""
@@ -255,7 +259,7 @@ class ChatApp(App[None]):
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy `text`. Textual calls this for selected text, too."""
-        command = find_program()
+        command = clipboard_command()
         if command is None:
             super().copy_to_clipboard(text)  # OSC 52
         else:
@@ -263,7 +267,7 @@ class ChatApp(App[None]):
             self.run_worker(self._run_copy_program(command, text), group="clipboard")
 
     async def _run_copy_program(self, command: list[str], text: str) -> None:
-        if not await asyncio.to_thread(run_program, command, text):
+        if not await asyncio.to_thread(copy_with, command, text):
             super().copy_to_clipboard(text)
 
     def _state(self) -> ChatState:
@@ -272,7 +276,7 @@ class ChatApp(App[None]):
             self.settings.persona_label,
             self.answering.is_busy,
             self.turns.is_editing,
-            self.answering.has_queued,
+            self.answering.has_queued_prompt,
         )
 
     # Prompts and turns
@@ -281,24 +285,24 @@ class ChatApp(App[None]):
         call = slash_commands.parse(event.text)
         if isinstance(call, slash_commands.InvalidCommand):
             self.view.prompt.put_back(event.text)
-            self.view.refuse(call.text)
+            self.view.show_error(call.text)
         elif call is not None:
-            refusals = self.view.refusals
+            errors_before = self.view.error_count
             await slash_commands.dispatch(self, call)
-            if call.argument and self.view.refusals > refusals:
+            if call.argument and self.view.error_count > errors_before:
                 self.view.prompt.put_back(event.text)
         else:
             await self.turns.send(event.text)
 
     async def on_prompt_box_queued_prompt_requested(self) -> None:
-        await self.answering.take_back_last()
+        await self.answering.unqueue_last()
 
     def on_prompt_box_editor_requested(self) -> None:
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
     async def _edit_prompt(self) -> None:
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
-        before = text = prompt.whole
+        before = text = prompt.full_text
         problem = ""
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # The editor handles Ctrl+C.
         try:
@@ -312,38 +316,38 @@ class ChatApp(App[None]):
         finally:
             loop.add_signal_handler(signal.SIGINT, self.exit)
         if problem:
-            self.view.refuse(f"cannot open {editor()[0]}: {problem}")
-        elif prompt.whole != before:  # A prompt was put back meanwhile.
+            self.view.show_error(f"cannot open {find_editor()[0]}: {problem}")
+        elif prompt.full_text != before:  # A prompt was put back meanwhile.
             prompt.put_back(text)
         elif text != before:
             prompt.write(text)
 
     @on(PromptBox.Changed)
-    def _show_what_enter_does(self) -> None:
-        self.view.show_what_enter_does()
+    def _update_last_chat_offer(self) -> None:
+        self.view.update_last_chat_offer()
 
     async def on_prompt_box_nothing_to_send(self) -> None:
-        if self.view.offers_last:
+        if self.view.offers_last_chat:
             await self.library.continue_last()
 
     def on_prompt_box_search_requested(self, event: PromptBox.SearchRequested) -> None:
         if event.earlier:
-            self.push_screen(HistoryScreen(event.earlier), self._take_prompt)
+            self.push_screen(HistoryScreen(event.earlier), self._use_prompt)
         else:
-            self.view.refuse("There are no earlier prompts yet.")
+            self.view.show_error("There are no earlier prompts yet.")
 
-    def _take_prompt(self, prompt: str | None) -> None:
+    def _use_prompt(self, prompt: str | None) -> None:
         if prompt is not None:
             self.view.prompt.write(prompt)
         self.view.prompt.focus()
 
-    def action_later(self, action: str) -> None:
+    def action_defer(self, action: str) -> None:
         """Run an action after the current message is handled."""
         self.call_later(self.run_action, action)
 
     def action_attach(self, file: str = "") -> None:
         """Attach a file to the prompt, or start typing its name."""
-        self.view.prompt.name_file(f'"{file}"' if " " in file else file)
+        self.view.prompt.mention_file(f'"{file}"' if " " in file else file)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         # Links from a model are untrusted, and over ssh a browser would open on this machine.
@@ -355,10 +359,10 @@ class ChatApp(App[None]):
         self.view.transcript.mark(event.block)
 
     def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
-        file = crashes.keep(event.error)
+        file = crashes.save_report(event.error)
         where = f"; the details are in {file}" if file else ""
         error = type(event.error).__name__
-        self.view.refuse(f"bug: {error} while drawing this answer; shown as plain text{where}")
+        self.view.show_error(f"bug: {error} while drawing this answer; shown as plain text{where}")
 
     def post_from_thread(self, message: Message) -> None:
         """Post a message from another thread; ignored once the event loop is closed."""
@@ -374,7 +378,7 @@ class ChatApp(App[None]):
     def action_conversations(self, words: str = "") -> None:
         """Open the list of conversations, searching for `words`."""
         if self._store is None:
-            self.view.refuse("Conversations are not saved in this chat.")
+            self.view.show_error("Conversations are not saved in this chat.")
             return
         current = self.conversation.tree.conversation
         self.push_screen(
@@ -391,11 +395,11 @@ class ChatApp(App[None]):
     async def open_chat(self, conversation: str) -> None:
         await self.library.open(ChosenConversation(conversation))
 
-    async def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
+    async def on_conversation_deleted(self, message: ConversationDeleted) -> None:
         await self.library.on_deleted(message.conversation)
 
-    def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
-        self.answering.renamed(message.conversation, message.title)
+    def on_conversation_renamed(self, message: ConversationRenamed) -> None:
+        self.answering.set_title(message.conversation, message.title)
 
     async def on_saving_failed(self, message: SavingFailed) -> None:
         await self.view.add_notice(f"This chat is not saved for now: {message.error}", "error")
@@ -419,15 +423,15 @@ class ChatApp(App[None]):
         else:
             self.action_models()
 
-    def on_download_moved(self, message: DownloadMoved) -> None:
-        self.answering.on_download_moved(message)
+    def on_download_update(self, message: DownloadUpdate) -> None:
+        self.answering.on_download_update(message)
         if screen := self._models_screen():
-            screen.download_moved(message)
+            screen.show_download_update(message)
 
     async def on_download_ended(self, message: DownloadEnded) -> None:
         screen = self._models_screen()
         if screen is not None:
-            screen.download_ended(message)
+            screen.show_download_ended(message)
         await self.answering.on_download_ended(message, is_listed=screen is not None)
 
     def _models_screen(self) -> ModelsScreen | None:
@@ -437,9 +441,9 @@ class ChatApp(App[None]):
 
     def action_settings(self) -> None:
         current = self.settings.current
-        self.push_screen(SettingsScreen(current, self.show_theme), self._take_settings)
+        self.push_screen(SettingsScreen(current, self.show_theme), self._apply_settings)
 
-    async def _take_settings(self, settings: Settings | None) -> None:
+    async def _apply_settings(self, settings: Settings | None) -> None:
         if settings is None:
             return
         model = self.settings.current.model
@@ -454,20 +458,20 @@ class ChatApp(App[None]):
     def on_descendant_focus(self) -> None:
         self.view.show_state()
 
-    def on_transcript_left(self) -> None:
+    def on_transcript_prompt_requested(self) -> None:
         self.view.prompt.focus()
 
     @on(Transcript.EndRequested)
     @on(PromptBox.FollowRequested)
-    async def _follow(self) -> None:
+    async def _follow_end(self) -> None:
         await self.view.transcript.action_follow()
 
-    async def on_prompt_box_paged(self, event: PromptBox.Paged) -> None:
+    async def on_prompt_box_page_requested(self, event: PromptBox.PageRequested) -> None:
         await self.view.transcript.action_page(event.direction)
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(sections(self)))
+            self.push_screen(HelpScreen(help_sections(self)))
 
     def action_help_quit(self) -> None:
         """Handle Ctrl+C without a selection: stop the answer, else empty the box, else quit."""
@@ -477,8 +481,8 @@ class ChatApp(App[None]):
         elif self.view.prompt.text:
             self.view.prompt.empty()
             self.view.inform("Cleared. Up restores it.")
-        elif now - self._asked_to_quit < _AGAIN_S:
+        elif now - self._last_ctrl_c < _QUIT_WINDOW_S:
             self.exit()
         else:
-            self._asked_to_quit = now
+            self._last_ctrl_c = now
             self.view.inform("Press Ctrl+C again to quit.")

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
 from akunu_py.tui.workers.session_thread import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
 
-TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
+TurnState = Literal["queued", "prefill", "answering", "done", "failed"]
 
-_numbers = itertools.count(1)
+_turn_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -33,13 +33,13 @@ class ChatTurn:
     rejected: list[Rejected] = field(default_factory=list)  # rejected drafts, by place in `answer`
     passes: list[int] = field(default_factory=list)  # tokens per decode step
     speedup: float | None = None  # estimate versus plain decoding; None if unknown
-    state: TurnState = "waiting"
-    finish: FinishReason | None = None  # None until the end, and after a failure or kill
+    state: TurnState = "queued"
+    finish_reason: FinishReason | None = None  # None until the end, and after a failure or kill
     stats: Stats | None = None
     model: str = ""
     created: float = field(default_factory=time.time)
     reply_id: str = field(default_factory=new_id)
-    number: int = field(default_factory=lambda: next(_numbers))  # unique in this process
+    number: int = field(default_factory=lambda: next(_turn_numbers))  # unique in this process
     request: int = 0  # number of the latest request for the answer, 0 for none
     constraint: Constraint | None = None  # on the answer; not saved, nor used when continuing
 
@@ -51,7 +51,7 @@ class ChatTurn:
             reply.text,
             reply.thinking,
             state="done",
-            finish=reply.finish_reason,
+            finish_reason=reply.finish_reason,
             stats=reply.stats,
             model=reply.model,
             created=reply.created,
@@ -68,7 +68,7 @@ class ChatTurn:
             self.thinking,
             self.model,
             self.stats,
-            self.finish,
+            self.finish_reason,
             self.created,
             self.reply_id,
         )
@@ -83,52 +83,54 @@ class ChatTurn:
         self.rejected += [(offset + place, draft) for place, draft in rejected]
 
     @property
-    def answered(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether the turn belongs in the history: it has text or the model ended it."""
-        return bool(self.answer) or self.finish == "stop"
+        return bool(self.answer) or self.finish_reason == "stop"
 
     @property
     def can_continue(self) -> bool:
         """Whether the answer was cut off before its end."""
-        return bool(self.answer) and self.state in ("done", "failed") and self.finish != "stop"
+        has_ended = self.state in ("done", "failed")
+        return bool(self.answer) and has_ended and self.finish_reason != "stop"
 
 
 class Conversation:
     """A message tree and its active branch as turns. Every prompt has a reply, empty at first."""
 
-    def __init__(self, tree: Tree | None = None, store: StoreThread | None = None) -> None:
+    def __init__(
+        self, tree: ConversationTree | None = None, store: StoreThread | None = None
+    ) -> None:
         self._store = store  # saves every change; None saves nothing
-        self.open(tree or Tree())
+        self.open(tree or ConversationTree())
 
-    def open(self, tree: Tree) -> None:
+    def open(self, tree: ConversationTree) -> None:
         """Switch to the conversation `tree`."""
         self.tree = tree
         self._turns: dict[str, ChatTurn] = {}  # by reply id; keeps drafting details per branch
         self.turns: list[ChatTurn] = []
-        self._read_branch()
+        self._load_branch()
 
     def __contains__(self, turn: ChatTurn) -> bool:
         return self._turns.get(turn.reply_id) is turn
 
-    def set_aside(self) -> Conversation:
-        """Return a copy of the open conversation, to keep it while another one is opened here."""
+    def detach(self) -> Conversation:
+        """Return a copy that stays the same while `open` replaces this conversation."""
         return copy.copy(self)  # `open` replaces the containers.
 
-    def bring_back(self, other: Conversation) -> None:
-        """Switch to a conversation returned by `set_aside`."""
+    def restore(self, other: Conversation) -> None:
+        """Switch to a conversation returned by `detach`."""
         self.tree, self.turns, self._turns = other.tree, other.turns, other._turns
 
     def show(self, message: str) -> None:
         """Activate the branch with `message` until the conversation is closed."""
         self.tree.choose(message)
-        self._read_branch()
+        self._load_branch()
 
     def history(self, until: ChatTurn, system: str = "") -> list[Message]:
-        """Return the messages to answer `until`: answered turns before it, its prompt and the
-        unfinished answer to continue, if any."""
+        """Return the messages to answer `until`, which end with an unfinished answer, if any."""
         messages = [Message("system", system)] if system else []
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
-            if turn.answered:
+            if turn.is_answered:
                 messages.append(Message("user", turn.prompt.text))
                 messages.append(Message("assistant", turn.answer))
         messages.append(Message("user", until.prompt.text))
@@ -162,20 +164,17 @@ class Conversation:
         alone = len(self.tree.siblings(turn.reply_id)) == 1
         removed = turn.prompt if alone else turn.reply
         self.tree.remove(removed.id)
-        self._read_branch()
+        self._load_branch()
         if self._store is not None:
             self._store.remove(self.tree.conversation, removed.id)
         return removed
 
     def switch_branch(self, message: str, direction: int) -> str | None:
-        """Activate the branch before (-1) or after (1) that of `message`.
-
-        Returns the sibling that the branch starts with, None at either end.
-        """
+        """Activate the previous (-1) or next (1) branch at `message`; return its start, if any."""
         sibling = self.tree.neighbor(message, direction)
         if sibling is not None:
             self.tree.activate(sibling)
-            self._read_branch()
+            self._load_branch()
             if self._store is not None:
                 self._store.choose(self.tree.conversation, sibling)
         return sibling
@@ -185,7 +184,7 @@ class Conversation:
         siblings = self.tree.siblings(message)
         return siblings.index(message) + 1, len(siblings)
 
-    def _read_branch(self) -> None:
+    def _load_branch(self) -> None:
         """Set `turns` to the active branch of the tree."""
         self.turns = [
             self._turns.setdefault(reply.id, ChatTurn.from_messages(prompt, reply))
@@ -194,7 +193,7 @@ class Conversation:
 
     def _pairs(self) -> Iterator[tuple[ChatMessage, ChatMessage]]:
         """Yield each prompt of the active branch with its reply, adding one if it is missing."""
-        path = [message for message in self.tree.path() if message.role != "system"]
+        path = [message for message in self.tree.active_branch() if message.role != "system"]
         for prompt, reply in itertools.zip_longest(path[::2], path[1::2]):
             if reply is None:
                 reply = ChatMessage("assistant", "", prompt.id)

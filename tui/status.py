@@ -18,16 +18,18 @@ from akunu_py.errors import AkunuError
 from akunu_py.text import displayable
 from akunu_py.types import Stats
 
-Phase = Literal["fetching", "loading", "ready", "reading", "answering", "stopped", "failed"]
+Phase = Literal["downloading", "loading", "ready", "prefill", "answering", "stopped", "failed"]
 
 _MARKS: dict[Phase, str] = {"ready": "●", "stopped": "■", "failed": "×"}
-_MOVING = "◐◓◑◒"  # marks of a running activity, animated
+_SPINNER = "◐◓◑◒"  # marks of a running activity, animated
 _STEP_S = 0.25
-_TITLE = 24  # maximum columns for another chat's title
+_MAX_TITLE = 24  # maximum columns for another chat's title
 _SEPARATOR = " · "
 
 
 class StatusLine(Widget):
+    """The activity with its duration, and the numbers of the last answer."""
+
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"status--{name}" for name in (*get_args(Phase), "number", "unit")
     }
@@ -37,15 +39,15 @@ class StatusLine(Widget):
     progress: reactive[float] = reactive(0.0)
     stats: reactive[Stats | None] = reactive[Stats | None](None)
     gauges: reactive[Gauges] = reactive(Gauges())
-    behind: reactive[str] = reactive("")  # title of another conversation being answered
+    background_title: reactive[str] = reactive("")  # title of another conversation being answered
     context: reactive[int] = reactive(0)  # the model's context length in tokens, 0 if unknown
     server: reactive[str] = reactive("")  # address of the answering server, "" for this process
 
     def on_mount(self) -> None:
-        self.begin()
+        self.restart_timer()
         self._timer = self.set_interval(_STEP_S, self.refresh)
 
-    def begin(self) -> None:
+    def restart_timer(self) -> None:
         """Restart the timer of the current activity."""
         self._since = StatusLine.clock()
         self.progress = 0.0
@@ -57,7 +59,7 @@ class StatusLine(Widget):
     def watch_phase(self, before: Phase, now: Phase) -> None:
         if self.is_mounted:
             if before in _MARKS:
-                self.begin()
+                self.restart_timer()
             (self._timer.resume if self.is_busy else self._timer.pause)()
 
     def render(self) -> Content:
@@ -71,16 +73,16 @@ class StatusLine(Widget):
 
     def _state(self) -> Content:
         words: str = self.phase
-        if self.phase == "reading":
+        if self.phase == "prefill":
             words = "processing the prompt" + (f" {self.progress:.0%}" if self.progress else "")
-        elif self.phase == "fetching":  # Loading follows, so 100% is never shown.
+        elif self.phase == "downloading":  # Loading follows, so 100% is never shown.
             words = f"downloading the model {min(self.progress, 0.99):.0%}"
         elif self.phase == "loading":
             words = "loading the model"
         elif self.phase == "ready" and self.server:
             words = "ready: akunu serve answers"
-        elif self.phase == "answering" and self.behind:
-            title = Content(displayable(self.behind)).truncate(_TITLE, ellipsis=True)
+        elif self.phase == "answering" and self.background_title:
+            title = Content(displayable(self.background_title)).truncate(_MAX_TITLE, ellipsis=True)
             words = f"answering another chat: {title.plain}"
         return Content.styled(f"{self._mark()} {words}", f".status--{self.phase}")
 
@@ -88,7 +90,7 @@ class StatusLine(Widget):
         if not self.is_busy:
             return _MARKS[self.phase]
         moves = self.app.animation_level != "none"
-        return _MOVING[int(self._seconds() / _STEP_S) % len(_MOVING) if moves else 0]
+        return _SPINNER[int(self._seconds() / _STEP_S) % len(_SPINNER) if moves else 0]
 
     def _seconds(self) -> float:
         return StatusLine.clock() - self._since
@@ -99,21 +101,20 @@ class StatusLine(Widget):
         if not self.is_busy or not seconds:
             return []
         minutes, rest = divmod(seconds, 60)
-        return [
-            self._number(f"{minutes}:{rest:02}" if minutes else f"{rest}", "" if minutes else "s")
-        ]
+        duration = f"{minutes}:{rest:02}" if minutes else f"{rest}"
+        return [self._number(duration, "" if minutes else "s")]
 
     def _numbers(self) -> list[Content]:
         stats, parts = self.stats, []
         if stats is None:
             return []
         if used := stats.prompt_tokens + stats.generated_tokens:
-            room = f"of {tokens(self.context)} context" if self.context else "tokens of context"
-            parts.append(self._number(tokens(used), room))
+            limit = format_tokens(self.context)
+            unit = f"of {limit} context" if self.context else "tokens of context"
+            parts.append(self._number(format_tokens(used), unit))
         if stats.decode_s and (speed := stats.tokens_per_s):
-            parts.append(
-                self._number(f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}", "tokens/s")
-            )
+            number = f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}"
+            parts.append(self._number(number, "tokens/s"))
         return parts
 
     def _number(self, number: str, unit: str) -> Content:
@@ -122,7 +123,7 @@ class StatusLine(Widget):
         )
 
 
-def tokens(count: int) -> str:
+def format_tokens(count: int) -> str:
     """Format a number of tokens: 870, 1.2k, 8k for 8,192."""
     if count < 1000:
         return str(count)
@@ -133,7 +134,7 @@ def tokens(count: int) -> str:
 
 _SHORTEST_S, _LONGEST_S = 4.0, 15.0
 _CHARACTERS_A_SECOND = 15  # reading speed of a busy user
-_REFUSAL = 2  # errors stay this many times longer
+_ERROR_FACTOR = 2  # errors stay this many times longer
 
 
 class MessageLine(Static, can_focus=False):
@@ -141,7 +142,7 @@ class MessageLine(Static, can_focus=False):
 
     DEFAULT_CSS = """
     MessageLine { display: none; height: auto; max-height: 4; color: $text-success; }
-    MessageLine.-refusal { color: $text-error; }
+    MessageLine.-error { color: $text-error; }
     """
 
     def __init__(self) -> None:
@@ -149,17 +150,17 @@ class MessageLine(Static, can_focus=False):
         self.text = ""
         self._timer: Timer | None = None
 
-    def show(self, text: str, *, refusal: bool = False) -> None:
+    def show(self, text: str, *, is_error: bool = False) -> None:
         """Show `text` long enough to be read, replacing the previous message."""
         self.text = text
         self.display = bool(text)
-        self.set_class(refusal, "-refusal")
+        self.set_class(is_error, "-error")
         self.update(Content(displayable(text)))
         if self._timer is not None:
             self._timer.stop()
         seconds = min(max(_SHORTEST_S, len(text) / _CHARACTERS_A_SECOND), _LONGEST_S)
         if text:
-            self._timer = self.set_timer(seconds * (_REFUSAL if refusal else 1), self.clear)
+            self._timer = self.set_timer(seconds * (_ERROR_FACTOR if is_error else 1), self.clear)
 
     def clear(self) -> None:
         """Hide the message."""
@@ -167,7 +168,7 @@ class MessageLine(Static, can_focus=False):
 
 
 @contextmanager
-def reported(show: Callable[[str], object]) -> Iterator[None]:
+def report_errors(show: Callable[[str], object]) -> Iterator[None]:
     """Pass the text of an `AkunuError` to `show` instead of raising it."""
     try:
         yield

@@ -27,7 +27,7 @@ _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
 _ANSWER_TIMEOUT_S = 1.0  # for slow connections; only a terminal without any answer takes so long
-_MUTE = ("", "dumb", "linux", "unknown")  # values of TERM without queries and titles
+_NO_QUERIES = ("", "dumb", "linux", "unknown")  # values of TERM without queries and titles
 
 
 def background(environ: Mapping[str, str] = os.environ) -> Background | None:
@@ -36,14 +36,14 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
     Sends OSC 11 and then a query that every terminal answers (primary device attributes), so that
     a terminal without OSC 11 causes no delay. Sends nothing if input is already waiting.
     """
-    if environ.get("TERM", "") in _MUTE:
+    if environ.get("TERM", "") in _NO_QUERIES:
         return None
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
         return None
     try:
-        return parse_answer(_ask(terminal)) or _from_environment(environ)
+        return parse_answer(_query_terminal(terminal)) or _from_environment(environ)
     except (OSError, termios.error):
         return _from_environment(environ)
     finally:
@@ -59,7 +59,7 @@ def parse_answer(answer: bytes) -> Background | None:
     return "light" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "dark"  # BT.601
 
 
-def _ask(terminal: int) -> bytes:
+def _query_terminal(terminal: int) -> bytes:
     if select.select([terminal], [], [], 0)[0]:
         return b""
     before, answer = termios.tcgetattr(terminal), b""
@@ -85,9 +85,8 @@ def _from_environment(environ: Mapping[str, str]) -> Background | None:
     return "light" if int(last) in (7, *range(9, 16)) else "dark"
 
 
-# Terminals disagree on the width of emoji joined by a zero-width joiner, skin tones, variation
-# selectors and Indic vowel signs. One such cluster would shift the rest of its line.
-# These characters have the same width in every terminal. Others only cost extra bytes.
+# Characters of the same width in every terminal. Terminals disagree on joined emoji, skin tones,
+# variation selectors and Indic vowel signs; one such cluster would shift the rest of its line.
 _AGREED = (
     "\x20-\x7e\xa0-\xac\xae-\u05ff\u0606-\u061b\u061d-\u06dc\u06de-\u06ff"
     "\u0e00-\u0e32\u0e34-\u0e7f\u10a0-\u10ff\u1e00-\u1fff"
@@ -105,7 +104,7 @@ _TOKEN = re.compile(
 )
 
 
-def keep_columns(data: str) -> str:
+def pin_columns(data: str) -> str:
     """Add cursor moves to terminal output around clusters of disputed width.
 
     Only changes text after a move to a row and column (CUP), as Textual draws. A cluster is drawn
@@ -123,13 +122,13 @@ def keep_columns(data: str) -> str:
         elif token["text"] and place is not None:
             row, column = place
             place = row, column + cell_len(token["text"])
-            parts.append(_kept(token["text"], row, column))
+            parts.append(_pin_text(token["text"], row, column))
             continue
         parts.append(token[0])
     return "".join(parts)
 
 
-def _kept(text: str, row: int, column: int) -> str:
+def _pin_text(text: str, row: int, column: int) -> str:
     if not _DISPUTED.search(text):
         return text
     parts: list[str] = []
@@ -167,7 +166,7 @@ def _clusters(text: str) -> Iterator[tuple[str, int]]:
 _CLIPBOARD_TIMEOUT_S = 2.0
 
 
-def find_program(
+def clipboard_command(
     environ: Mapping[str, str] = os.environ,
     platform: str = sys.platform,
     which: Callable[[str], str | None] = shutil.which,
@@ -186,8 +185,8 @@ def find_program(
     return next((command for command in commands if which(command[0])), None)
 
 
-def run_program(command: Sequence[str], text: str) -> bool:
-    """Pass `text` to a command of `find_program`; return success. Blocks for up to two seconds."""
+def copy_with(command: Sequence[str], text: str) -> bool:
+    """Pass `text` to a clipboard command; return success. Blocks for up to two seconds."""
     try:
         done = subprocess.run(
             command,
@@ -202,7 +201,7 @@ def run_program(command: Sequence[str], text: str) -> bool:
     return done.returncode == 0
 
 
-def editor(environ: Mapping[str, str] = os.environ) -> list[str]:
+def find_editor(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the command of the user's editor."""
     return shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "vi") or ["vi"]
 
@@ -215,7 +214,7 @@ async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")
-        process = await asyncio.create_subprocess_exec(*(command or editor()), str(path))
+        process = await asyncio.create_subprocess_exec(*(command or find_editor()), str(path))
         try:
             failed = await process.wait()
         finally:
@@ -230,7 +229,7 @@ _PUSH_TITLE, _POP_TITLE = "\x1b[22;2t", "\x1b[23;2t"
 
 def has_title(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the terminal supports titles (OSC 2)."""
-    return environ.get("TERM", "") not in _MUTE
+    return environ.get("TERM", "") not in _NO_QUERIES
 
 
 class ChatDriver(SteadyDriver):
@@ -240,7 +239,7 @@ class ChatDriver(SteadyDriver):
 
     def write(self, data: str) -> None:
         if not self.is_suspended:  # another program uses the terminal meanwhile
-            super().write(keep_columns(data))
+            super().write(pin_columns(data))
 
     def start_application_mode(self) -> None:
         super().start_application_mode()

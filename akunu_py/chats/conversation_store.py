@@ -1,4 +1,4 @@
-"""All conversations in one SQLite database: every query and change.
+"""Stores all conversations in one SQLite database.
 
 Calls may wait for the disk or another process; the chat uses a worker thread. Use a store only in
 the thread that opened it. All database problems raise ConversationError.
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from akunu_py.chats import rows
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.search import SearchHit, find, searchable, terms_of
-from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
+from akunu_py.chats.search import SearchHit, find_matches, searchable, terms_of
+from akunu_py.chats.tree import ChatMessage, ConversationInfo, ConversationTree, title_of, tree_of
 from akunu_py.errors import ConversationError
 
 UNDO_S = 24 * 3600.0  # time to restore a deleted conversation
@@ -41,8 +41,8 @@ _LAST_CHOICE = """
 SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'integer'
 """
 _MAX_CHOICE = 2**62  # only a damaged file has higher values
-# A number and rows.MESSAGE_COLUMNS without content, to read only the tree structure.
-_PLACES = "number, id, parent, role, '', '', 0, '', NULL, NULL"
+# A number and rows.MESSAGE_COLUMNS without content: enough for the tree structure.
+_TREE_COLUMNS = "number, id, parent, role, '', '', 0, '', NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
 WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DESC LIMIT ?
@@ -58,7 +58,7 @@ class SearchResult:
 
 
 class ConversationStore:
-    """All conversations."""
+    """The queries and changes of a conversation database."""
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
@@ -82,39 +82,39 @@ class ConversationStore:
     # Messages
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Save a new message, or the new state of a message (parent and role do not change).
+        """Save a new message, or the new state of a message; its parent and role never change.
 
         The first message creates the conversation, titled `title` or by its first prompt. A new
         prompt restores a deleted conversation.
         """
         with self._file.transaction():
-            place = self._last_choice(self._find(conversation)) + 1
+            place = self._last_choice(self._find_number(conversation)) + 1
             self._save(conversation, message, title, time.time(), place)
 
-    def save_tree(self, tree: Tree) -> int:
+    def save_tree(self, tree: ConversationTree) -> int:
         """Save all branches; keep existing messages. Return the number of added messages."""
         with self._file.transaction() as database:
-            number = self._find(tree.conversation)
-            known = self._numbers(number)
+            number = self._find_number(tree.conversation)
+            known = self._row_numbers(number)
             new = [message for message in tree.messages if message.id not in known]
             for place, message in enumerate(new, self._last_choice(number) + 1):
                 self._save(tree.conversation, message, tree.title, message.created, place)
-            number = self._find(tree.conversation)
+            number = self._find_number(tree.conversation)
             database.execute("UPDATE conversations SET deleted = NULL WHERE number = ?", (number,))
             if new:
                 self._choose(number, tree.chosen())
         return len(new)
 
     def choose(self, conversation: str, message: str) -> None:
-        """Activate the branch of `message`, if it exists."""
+        """Activate the branch from the root to `message`, if the message exists."""
         with self._file.transaction():
-            number = self._find(conversation)
-            parents = {each.id: each.parent for _, each in self._rows(number, _PLACES)}
+            number = self._find_number(conversation)
+            parents = {each.id: each.parent for _, each in self._rows(number, _TREE_COLUMNS)}
             branch: list[str] = []
-            following: str | None = message
-            while following in parents:
-                branch.append(following)
-                following = parents[following]
+            ancestor: str | None = message
+            while ancestor in parents:
+                branch.append(ancestor)
+                ancestor = parents[ancestor]
             self._choose(number, branch)
 
     def remove(self, conversation: str, message: str) -> None:
@@ -122,7 +122,7 @@ class ConversationStore:
         with self._file.transaction() as database:
             removed = {message}
             numbers = []
-            for row, each in self._rows(self._find(conversation), _PLACES):  # parents come first
+            for row, each in self._rows(self._find_number(conversation), _TREE_COLUMNS):
                 if each.id in removed or each.parent in removed:
                     removed.add(each.id)
                     numbers.append((row,))
@@ -133,26 +133,26 @@ class ConversationStore:
 
     def list(self) -> Sequence[ConversationInfo]:
         """Return all conversations, latest first."""
-        with self._file.errors():
+        with self._file.convert_errors():
             return [*self._infos().values()]
 
     def search(self, words: str) -> Sequence[SearchResult]:
         """Return the conversations that contain all `words` (all if empty), latest first."""
-        with self._file.errors():
+        with self._file.convert_errors():
             infos = self._infos()
             if not words.strip():
                 return [SearchResult(info, SearchHit()) for info in infos.values()]
-            hits = find(self._database, terms_of(rows.storable(words)))
+            hits = find_matches(self._database, terms_of(rows.storable(words)))
             return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 
-    def load(self, conversation: str) -> Tree:
+    def load(self, conversation: str) -> ConversationTree:
         """Return a conversation. Raises ConversationError if it does not exist."""
-        with self._file.errors():
-            number = self._number(conversation)
+        with self._file.convert_errors():
+            number = self._require_number(conversation)
             query = "SELECT title FROM conversations WHERE number = ? AND deleted IS NULL"
             row = self._database.execute(query, (number,)).fetchone()
             if row is None:
-                raise _unknown(conversation)
+                raise _unknown_conversation(conversation)
             messages = dict(self._rows(number))
             in_order = "SELECT number FROM messages WHERE conversation = ? ORDER BY chosen"
             chosen = [each for (each,) in self._database.execute(in_order, (number,))]
@@ -167,12 +167,12 @@ class ConversationStore:
                 f"{len(found)} conversations have ids that start with {name!r}; type more of the id"
             )
         if not found:
-            raise _unknown(name)
+            raise _unknown_conversation(name)
         return found[0]
 
     def recent_prompts(self, limit: int) -> Sequence[str]:
         """Return the user's last unique prompts of all conversations, oldest first."""
-        with self._file.errors():
+        with self._file.convert_errors():
             return [rows.text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][
                 ::-1
             ]
@@ -184,15 +184,15 @@ class ConversationStore:
         if not (title := title_of(rows.storable(title), _TITLE_LENGTH)):
             return
         with self._file.transaction() as database:
-            number = self._number(conversation)
+            number = self._require_number(conversation)
             database.execute("UPDATE conversations SET title = ? WHERE number = ?", (title, number))
             self._index("title_index", number, title)
 
     def delete(self, conversation: str) -> None:
         """Delete a conversation; `undo_delete` can restore it for UNDO_S."""
         with self._file.transaction() as database:
-            gone = (time.time(), self._number(conversation))
-            database.execute("UPDATE conversations SET deleted = ? WHERE number = ?", gone)
+            values = (time.time(), self._require_number(conversation))
+            database.execute("UPDATE conversations SET deleted = ? WHERE number = ?", values)
 
     def undo_delete(self) -> ConversationInfo | None:
         """Restore the last deleted conversation, if any."""
@@ -207,13 +207,13 @@ class ConversationStore:
 
     def erase(self, conversation: str) -> None:
         """Erase a conversation permanently."""
-        with self._file.errors():
-            self._erase([self._number(conversation)])
+        with self._file.convert_errors():
+            self._erase([self._require_number(conversation)])
 
     def erase_deleted(self, before: float) -> int:
         """Permanently erase conversations deleted before a time; return their number."""
         query = "SELECT number FROM conversations WHERE deleted <= ?"
-        with self._file.errors():
+        with self._file.convert_errors():
             numbers = [row[0] for row in self._database.execute(query, (before,))]
         if numbers:
             self._erase(numbers)
@@ -222,16 +222,18 @@ class ConversationStore:
     # Inside a transaction
 
     def _erase(self, conversations: Sequence[int]) -> None:
-        doomed = [(number,) for number in conversations]
+        parameters = [(number,) for number in conversations]
         messages = "SELECT number FROM messages WHERE conversation = ?"
         with self._file.transaction() as database:
-            database.executemany(f"DELETE FROM message_index WHERE rowid IN ({messages})", doomed)
-            database.executemany("DELETE FROM title_index WHERE rowid = ?", doomed)
-            database.executemany("DELETE FROM conversations WHERE number = ?", doomed)
+            database.executemany(
+                f"DELETE FROM message_index WHERE rowid IN ({messages})", parameters
+            )
+            database.executemany("DELETE FROM title_index WHERE rowid = ?", parameters)
+            database.executemany("DELETE FROM conversations WHERE number = ?", parameters)
             # An index keeps words of deleted rows until its segments are merged.
             for index in ("message_index", "title_index"):
                 database.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
-        with self._file.errors():
+        with self._file.convert_errors():
             database.execute("PRAGMA wal_checkpoint (TRUNCATE)")
 
     def _save(
@@ -252,7 +254,7 @@ class ConversationStore:
             "model": rows.storable(message.model),
         }
         self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
-        number = self._number(conversation)
+        number = self._require_number(conversation)
         self._database.execute(_SAVE_MESSAGE, (*rows.values_of(message), number, place))
         query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
         row = self._database.execute(query, (number, message.id)).fetchone()
@@ -278,11 +280,11 @@ class ConversationStore:
         self._database.execute(insert, (number, searchable(text)))
 
     def _choose(self, conversation: int | None, messages: Iterable[str]) -> None:
-        numbers = self._numbers(conversation)
+        numbers = self._row_numbers(conversation)
         first = self._last_choice(conversation) + 1
-        here = [numbers[message] for message in messages if message in numbers]
+        known = [numbers[message] for message in messages if message in numbers]
         self._database.executemany(
-            _CHOOSE, [(first + place, conversation, number) for place, number in enumerate(here)]
+            _CHOOSE, [(first + place, conversation, number) for place, number in enumerate(known)]
         )
 
     def _last_choice(self, conversation: int | None) -> int:
@@ -301,21 +303,21 @@ class ConversationStore:
         query = f"SELECT {columns} FROM messages WHERE conversation = ? ORDER BY number"
         return rows.messages_of(self._database.execute(query, (conversation,)))
 
-    def _numbers(self, conversation: int | None) -> dict[str, int]:
-        return {message.id: number for number, message in self._rows(conversation, _PLACES)}
+    def _row_numbers(self, conversation: int | None) -> dict[str, int]:
+        return {message.id: number for number, message in self._rows(conversation, _TREE_COLUMNS)}
 
-    def _find(self, conversation: str) -> int | None:
+    def _find_number(self, conversation: str) -> int | None:
         query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"
         names = conversation, rows.number_of(conversation), conversation
         row: tuple[int] | None = self._database.execute(query, names).fetchone()
         return row[0] if row else None
 
-    def _number(self, conversation: str) -> int:
-        number = self._find(conversation)
+    def _require_number(self, conversation: str) -> int:
+        number = self._find_number(conversation)
         if number is None:
-            raise _unknown(conversation)
+            raise _unknown_conversation(conversation)
         return number
 
 
-def _unknown(name: str) -> ConversationError:
+def _unknown_conversation(name: str) -> ConversationError:
     return ConversationError(f"no conversation with id {name!r}; list them: akunu chats list")

@@ -20,25 +20,25 @@ from akunu_py.chats.search import searchable
 from akunu_py.errors import ConversationError, one_line
 
 _BUSY_TIMEOUT_S = 5.0  # waits for another writer
-_PARTS = ("", "-wal", "-shm")  # suffixes of SQLite's files
+_SUFFIXES = ("", "-wal", "-shm")  # suffixes of SQLite's files
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_NO_ACCESS = "give yourself write access, or set XDG_DATA_HOME to your own directory"
-_NO_SPACE = "free some space, or set XDG_DATA_HOME to a directory on another disk"
+_ACCESS_HINT = "give yourself write access, or set XDG_DATA_HOME to your own directory"
+_SPACE_HINT = "free some space, or set XDG_DATA_HOME to a directory on another disk"
 _HINTS = {
     **dict.fromkeys(_DAMAGED, "it is damaged; restart akunu to set it aside"),
     sqlite3.SQLITE_BUSY: "another program is writing to it; close that program, then try again",
     sqlite3.SQLITE_LOCKED: "another program is writing to it; close that program, then try again",
-    sqlite3.SQLITE_FULL: _NO_SPACE,
+    sqlite3.SQLITE_FULL: _SPACE_HINT,
     # SQLite also reports this if the disk is too full to create the log's index.
-    sqlite3.SQLITE_IOERR: f"the disk is full or failing; {_NO_SPACE}",
-    sqlite3.SQLITE_READONLY: _NO_ACCESS,
-    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
-    sqlite3.SQLITE_PERM: _NO_ACCESS,
+    sqlite3.SQLITE_IOERR: f"the disk is full or failing; {_SPACE_HINT}",
+    sqlite3.SQLITE_READONLY: _ACCESS_HINT,
+    sqlite3.SQLITE_CANTOPEN: _ACCESS_HINT,
+    sqlite3.SQLITE_PERM: _ACCESS_HINT,
 }
 _OTHER_HINT = "`akunu info` shows its path; XDG_DATA_HOME changes it"
 _MAX_PROBLEMS = 10_000
-_IN_A_ROW = re.compile(r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in ")
+_BAD_ROW = re.compile(r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in ")
 APPLICATION_ID = 0x616B756E  # "akun", in the file header
 
 # `chosen` increases with every added or selected message: among siblings, the highest is active.
@@ -90,7 +90,7 @@ class DatabaseFile:
             self._lock = _open_lock(path)
         except OSError as error:
             raise ConversationError(
-                f"cannot store conversations in {path}: {error.strerror}; {_NO_ACCESS}"
+                f"cannot store conversations in {path}: {error.strerror}; {_ACCESS_HINT}"
             ) from error
         try:
             self.database = self._open()
@@ -101,7 +101,7 @@ class DatabaseFile:
     def close(self) -> None:
         """Close the database. The last process to close it leaves a single file."""
         try:
-            with self.errors():
+            with self.convert_errors():
                 self.database.close()
         finally:
             os.close(self._lock)
@@ -109,12 +109,12 @@ class DatabaseFile:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run an atomic transaction. Raises ConversationError."""
-        with self.errors(), _transaction(self.database):
+        with self.convert_errors(), _transaction(self.database):
             yield self.database
 
     @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Convert SQLite errors to ConversationErrors of one line."""
+    def convert_errors(self) -> Iterator[None]:
+        """Convert SQLite errors in the block to ConversationError, with a hint."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -124,7 +124,7 @@ class DatabaseFile:
             ) from error
 
     def _open(self) -> sqlite3.Connection:
-        with self.errors():
+        with self.convert_errors():
             try:
                 return self._connect()
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
@@ -184,11 +184,11 @@ class DatabaseFile:
                 f"{damaged} and another akunu has it open; close all of them, then try again"
             ) from error
         number = 1
-        while any(Path(f"{self.path}.damaged-{number}{part}").exists() for part in _PARTS):
+        while any(Path(f"{self.path}.damaged-{number}{part}").exists() for part in _SUFFIXES):
             number += 1
         aside = Path(f"{self.path}.damaged-{number}")
         try:
-            for part in _PARTS:
+            for part in _SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
                     Path(f"{self.path}{part}").rename(f"{aside}{part}")
             _create(self.path)
@@ -222,14 +222,14 @@ def _create(path: Path) -> None:
 
 
 def _use_write_ahead_log(database: sqlite3.Connection) -> None:
-    """Turn on the log: readers do not wait for a writer, and saving does not wait for the disk."""
+    """Enable WAL: readers do not wait for a writer, and saving does not wait for the disk."""
     # The first process to do so needs exclusive access, which SQLite does not wait for.
-    until = time.monotonic() + _BUSY_TIMEOUT_S
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
             database.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
         else:
@@ -239,14 +239,14 @@ def _use_write_ahead_log(database: sqlite3.Connection) -> None:
 def _check_pages(database: sqlite3.Connection) -> None:
     """Raise sqlite3.DatabaseError for a damaged page. `rows` handles damaged values."""
     for (found,) in database.execute(f"PRAGMA quick_check ({_MAX_PROBLEMS})"):
-        if found != "ok" and not _IN_A_ROW.search(str(found)):
+        if found != "ok" and not _BAD_ROW.search(str(found)):
             error = sqlite3.DatabaseError(" ".join(str(found).split())[:200])
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
 
 
 def _foreign_object(database: sqlite3.Connection) -> str | None:
-    """Return a view, trigger or computed column, which akunu never creates and may run forever."""
+    """Describe a view, trigger or computed column, if any; akunu creates none, and it may hang."""
     for kind, name, page, statement in database.execute(
         "SELECT type, name, rootpage, sql FROM sqlite_master"
     ):

@@ -13,7 +13,7 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
-from akunu_py.chats.tree import Role, Tree
+from akunu_py.chats.tree import ConversationTree, Role
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, displayable
 from akunu_py.types import FinishReason
@@ -36,14 +36,14 @@ _MAY_STAY_OPEN = re.compile("```|~~~|<")  # a code or HTML block
 _MAX_FENCES = 8  # fences tried, last ones first
 
 
-def render(tree: Tree, form: ExportFormat) -> str:
+def render(tree: ConversationTree, form: ExportFormat) -> str:
     """Render a conversation in a format."""
     return as_json([tree]) if form == "json" else as_markdown(tree)
 
 
-def as_markdown(tree: Tree) -> str:
+def as_markdown(tree: ConversationTree) -> str:
     """Render the active branch as Markdown: each message under a heading with its author."""
-    messages = [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
+    messages = [each for each in tree.active_branch() if each.text.strip() or each.thinking.strip()]
     parts = [f"# {_line(tree.title) or UNTITLED}"]
     if messages:
         parts.append(f"*{_date(messages[0].created)}exported from akunu*")

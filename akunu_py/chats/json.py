@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
-from akunu_py.chats.tree import ChatMessage, Role, Tree, fitting_role, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, Role, tree_of, valid_role
 from akunu_py.errors import ConversationError
 from akunu_py.files import parse_json
 from akunu_py.types import FinishReason, NotCached, Stats
@@ -36,7 +36,7 @@ class _FormatError(Exception):
     """The JSON is not a valid export. The message says what was expected and found."""
 
 
-def as_json(trees: Iterable[Tree]) -> str:
+def as_json(trees: Iterable[ConversationTree]) -> str:
     """Return conversations as JSON for `read_json`."""
     conversations = [
         {
@@ -53,7 +53,7 @@ def as_json(trees: Iterable[Tree]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def read_json(text: str, name: str) -> list[Tree]:
+def read_json(text: str, name: str) -> list[ConversationTree]:
     """Parse the output of `as_json`. Raises ConversationError. name: the source, for errors."""
     try:
         content = parse_json(text)
@@ -91,7 +91,7 @@ def _is_number(value: object, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
-def _read_conversation(values: Any) -> Tree:
+def _read_conversation(values: Any) -> ConversationTree:
     _expect(isinstance(values, dict), "a conversation", values)
     conversation = _read_id(values.get("id"))
     title, chosen, listed = (values.get(key) for key in ("title", "chosen", "messages"))
@@ -105,7 +105,7 @@ def _read_conversation(values: Any) -> Tree:
         _expect(message.id not in roles, "a unique id", message.id)
         _expect(message.parent in roles, "an earlier message as parent", message.parent)
         previous = roles[message.parent]
-        follows = fitting_role(message.role, previous) == message.role
+        follows = valid_role(message.role, previous) == message.role
         _expect(follows, f"a message that may follow {previous or 'nothing'}", message.role)
         roles[message.id] = message.role
         messages.append(message)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from akunu_py.chats.json import ID, is_time, stats_of
-from akunu_py.chats.tree import ChatMessage, ConversationInfo, fitting_role
+from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
 from akunu_py.files import parse_json
 from akunu_py.types import FinishReason, Stats
 
@@ -44,7 +44,7 @@ def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMess
         if message_id in roles:
             message_id = f"{_GENERATED}{number}"
         parent = ids.get(parent)
-        role = fitting_role(role, roles[parent])
+        role = valid_role(role, roles[parent])
         ids.setdefault(stored, message_id)
         ids.setdefault(message_id, message_id)
         roles[message_id] = role
@@ -72,7 +72,7 @@ def values_of(message: ChatMessage) -> tuple[Any, ...]:
 
 
 def number_of(name: str) -> int | None:
-    """Return the row number in a generated id (None: not a generated id)."""
+    """Return the row number in a generated id, or None for other ids."""
     found = re.fullmatch(rf"{_GENERATED}([0-9]{{1,18}})", name)
     return int(found[1]) if found else None
 

@@ -24,7 +24,7 @@ _UNSPACED = (
 )
 _UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
-_MOST_MARKS = 5000  # matches considered in a text
+_MAX_MARKS = 5000  # matches considered in a text
 _BEFORE, _AFTER = 30, 120  # characters of a snippet around the start of its first match
 _LETTER = f"(?!{_UNSPACED})[^\\W_]"
 _WORD = re.compile(f"{_UNSPACED}|{_LETTER}(?:{_LETTER}|[\u0300-\u036f])*")
@@ -66,22 +66,22 @@ def terms_of(words: str) -> list[str]:
     return terms
 
 
-def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
-    """Return the numbers of the conversations that match all `terms`, with their best matches."""
-    found: set[int] | None = None
+def find_matches(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
+    """Return the best match of each conversation with all `terms`, by conversation number."""
+    matching: set[int] | None = None
     for term in terms:
-        here = {row[0] for row in database.execute(_IN_MESSAGES, (term,))}
-        here |= {row[0] for row in database.execute(_IN_TITLES, (term,))}
-        found = here if found is None else found & here
-    if not found:
+        numbers = {row[0] for row in database.execute(_IN_MESSAGES, (term,))}
+        numbers |= {row[0] for row in database.execute(_IN_TITLES, (term,))}
+        matching = numbers if matching is None else matching & numbers
+    if not matching:
         return {}
     best: dict[int, tuple[int, str]] = {}  # conversation -> number and id of its message
     for conversation, number, message in database.execute(_RANKED, (" OR ".join(terms),)):
-        if conversation in found:
+        if conversation in matching:
             best.setdefault(conversation, (number, id_of(number, message)))
-    numbers = json.dumps([number for number, _ in best.values()])
-    texts = dict(database.execute(_TEXTS, (numbers,)))
-    hits = dict.fromkeys(found, SearchHit())
+    messages = json.dumps([number for number, _ in best.values()])
+    texts = dict(database.execute(_TEXTS, (messages,)))
+    hits = dict.fromkeys(matching, SearchHit())
     for conversation, (number, message) in best.items():
         line = " ".join(text_of(texts.get(number)).split())
         hits[conversation] = SearchHit(message, *_snippet(line, terms))
@@ -89,51 +89,51 @@ def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, Search
 
 
 def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return the part of a text with most of `terms` within _AFTER characters, and their ranges."""
+    """Return the part of a text with most `terms` within _AFTER characters, and their ranges."""
     # FTS5's own snippet functions take quadratic time in the number of matches.
-    marks = [*islice(_marks(text, terms), _MOST_MARKS)]
-    here: Counter[str] = Counter()
+    marks = [*islice(_marks(text, terms), _MAX_MARKS)]
+    counts: Counter[str] = Counter()  # of terms in the window
     best = first = most = 0
     for place, _, word in marks:
-        here[word] += 1
+        counts[word] += 1
         while place - marks[first][0] > _AFTER:
-            here[marks[first][2]] -= 1
+            counts[marks[first][2]] -= 1
             first += 1
-        if len(+here) > most:  # `+` drops zero counts
-            best, most = marks[first][0], len(+here)
+        if len(+counts) > most:  # `+` drops zero counts
+            best, most = marks[first][0], len(+counts)
     start = max(0, best - _BEFORE)
     start = 0 if start == 0 else text.find(" ", start, best) + 1 or start
     end = min(best + _AFTER + _BEFORE, len(text))
     if end < len(text) and (space := text.rfind(" ", best, end)) > best:
         end = space
     offset = start - bool(start)  # of the ellipsis
-    shown: list[tuple[int, int]] = []
-    at = start
+    ranges: list[tuple[int, int]] = []
+    position = start
     for begin, stop, _ in marks:
-        if at <= begin < stop <= end:
-            shown.append((begin - offset, stop - offset))
-            at = stop
+        if position <= begin < stop <= end:
+            ranges.append((begin - offset, stop - offset))
+            position = stop
     snippet = "…" * bool(start) + text[start:end] + "…" * (end < len(text))
-    return snippet, tuple(shown)
+    return snippet, tuple(ranges)
 
 
 def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield the start, end and term of each match in a text."""
-    wanted = [([_folded(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
-    words = [(word.start(), word.end(), _folded(word[0])) for word in _WORD.finditer(text)]
+    phrases = [([_fold(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
+    words = [(word.start(), word.end(), _fold(word[0])) for word in _WORD.finditer(text)]
     for number, (start, _, _) in enumerate(words):
-        for phrase, term in wanted:
-            here = words[number : number + len(phrase)]
-            found = [word for _, _, word in here]
-            if found and term.endswith("*"):
-                found[-1] = found[-1][: len(phrase[-1])]
-            if found and found == phrase:
-                yield start, here[-1][1], term
+        for phrase, term in phrases:
+            candidate = words[number : number + len(phrase)]
+            folded = [word for _, _, word in candidate]
+            if folded and term.endswith("*"):
+                folded[-1] = folded[-1][: len(phrase[-1])]
+            if folded and folded == phrase:
+                yield start, candidate[-1][1], term
                 break
 
 
-def _folded(word: str) -> str:
-    """Remove case and accents, as the index does."""
+def _fold(word: str) -> str:
+    """Remove case and accents, as the FTS5 index does."""
     if word.isascii():
         return word.lower()
     plain = unicodedata.normalize("NFD", word)

@@ -29,7 +29,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """A prompt or an answer; `dataclasses.replace` returns the next state of an answer."""
+    """A prompt or an answer. Immutable: a growing answer is replaced as a whole."""
 
     role: Role
     text: str
@@ -55,7 +55,7 @@ class ConversationInfo:
     preview: str = ""  # start of the last message
 
 
-class Tree:
+class ConversationTree:
     """All messages of one conversation, with its active branch. Not thread-safe."""
 
     def __init__(self, conversation: str | None = None, title: str = "") -> None:
@@ -91,7 +91,7 @@ class Tree:
         self._active[message.parent] = message.id
 
     def replace(self, message: ChatMessage) -> None:
-        """Replace a message with its new state."""
+        """Replace the message with the same id. Raises ValueError for another parent."""
         if self._messages[message.id].parent != message.parent:
             raise ValueError(f"message {message.id} cannot change its parent")
         self._messages[message.id] = message
@@ -100,12 +100,12 @@ class Tree:
         """Remove a message and all its descendants; activate a sibling if any."""
         parent = self._messages[message].parent
         siblings = self._children[parent]
-        place = siblings.index(message)
+        index = siblings.index(message)
         siblings.remove(message)
         if self._active[parent] == message:
             del self._active[parent]
             if siblings:
-                self._active[parent] = siblings[max(0, place - 1)]
+                self._active[parent] = siblings[max(0, index - 1)]
         pending = [message]
         while pending:
             removed = pending.pop()
@@ -113,13 +113,13 @@ class Tree:
             del self._messages[removed]
             self._active.pop(removed, None)
 
-    def path(self) -> list[ChatMessage]:
+    def active_branch(self) -> list[ChatMessage]:
         """Return the active branch, from the first message to the last."""
         path: list[ChatMessage] = []
-        following = self._active.get(None)
-        while following is not None:
-            path.append(self._messages[following])
-            following = self._active.get(following)
+        message_id = self._active.get(None)
+        while message_id is not None:
+            path.append(self._messages[message_id])
+            message_id = self._active.get(message_id)
         return path
 
     def siblings(self, message: str) -> Sequence[str]:
@@ -127,11 +127,11 @@ class Tree:
         return tuple(self._children[self._messages[message].parent])
 
     def choose(self, message: str) -> None:
-        """Activate the branch of `message`."""
-        following: str | None = message
-        while following is not None:
-            self.activate(following)
-            following = self._messages[following].parent
+        """Activate the branch from the root to `message`."""
+        message_id: str | None = message
+        while message_id is not None:
+            self.activate(message_id)
+            message_id = self._messages[message_id].parent
 
     def activate(self, message: str) -> None:
         """Activate `message` among its siblings, even in an inactive branch."""
@@ -140,16 +140,16 @@ class Tree:
     def neighbor(self, message: str, direction: int) -> str | None:
         """Return the previous (-1) or next (1) sibling, if any."""
         siblings = self.siblings(message)
-        place = siblings.index(message) + direction
-        return siblings[place] if 0 <= place < len(siblings) else None
+        index = siblings.index(message) + direction
+        return siblings[index] if 0 <= index < len(siblings) else None
 
     def chosen(self) -> list[str]:
-        """Return the active message of each set of several siblings."""
-        return [self._active[at] for at, here in self._children.items() if len(here) > 1]
+        """Return the ids of the active messages that have siblings."""
+        return [self._active[parent] for parent, each in self._children.items() if len(each) > 1]
 
 
-def fitting_role(role: object, previous: str | None) -> Role:
-    """Return `role` if it may follow the role `previous` (None: at the start), else another."""
+def valid_role(role: object, previous: str | None) -> Role:
+    """Return `role` if it may follow `previous` (None: at the start), else a role that may."""
     for each, follows in _FOLLOWS.items():
         if each == role and previous in follows:
             return each
@@ -167,9 +167,9 @@ def title_of(prompt: str, length: int = 80) -> str:
 
 def tree_of(
     conversation: str, title: str, messages: Iterable[ChatMessage], chosen: Iterable[str] = ()
-) -> Tree:
+) -> ConversationTree:
     """Build a tree of messages, each after its parent; activate `chosen` in order."""
-    tree = Tree(conversation, title)
+    tree = ConversationTree(conversation, title)
     for message in messages:
         tree.add(message)
     for message_id in chosen:

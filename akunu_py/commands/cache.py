@@ -67,7 +67,7 @@ def remove_caches(args: argparse.Namespace) -> None:
     if (bool(args.id) + args.all + bool(args.model)) != 1:
         raise UsageError("expected IDs, --model or --all; to list ids, run: akunu cache list")
     if args.id:
-        freed = sum(remove(path) for path in _named(args.id))
+        freed = sum(remove(path) for path in _files_with_ids(args.id))
     else:
         freed = forget(model_store.resolve(args.model).path if args.model else None)
     say(f"{human_size(freed)} freed")
@@ -75,8 +75,8 @@ def remove_caches(args: argparse.Namespace) -> None:
 
 def verify_caches(args: argparse.Namespace) -> None:
     damaged = 0
-    wanted = _named(args.id) if args.id else all_files()
-    for path in wanted:
+    files = _files_with_ids(args.id) if args.id else all_files()
+    for path in files:
         try:
             cache_file.read(path)
             cache_file.verify(path)
@@ -87,11 +87,11 @@ def verify_caches(args: argparse.Namespace) -> None:
             say(f"{path.stem}  {human_size(path.stat().st_size)} verified")
     if damaged:
         raise DamagedCache(
-            f"{damaged} of {len(wanted)} prompt caches are unusable; run: akunu cache rm ID"
+            f"{damaged} of {len(files)} prompt caches are unusable; run: akunu cache rm ID"
         )
 
 
-def _named(ids: list[str]) -> list[Path]:
+def _files_with_ids(ids: list[str]) -> list[Path]:
     """Return the files with these ids. Raises UsageError."""
     files = all_files()
     found = []
@@ -112,7 +112,7 @@ def _facts(path: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"id": path.stem, "model": path.parent.name.rpartition("-")[0]}
     tokens, problem = 0, ""
     try:
-        about = cache_file.read(path).about
+        about = cache_file.read(path).metadata
         facts["model"], tokens = about.model, len(about.tokens)
     except DamagedCache:
         problem = "damaged"

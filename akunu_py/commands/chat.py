@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, add_hosts, check_hosts, loading_from, options_from
-from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at, server_for
+from akunu_py.commands.servers import HostsServer, add_server, is_address, model_name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
-from akunu_py.models.store.model_store import installed
+from akunu_py.models.store.model_store import find_intact
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Model name or path (default: the model in the settings)",
     )
     parser.add_argument(
-        "--continue", dest="again", action="store_true", help="Continue the most recent chat"
+        "--continue", dest="latest", action="store_true", help="Continue the most recent chat"
     )
     parser.add_argument(
         "--resume",
@@ -55,27 +55,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require_terminal()
     settings, problems = read_settings()
-    own = own_server(args)
-    server = "off" if own else args.server or settings.server
+    hosts_server = start_hosts_server(args)
+    server = "off" if hosts_server else args.server or settings.server
     model: model_store.StoredModel | None = None
     if is_address(server):
-        wanted = name_at(server, args.model)
+        model_name = model_name_at(server, args.model)
     else:
-        settings, problems, wanted, model = settings_and_model(args.model)
+        settings, problems, model_name, model = settings_and_model(args.model)
     if args.temperature is None:
         args.temperature = settings.temperature
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp, ChatConfig, recall, remember
+    from akunu_py.tui.app import ChatApp, ChatConfig, load_ui_state, save_ui_state
     from akunu_py.tui.controllers.library import Resume
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
 
-    name = model.name if model else wanted
+    name = model.name if model else model_name
     learned_states: list[LearnedState] = []
-    session = session_thread(args, settings, name, model, server, learned_states, own)
+    session = session_thread(args, settings, name, model, server, learned_states, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
-    remembered = recall(paths.chat_file())
+    ui_state = load_ui_state(paths.chat_file())
     app = ChatApp(
         ChatConfig(
             name,
@@ -86,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
             background=ask_background(),
             missing=model is None and not is_address(server),
             problems=problems,
-            resume=Resume(" ".join(args.resume or ()), last=args.again)
-            if args.again or args.resume is not None
+            resume=Resume(" ".join(args.resume or ()), last=args.latest)
+            if args.latest or args.resume is not None
             else None,
-            remembered=remembered,
+            ui_state=ui_state,
         )
     )
     app.run()
-    remember(paths.chat_file(), app.remembered)
+    save_ui_state(paths.chat_file(), app.ui_state)
     code = app.return_code or 0
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)
@@ -105,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
     if all_saved and app.conversation.turns:
         name = app.conversation.tree.conversation[:_ID_DIGITS]
         say(f"to continue this chat: akunu --resume {name}", error=True)
-    if own is not None:
-        own.close()
+    if hosts_server is not None:
+        hosts_server.close()
     loading = session.loading
     closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
     if closed:
@@ -116,8 +116,8 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def own_server(args: argparse.Namespace) -> OwnServer | None:
-    """Return the server of --hosts, if given. Raises UsageError for conflicting options."""
+def start_hosts_server(args: argparse.Namespace) -> HostsServer | None:
+    """Return the server for --hosts, None without it. Raises UsageError for conflicting options."""
     if not args.hosts:
         return None
     check_hosts(args.hosts, server=args.server)
@@ -125,25 +125,26 @@ def own_server(args: argparse.Namespace) -> OwnServer | None:
     from akunu_py.decoding.hosts.hostfile import read_hosts
 
     read_hosts(args.hosts)
-    return OwnServer(args)
+    return HostsServer(args)
 
 
 def settings_and_model(
-    asked: str | None,
+    requested: str | None,
 ) -> tuple[Settings, list[str], str, model_store.StoredModel | None]:
     """Return the settings, problems to show, and the model's name and files.
 
     The files are None if the model must be downloaded first. An unusable model in the settings or
-    on the command line (`asked`) is a problem, and the default model replaces it.
+    on the command line (`requested`) is a problem, and the default model replaces it.
     """
     settings, problems = read_settings()
-    wanted = asked or settings.model
+    model_name = requested or settings.model
     try:
-        return settings, problems, wanted, find_model(wanted)
+        return settings, problems, model_name, find_model(model_name)
     except AkunuError as error:
-        why = f"no model {wanted!r} here" if isinstance(error, UnknownModel) else str(error)
-        where = "" if asked else f"{settings_file()}: "
-        problems.append(f"{where}{why}; {DEFAULT_MODEL} answers instead; press F4 for other models")
+        unknown = isinstance(error, UnknownModel)
+        why = f"model {model_name!r} is not installed" if unknown else str(error)
+        where = "" if requested else f"{settings_file()}: "
+        problems.append(f"{where}{why}; using {DEFAULT_MODEL} instead; press F4 for other models")
         return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 
@@ -154,49 +155,50 @@ def session_thread(
     model: model_store.StoredModel | None,
     server: str,
     learned_states: list[LearnedState],
-    own: OwnServer | None = None,
+    hosts_server: HostsServer | None = None,
 ) -> SessionThread:
     """Return the thread that loads models or connects to a server.
 
-    server: the value of --server. own: the server of --hosts. learned_states: receives the learned
+    server: the value of --server. hosts_server: for --hosts. learned_states: receives the learned
     state of each loaded model. The thread imports MLX, which takes seconds.
     """
     from akunu_py.tui.workers.session_thread import SessionThread
 
-    def load(wanted: str) -> ChatModel:
+    def load(model_name: str) -> ChatModel:
         from akunu_py.decoding.generate.chat_model import LoadedChat
 
         # The server at an address has only the first model.
-        choice = server if wanted == name or not is_address(server) else "auto"
+        choice = server if model_name == name or not is_address(server) else "auto"
         loading, stored = loading_from(args), None
-        if not is_address(choice):  # the server may have a model that is missing here
-            stored = model if model and wanted == model.name else model_store.resolve(wanted)
-        remember = settings.memory and not args.no_memory
-        if own is not None:
+        if not is_address(choice):  # the server may have a model that is not installed
+            loaded = model and model_name == model.name
+            stored = model if loaded else model_store.resolve(model_name)
+        remember = settings.answer_cache and not args.no_answer_cache
+        if hosts_server is not None:
             from akunu_py.serve.own.served import ServedChat
 
-            client, served = own.have(stored or model_store.resolve(wanted))
-            note = "\n".join(filter(None, (own.holds(), served.model.note)))
+            client, served = hosts_server.connect(stored or model_store.resolve(model_name))
+            note = "\n".join(filter(None, (hosts_server.partitions(), served.model.note)))
             facts = replace(served.model, server="", note=note)
             return ServedChat(client, facts, remember=remember)
-        if found := server_for(choice, wanted, stored, loading):
+        if found := server_for(choice, model_name, stored, loading):
             from akunu_py.serve.own.served import ServedChat
 
             client, served = found
             return ServedChat(client, served.model, remember=remember)
         from akunu_py.decoding.load import load_learned, load_stored
 
-        engine = load_stored(stored or model_store.resolve(wanted), loading, settings)
-        learned = load_learned(engine, no_memory=args.no_memory, settings=settings)
+        engine = load_stored(stored or model_store.resolve(model_name), loading, settings)
+        learned = load_learned(engine, no_answer_cache=args.no_answer_cache, settings=settings)
         learned_states.append(learned)
         return LoadedChat(engine, learned, on_answered)
 
     def on_answered(engine: Engine, generation: Request) -> None:
         import mlx.core as mx
 
-        from akunu_py.decoding.load import note_peak
+        from akunu_py.decoding.load import record_peak_memory
 
-        note_peak(engine, generation)
+        record_peak_memory(engine, generation)
         mx.reset_peak_memory()  # measure each answer separately
 
     return SessionThread(name, load, settings.unload_s)
@@ -208,10 +210,10 @@ def require_terminal() -> None:
         raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
-def find_model(wanted: str) -> model_store.StoredModel | None:
+def find_model(model_name: str) -> model_store.StoredModel | None:
     """Return the model, or None if it is the default model and not installed."""
-    if wanted == DEFAULT_MODEL:
-        return installed(DEFAULT_MODEL)
-    model = model_store.resolve(wanted)
+    if model_name == DEFAULT_MODEL:
+        return find_intact(DEFAULT_MODEL)
+    model = model_store.resolve(model_name)
     model_store.check(model)
     return model

@@ -130,18 +130,18 @@ def _read(file: str) -> str:
         ) from error
 
 
-def _print(found: Sequence[SearchResult], form: str) -> None:
+def _print(results: Sequence[SearchResult], form: str) -> None:
     if form == "json":
-        content = [_values(each) for each in found]
+        content = [_json_row(each) for each in results]
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))
         return
-    if not found:
-        say(f"nothing found in {paths.conversations_file()}", error=True)
+    if not results:
+        say(f"no chats found in {paths.conversations_file()}", error=True)
         return
-    models = [collapse(each.info.model) for each in found]
+    models = [collapse(each.info.model) for each in results]
     width = max(len("MODEL"), *map(len, models))
     say(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
-    for each, model in zip(found, models, strict=True):
+    for each, model in zip(results, models, strict=True):
         info = each.info
         used = datetime.fromtimestamp(info.updated) if info.updated else None
         when = f"{used:%Y-%m-%d %H:%M}" if used else "unknown"
@@ -151,6 +151,6 @@ def _print(found: Sequence[SearchResult], form: str) -> None:
             say(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
 
 
-def _values(found: SearchResult) -> dict[str, object]:
-    values: dict[str, object] = asdict(found.info)
-    return values | {"found": found.hit.snippet} if found.hit.snippet else values
+def _json_row(result: SearchResult) -> dict[str, object]:
+    values: dict[str, object] = asdict(result.info)
+    return values | {"found": result.hit.snippet} if result.hit.snippet else values

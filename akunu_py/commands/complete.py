@@ -58,16 +58,16 @@ def run(args: argparse.Namespace) -> int:
     if used and not (args.filter or args.lsp):
         raise UsageError(f"--{used[0]} requires --filter")
     if args.print_config:
-        print(editor_config(args.print_config, passed_on(args)), end="")
+        print(editor_config(args.print_config, changed_options(args)), end="")
         return 0
     if args.stats:
         print(for_output("\n".join(stats_table(read_counts(paths.acceptance_file())))))
         return 0
     settings = load_settings()
-    asked, server = args.model, args.server or settings.server
-    args.model = asked or settings.completion_model or settings.model
-    load, base = partial(load_completer, args, asked, server), base_request(args)
-    acceptance = Acceptance(None if args.no_memory else paths.acceptance_file())
+    requested, server = args.model, args.server or settings.server
+    args.model = requested or settings.completion_model or settings.model
+    load, base = partial(load_completer, args, requested, server), base_request(args)
+    acceptance = Acceptance(None if args.no_answer_cache else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.protocols.filter import run_filter
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> CompletionMaker:
+def load_completer(args: argparse.Namespace, requested: str | None, server: str) -> CompletionMaker:
     """Return a client of a running server, or load the model; call in the thread that uses it.
 
     asked: the model on the command line.
@@ -100,31 +100,33 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
         draft_tokens=args.draft_tokens,
     )
     model = model_store.resolve(args.model) if server == "auto" else None
-    found = server_for(server, asked, model, loading_from(args))
+    found = server_for(server, requested, model, loading_from(args))
     if found is not None:
         from akunu_py.serve.own.served import ServedCompleter
 
         client, facts = found
-        if not facts.fills_in and _should_fill_in(args):
-            print_warnings([_better_model(facts.name)])
+        if not facts.supports_fim and _expects_fim(args):
+            print_warnings([_fim_warning(facts.name)])
         return ServedCompleter(client, facts.name, options)
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)
     from akunu_py.completion.completer import Completer
 
-    completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
-    if completer.family is None and not completer.edit_format and _should_fill_in(args):
-        print_warnings([_better_model(engine.name)])
+    completer = Completer(
+        engine, options, load_learned(engine, no_answer_cache=args.no_answer_cache)
+    )
+    if completer.family is None and not completer.edit_format and _expects_fim(args):
+        print_warnings([_fim_warning(engine.name)])
     return completer
 
 
-def _should_fill_in(args: argparse.Namespace) -> bool:
-    """Return True if the user should know that the model cannot fill in the middle."""
+def _expects_fim(args: argparse.Namespace) -> bool:
+    """Return True if a model without fill-in-the-middle deserves a warning."""
     return args.fim == "auto" and not (args.filter or args.lsp)
 
 
-def _better_model(name: str) -> str:
+def _fim_warning(name: str) -> str:
     """Return the warning for a model that cannot fill in the middle."""
     from akunu_py.decoding import device
 
@@ -145,7 +147,7 @@ def base_request(args: argparse.Namespace) -> CompletionRequest:
     return replace(request, max_tokens=args.max_tokens) if args.max_tokens else request
 
 
-def passed_on(args: argparse.Namespace) -> list[str]:
+def changed_options(args: argparse.Namespace) -> list[str]:
     """Return the options that differ from their defaults, for the editor's configuration."""
     parser = Parser()
     add_options(parser)
@@ -204,18 +206,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
         ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
         ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
-        ("--suffix-tokens", "N", _count, 512, "Maximum prompt tokens after the cursor"),
+        ("--suffix-tokens", "N", _non_negative, 512, "Maximum prompt tokens after the cursor"),
         (
             "--file-tokens",
             "N",
-            _count,
+            _non_negative,
             3072,
             "Maximum prompt tokens from other files",
         ),
     )
 
 
-def _count(text: str) -> int:
+def _non_negative(text: str) -> int:
     return 0 if text == "0" else positive(text)
 
 

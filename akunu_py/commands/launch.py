@@ -29,7 +29,7 @@ _NO_KEY = "none"  # clients require a key
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ModelEndpoint:
     """A server and its model."""
 
     url: str
@@ -46,7 +46,7 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def _codex(served: Served) -> Launch:
+def _codex(served: ModelEndpoint) -> Launch:
     """Source: Codex's docs/config.md. Only OpenAI's servers run its web search."""
     provider = "model_providers.akunu"
     values: dict[str, Any] = {
@@ -68,7 +68,7 @@ def _codex(served: Served) -> Launch:
     return Launch(["codex", *options], {KEY_VARIABLE: served.key} if served.key else {})
 
 
-def _opencode(served: Served) -> Launch:
+def _opencode(served: ModelEndpoint) -> Launch:
     """Source: opencode.ai/docs/config and /docs/providers."""
     model: dict[str, Any] = {"name": served.model, "tool_call": True}
     if served.context:
@@ -91,7 +91,7 @@ def _opencode(served: Served) -> Launch:
     return Launch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def _aider(served: Served) -> Launch:
+def _aider(served: ModelEndpoint) -> Launch:
     """Source: aider.chat/docs/llms/openai-compat.html."""
     return Launch(
         ["aider", "--model", f"openai/{served.model}", "--no-show-model-warnings"],
@@ -104,7 +104,7 @@ def _aider(served: Served) -> Launch:
     )
 
 
-def _claude(served: Served) -> Launch:
+def _claude(served: ModelEndpoint) -> Launch:
     """Source: docs.claude.com, "LLM gateway configuration"."""
     return Launch(
         ["claude", "--model", served.model],
@@ -117,7 +117,7 @@ def _claude(served: Served) -> Launch:
     )
 
 
-CLIENTS: dict[str, Callable[[Served], Launch]] = {
+CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
     "codex": _codex,
     "opencode": _opencode,
     "aider": _aider,
@@ -145,25 +145,27 @@ def run(args: argparse.Namespace) -> int:
     else:
         wanted = found.model
     if args.show:
-        print(for_output(shown(_asked(args, found or Served(url, wanted, key=key)))))
+        print(
+            for_output(shell_command(_launch(args, found or ModelEndpoint(url, wanted, key=key))))
+        )
         return 0
     if found is not None and found.model != wanted:
         raise UsageError(
             f"{url} serves {found.model}, not {wanted}; leave out --model, or use another --port"
         )
-    name = _asked(args, found or Served(url, wanted)).command[0]
+    name = _launch(args, found or ModelEndpoint(url, wanted)).command[0]
     if shutil.which(name) is None:
         raise UsageError(f"{name} is not installed; install it and try again")
-    with contextlib.nullcontext(found) if found else started(args, url, key) as served:
-        return _wait(_asked(args, served))
+    with contextlib.nullcontext(found) if found else temporary_server(args, url, key) as served:
+        return _wait(_launch(args, served))
 
 
-def _asked(args: argparse.Namespace, served: Served) -> Launch:
+def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
     launch = CLIENTS[args.client](served)
     return Launch([*launch.command, *args.rest], launch.environment)
 
 
-def shown(launch: Launch) -> str:
+def shell_command(launch: Launch) -> str:
     """Return the shell command of a launch."""
     values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     return " ".join([*values, shlex.join(launch.command)])
@@ -179,7 +181,7 @@ def _wait(launch: Launch) -> int:
             continue
 
 
-def find_server(url: str, key: str) -> Served | None:
+def find_server(url: str, key: str) -> ModelEndpoint | None:
     """Return the server at `url`, or None. Raises UsageError for a wrong key or another program."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url}/v1/models", headers=headers)
@@ -187,7 +189,7 @@ def find_server(url: str, key: str) -> Served | None:
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
             (model,) = json.load(reply)["data"]
-            return Served(url, str(model["id"]), int(model["context_length"]), key)
+            return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
     except urllib.error.HTTPError as error:
         hint = f"; set its key in {KEY_VARIABLE}" if error.code == 401 else ""
         raise UsageError(f"{url} returned HTTP status {error.code}{hint}") from error
@@ -198,12 +200,12 @@ def find_server(url: str, key: str) -> Served | None:
 
 
 @contextlib.contextmanager
-def started(args: argparse.Namespace, url: str, key: str) -> Iterator[Served]:
-    """Serve the model while the block runs."""
+def temporary_server(args: argparse.Namespace, url: str, key: str) -> Iterator[ModelEndpoint]:
+    """Start a server for the duration of the block."""
     say(f"starting a server at {url}", error=True)
     options = ["--model", args.model] if args.model else []
     process = ServeProcess(["--port", str(args.port), *options])
     try:
         yield process.wait_for(lambda: find_server(url, key), threading.Event())
     finally:
-        process.end()
+        process.stop()

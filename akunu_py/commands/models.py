@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from akunu_py import paths
 from akunu_py.arguments import add_actions, add_format, add_values
-from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
+from akunu_py.decoding.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
 from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError, one_line
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
-from akunu_py.models.pull.endpoint import SIGN
+from akunu_py.models.pull.remote import LINE_PREFIX
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.model_store import StoredModel, Usage, read_usage
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter
@@ -135,9 +135,9 @@ def pull_model(args: argparse.Namespace) -> None:
     try:
         if model := find_installed(args.model, args.name):
             if not args.if_missing:
-                say(f"{model.name} is here already ({human_size(model.size)}): {model.path}")
+                say(f"{model.name} is already installed ({human_size(model.size)}): {model.path}")
         else:
-            with watched() as on_progress:
+            with progress_display() as on_progress:
                 model = pull(args.model, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
         if args.hosts:
@@ -249,32 +249,33 @@ def forget(args: argparse.Namespace) -> None:
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     model = model_store.resolve(args.name)
-    freed = learned_state.forget(model.path) + forget(model.path)
-    say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
+    freed = learned_state.delete_answer_cache(model.path) + forget(model.path)
+    say(f"deleted the answer cache and prompt caches of {model.name}, {human_size(freed)} freed")
 
 
 def remove(args: argparse.Namespace) -> None:
-    linked, origin = _in_hub_cache(args.name)
-    also = bool(args.hub_files)
+    hub_bytes, origin = _in_hub_cache(args.name)
+    delete_hub_files = bool(args.hub_files)
     if not args.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask for confirmation; run: akunu models rm {args.name} --yes")
-        if not _agrees(f"Remove {args.name}?"):
+        if not _confirm(f"Remove {args.name}?"):
             print("not removed")
             return
-        if linked and not also:
-            size = human_size(linked)
-            also = _agrees(f"Also delete {size} from the hub's cache? Other programs may use them.")
+        if hub_bytes and not delete_hub_files:
+            size = human_size(hub_bytes)
+            question = f"Also delete {size} from the hub's cache? Other programs may use it."
+            delete_hub_files = _confirm(question)
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     freed = forget(paths.models_dir() / args.name)
     freed += model_store.remove(args.name)
-    if origin and also:
+    if origin and delete_hub_files:
         freed += hub_cache.delete(*origin)
     say(f"removed {args.name}, {human_size(freed)} freed")
-    if linked and origin and not also:
+    if hub_bytes and origin and not delete_hub_files:
         where = hub_cache.CachedRepository(origin[0]).root
-        say(f"{human_size(linked)} stay in the hub's cache: {where}")
+        say(f"{human_size(hub_bytes)} remain in the hub's cache: {where}")
         say(f"to delete them, run: hf cache rm model/{origin[0]}")
 
 
@@ -302,7 +303,7 @@ def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
     return hub_cache.linked_bytes(model.path), (model.repository, model.commit)
 
 
-def _agrees(question: str) -> bool:
+def _confirm(question: str) -> bool:
     return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 
@@ -399,12 +400,12 @@ _INTERVAL_S = 10.0
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows (phase, bytes done, total bytes)."""
-    with watched() as on_progress:
+    with progress_display() as on_progress:
         yield ProgressMeter(on_progress)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Callable[[Progress], None]]:
+def progress_display() -> Iterator[Callable[[Progress], None]]:
     """Yield a function that shows a Progress."""
     shown = _Bars() if sys.stderr.isatty() else _Lines()
     try:
@@ -472,7 +473,7 @@ class _Lines:
 
 # Never asks for a password, and detects a lost network within a minute.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
-_NO_PROGRAM = (126, 127)  # exit codes of a shell
+_COMMAND_NOT_FOUND = (126, 127)  # exit codes of a shell
 
 
 def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) -> None:
@@ -480,7 +481,7 @@ def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) 
 
     Raises FetchError, which names the hosts that failed, with the reasons.
     """
-    others = [name for name in dict.fromkeys(hosts.names[1:]) if name != HERE]
+    others = [name for name in dict.fromkeys(hosts.names[1:]) if name != LOCALHOST]
     if not others:
         say("all hosts are this machine; nothing to download", error=True)
     failures = []
@@ -500,29 +501,29 @@ def _pull_on(
 ) -> None:
     assert model.manifest is not None
     reference = f"{model.repository}@{model.commit}" if model.repository else model.name
-    wanted = {"reference": reference, "name": model.name if model.repository else None}
+    request = {"reference": reference, "name": model.name if model.repository else None}
     python = env.get("AKUNU_PYTHON", sys.executable)
-    given = [f"{name}={value}" for name, value in env.items()]
-    command = [python, "-P", "-m", "akunu_py.models.pull.endpoint", json.dumps(wanted)]
+    environment = [f"{name}={value}" for name, value in env.items()]
+    command = [python, "-P", "-m", "akunu_py.models.pull.remote", json.dumps(request)]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            [*_SSH, host, shlex.join(["env", *given, *command])],
+            [*_SSH, host, shlex.join(["env", *environment, *command])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
         ) as process,
     ):
         try:
-            there = _follow(process, lambda phase, *n: progress(f"{host}: {phase}", *n))
+            remote = _follow(process, lambda phase, *n: progress(f"{host}: {phase}", *n))
             code = process.wait()
         finally:
             process.kill()  # the remote process ends when its stdin closes
-        if there is None:
+        if remote is None:
             errors.seek(0)
-            raise FetchError(_why(code, python, errors))
-    here = {name: record.sha256 for name, record in model.manifest.files.items()}
-    if differing := sorted(name for name in here | there if here.get(name) != there.get(name)):
+            raise FetchError(_failure_reason(code, python, errors))
+    local = {name: record.sha256 for name, record in model.manifest.files.items()}
+    if differing := sorted(name for name in local | remote if local.get(name) != remote.get(name)):
         raise FetchError(
             f"{differing[0]} differs from the file on this host; run on both: akunu models verify "
             f"{model.name}"
@@ -536,9 +537,9 @@ def _follow(
     assert process.stdout is not None
     for line in process.stdout:
         text = line.decode(errors="replace").strip()
-        if not text.startswith(SIGN):
+        if not text.startswith(LINE_PREFIX):
             continue
-        message = json.loads(text.removeprefix(SIGN))
+        message = json.loads(text.removeprefix(LINE_PREFIX))
         if "progress" in message:
             progress(*message["progress"])
         if "error" in message:
@@ -548,15 +549,15 @@ def _follow(
     return None
 
 
-def _why(code: int, python: str, errors: IO[bytes]) -> str:
+def _failure_reason(code: int, python: str, errors: IO[bytes]) -> str:
     """Return why the remote process failed."""
     lines = errors.read().decode(errors="replace").split("\n")
-    said = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
-    if code == NOT_REACHED:
-        return f"cannot be reached: {said}"
-    if code in _NO_PROGRAM or "No module named" in said:
+    message = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
+    if code == SSH_FAILED:
+        return f"cannot be reached: {message}"
+    if code in _COMMAND_NOT_FOUND or "No module named" in message:
         return (
-            f"{python} has no akunu of this version ({said}); install it, or set AKUNU_PYTHON in "
-            "the hostfile's envs"
+            f"{python} has no akunu of this version ({message}); install it, or set AKUNU_PYTHON "
+            "in the hostfile's envs"
         )
-    return said
+    return message

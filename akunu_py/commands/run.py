@@ -22,10 +22,10 @@ from akunu_py.arguments import (
     constraint_from,
     options_from,
 )
-from akunu_py.decoding.load import engine_from_arguments, load_learned, note_peak
+from akunu_py.decoding.load import engine_from_arguments, load_learned, record_peak_memory
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
-from akunu_py.interrupts import ends_within
+from akunu_py.interrupts import exit_after_interrupt
 from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message
 
@@ -74,31 +74,31 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_from_arguments(args)
     from akunu_py.decoding.generate.session import Session  # slow, so after all usage errors
 
-    learned = load_learned(engine, no_memory=args.no_memory)
+    learned = load_learned(engine, no_answer_cache=args.no_answer_cache)
     encoder = engine.tokens
     tokens = encoder.encode(prompt) if args.raw else encoder.encode_chat([Message("user", prompt)])
     session = Session(engine, learned)
     if args.prompt_cache:
-        session.recall = None
+        session.disk_caches = None
         if args.prompt_cache.exists():
             session.load_prompt_cache(args.prompt_cache)
     generation = session.generate(tokens, options)
-    if options.draft != "off" and engine.no_draft:
-        print_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
+    if options.draft != "off" and engine.no_draft_reason:
+        print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
     with cancelled_by_interrupt(generation):
         if args.format == "json":
             try:
                 generation.answer()
             finally:  # even if another host is lost
                 if generation.tokens:
-                    said = json.dumps(as_dict(engine, generation), ensure_ascii=False)
-                    print(for_output(said))
+                    line = json.dumps(as_dict(engine, generation), ensure_ascii=False)
+                    print(for_output(line))
         else:
             stream(generation)
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
-    note_peak(engine, generation)
+    record_peak_memory(engine, generation)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":
@@ -143,7 +143,7 @@ def cancelled_by_interrupt(generation: Request) -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        with ends_within(_INTERRUPT_S):
+        with exit_after_interrupt(_INTERRUPT_S):
             yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -82,20 +82,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = model_store.resolve(args.model or load_settings().model)
-    model_store.check(found)
+    model = model_store.resolve(args.model or load_settings().model)
+    model_store.check(model)
     loading_from(args)  # fail before taking the port
     if args.until_eof:
-        threading.Thread(
-            target=_end_with_input, args=(args.grace,), name="stdin", daemon=True
-        ).start()
+        threading.Thread(target=_exit_on_eof, args=(args.grace,), name="stdin", daemon=True).start()
     if not 0 <= args.port < 65536:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
     from akunu_py.decoding.generate.model_host import ModelHost
     from akunu_py.serve.http.guard import AccessRules, is_loopback
     from akunu_py.serve.http.server import ServeOptions, listen, serve
-    from akunu_py.serve.own.running import RunningServer, own_url
+    from akunu_py.serve.own.running import RunningServer, loopback_url
 
     if not key and not is_loopback(args.host):
         raise UsageError(
@@ -103,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             "(or --api-key KEY), or leave out --host"
         )
     options = ServeOptions(
-        names=tuple(dict.fromkeys((found.name, *(args.alias or ())))),
+        names=tuple(dict.fromkeys((model.name, *(args.alias or ())))),
         access=AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16)),
         defaults=GenerateOptions(draft=args.draft, draft_tokens=args.draft_tokens),
         temperature=args.temperature,
@@ -115,32 +113,32 @@ def run(args: argparse.Namespace) -> int:
     learned: list[LearnedState] = []
     lost = threading.Event()
 
-    def end(why: HostLost, told: bool) -> None:
+    def shut_down(error: HostLost, reported: bool) -> None:
         """Fail the waiting requests, then shut down as on SIGTERM."""
         lost.set()
-        if not told:
-            scheduler.abandon(why)
+        if not reported:
+            scheduler.abandon(error)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
         running = RunningServer(
-            own_url(url),
+            loopback_url(url),
             options.access.token,
-            found.name,
-            str(found.path.resolve()),
+            model.name,
+            str(model.path.resolve()),
             args.weights,
             args.kv_bits,
         )
         options = replace(options, running=running)
         # A process cannot connect to hosts twice.
         idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
-        scheduler = ModelHost(lambda: _load(args, learned, end), idle_s=idle_s)
+        scheduler = ModelHost(lambda: _load(args, learned, shut_down), idle_s=idle_s)
         serve(scheduler, listening, options, f"{url}/v1")
     print_warnings(warning for state in learned for warning in state.warnings)
     if lost.is_set():
-        _start_again()
+        _restart()
     return 0
 
 
@@ -155,11 +153,11 @@ def _load(
 
     if engine.ring is not None:
         engine.ring.on_lost = on_lost
-    learned.append(load_learned(engine, no_memory=args.no_memory))
+    learned.append(load_learned(engine, no_answer_cache=args.no_answer_cache))
     return Session(engine, learned[-1])
 
 
-def _end_with_input(grace: float) -> None:
+def _exit_on_eof(grace: float) -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -168,10 +166,10 @@ def _end_with_input(grace: float) -> None:
     exit_without_teardown(1)
 
 
-def _start_again() -> None:
+def _restart() -> None:
     """Replace this process, which cannot connect to hosts twice."""
     from akunu_py.workarounds.ring_output import restore_stderr
 
-    print_warnings(["another host was lost; starting again"])
+    print_warnings(["another host was lost; restarting"])
     restore_stderr()
     os.execv(sys.executable, sys.orig_argv)

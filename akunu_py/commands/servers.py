@@ -19,7 +19,7 @@ from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
+from akunu_py.serve.own.client import ServerClient, ServerFacts, matching_server, server_at
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions
 
@@ -36,14 +36,14 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="auto|off|URL",
-        help="Server to use. auto: a running akunu serve with the model loaded; off: none, load "
-        "the model here; URL: this server (default: auto, or as in the settings)",
+        help="Server to use. auto: a running akunu serve with the model, if any; off: load the "
+        "model in this process; URL: this server (default: auto, or as in the settings)",
     )
 
 
 def server_for(
-    choice: str, asked: str | None, model: StoredModel | None, loading: LoadOptions
-) -> tuple[ServerClient, ServedFacts] | None:
+    choice: str, requested: str | None, model: StoredModel | None, loading: LoadOptions
+) -> tuple[ServerClient, ServerFacts] | None:
     """Return the server to use instead of loading `model`, or None.
 
     asked: the model that the server at an address must have, None for any. Raises AkunuError if
@@ -52,18 +52,18 @@ def server_for(
     if choice == "off":
         return None
     if choice == "auto":
-        return running_server(model.path, loading) if model else None
-    return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
+        return matching_server(model.path, loading) if model else None
+    return server_at(choice, requested and _name(requested), os.environ.get(KEY_VARIABLE, ""))
 
 
 def is_address(choice: str) -> bool:
-    """Return True if --server names one server."""
+    """Return True if --server is an address."""
     return choice not in ("auto", "off")
 
 
-def name_at(url: str, asked: str | None) -> str:
+def model_name_at(url: str, requested: str | None) -> str:
     """Return the name of a server's model; see `server_for`."""
-    found = server_for(url, asked, None, LoadOptions())
+    found = server_for(url, requested, None, LoadOptions())
     assert found is not None
     return found[1].name
 
@@ -71,7 +71,7 @@ def name_at(url: str, asked: str | None) -> str:
 def _name(model: str) -> str:
     try:
         return model_store.resolve(model).name
-    except AkunuError:  # the server may have a model that is not on this machine
+    except AkunuError:  # the server may have a model that is not installed
         return model
 
 
@@ -79,7 +79,7 @@ class ServeProcess:
     """`akunu serve` as a child process, which also exits when this process ends."""
 
     def __init__(self, options: Sequence[str], environment: Mapping[str, str] = {}) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "akunu_py", "serve", "--until-eof", "--quiet", *options],
             stdin=subprocess.PIPE,
@@ -94,13 +94,13 @@ class ServeProcess:
         return self._process.pid
 
     @property
-    def runs(self) -> bool:
+    def running(self) -> bool:
         return self._process.poll() is None
 
     def wait_for(self, find: Callable[[], Found | None], closing: threading.Event) -> Found:
-        """Poll `find` until it finds something. Raises AkunuError if the server ends."""
-        ends = time.monotonic() + _LOAD_S
-        while self.runs and time.monotonic() < ends:
+        """Poll `find` until it returns a server. Raises AkunuError if the process exits first."""
+        deadline = time.monotonic() + _LOAD_S
+        while self.running and time.monotonic() < deadline:
             if (found := find()) is not None:
                 return found
             if closing.wait(_POLL_S):
@@ -112,10 +112,10 @@ class ServeProcess:
         """Return the lines on stderr since the server started, or restarted itself."""
         data = os.pread(self._output.fileno(), _MAX_STDERR, 0)  # the child shares the file's offset
         lines = data.decode(errors="replace").splitlines()
-        restarts = [at for at, line in enumerate(lines) if "starting again" in line]
+        restarts = [at for at, line in enumerate(lines) if "restarting" in line]
         return lines[restarts[-1] + 1 :] if restarts else lines
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the server with all its hosts."""
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -127,11 +127,11 @@ class ServeProcess:
         self._output.close()
 
 
-class OwnServer:
+class HostsServer:
     """The server of `akunu chat --hosts`, which splits the model over several hosts.
 
     A process cannot connect to hosts twice, so `akunu serve` restarts itself when a host is lost,
-    and another model needs another process. args: of the chat.
+    and another model needs another process. args: options of `akunu chat`.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -140,33 +140,32 @@ class OwnServer:
         add_loading(parser)
         add_hosts(parser)
         self._options = [*as_arguments(parser, args), "--port", "0", "--grace", "0"]
-        self._options += ["--no-memory"] if args.no_memory else []
+        self._options += ["--no-answer-cache"] if args.no_answer_cache else []
         self._model = ""
         self._process: ServeProcess | None = None
 
-    def have(self, model: StoredModel) -> tuple[ServerClient, ServedFacts]:
-        """Wait until the model is served. Raises AkunuError with the reason if it cannot be."""
-        wanted = model.name if model.manifest is not None else str(model.path.resolve())
-        if self._process is None or not self._process.runs or wanted != self._model:
-            self._end()
-            key = {
-                KEY_VARIABLE: secrets.token_hex(16)
-            }  # clients use the token in the server's file
-            self._process = ServeProcess([*self._options, "--model", wanted], key)
-            self._model = wanted
+    def connect(self, model: StoredModel) -> tuple[ServerClient, ServerFacts]:
+        """Return a client of the server, restarted for another model. Raises AkunuError."""
+        name = model.name if model.manifest is not None else str(model.path.resolve())
+        if self._process is None or not self._process.running or name != self._model:
+            self._stop()
+            # Clients use the token in the server's file instead of this key.
+            key = {KEY_VARIABLE: secrets.token_hex(16)}
+            self._process = ServeProcess([*self._options, "--model", name], key)
+            self._model = name
         process = self._process
 
-        def find() -> tuple[ServerClient, ServedFacts] | None:
+        def find() -> tuple[ServerClient, ServerFacts] | None:
             for server in running_servers():
                 client = ServerClient(server.url, server.token)
-                if server.process == process.id and client.knows(server.token):
+                if server.process == process.id and client.has_token(server.token):
                     with contextlib.suppress(ServerGone):  # it restarts
                         return client, client.facts()
             return None
 
         return process.wait_for(find, self._closing)
 
-    def holds(self) -> str:
+    def partitions(self) -> str:
         """Return the partition of each rank, one per line."""
         lines = self._process.stderr_lines() if self._process else []
         return "\n".join(line.removeprefix("akunu: ") for line in lines if " holds " in line)
@@ -174,9 +173,9 @@ class OwnServer:
     def close(self) -> None:
         """Stop the server with all its hosts."""
         self._closing.set()
-        self._end()
+        self._stop()
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         if self._process is not None:
-            self._process.end()
+            self._process.stop()
             self._process = None

@@ -17,9 +17,9 @@ from akunu_py.completion.request import CompletionRequest
 from akunu_py.files import read_json, write_atomically
 from akunu_py.text import on_one_line
 
-_LARGEST_FILE = 1 << 20  # bytes
+_MAX_FILE = 1 << 20  # bytes
 _SAVED_EVERY = 20  # shown completions
-_REMEMBERED = 64  # shown completions whose acceptance can still be reported
+_MAX_RECENT = 64  # shown completions whose acceptance can still be reported
 
 Kind = tuple[str, str]  # language and place
 
@@ -39,7 +39,7 @@ class Acceptance:
         """path: the file to add the counts to, None to save nothing."""
         self._path = path
         self._lock = threading.Lock()
-        self._new: dict[Kind, Counter[str]] = {}  # not in the file yet
+        self._unsaved_counts: dict[Kind, Counter[str]] = {}  # not in the file yet
         self._by_end: OrderedDict[Hashable, ShownCompletion] = (
             OrderedDict()
         )  # by the text they end in
@@ -51,7 +51,7 @@ class Acceptance:
         request: CompletionRequest,
         text: str,
         id: str | int,
-        growing: ShownCompletion | None = None,
+        extended: ShownCompletion | None = None,
     ) -> ShownCompletion:
         """Count a completion, unless it is the rest of a counted one.
 
@@ -60,28 +60,29 @@ class Acceptance:
         end = hash((request.path, request.prefix + text))
         with self._lock:
             if end not in self._by_end:
-                _remember(self._by_end, end, growing or ShownCompletion(kind_of(request)))
-                if growing is None:
+                _add_recent(self._by_end, end, extended or ShownCompletion(kind_of(request)))
+                if extended is None:
                     self._count(self._by_end[end].kind, shown=1)
                     self._unsaved += 1
-            ghost = self._by_end[end]
-            _remember(self._by_id, id, ghost)
+            completion = self._by_end[end]
+            _add_recent(self._by_id, id, completion)
         if self._unsaved >= _SAVED_EVERY:
             self.save()
-        return ghost
+        return completion
 
     def accepted(self, id: str | int, characters: int) -> None:
         """Count `characters` of a completion as accepted; unknown ids are ignored."""
         with self._lock:
-            ghost = self._by_id.get(id)
-            if ghost is not None:
-                self._count(ghost.kind, accepted=int(not ghost.accepted), characters=characters)
-                ghost.accepted = True
+            completion = self._by_id.get(id)
+            if completion is not None:
+                first = int(not completion.accepted)
+                self._count(completion.kind, accepted=first, characters=characters)
+                completion.accepted = True
 
     def save(self) -> None:
         """Add the new counts to the file, which processes share. A disk error loses the counts."""
         with self._lock:
-            new, self._new, self._unsaved = self._new, {}, 0
+            new, self._unsaved_counts, self._unsaved = self._unsaved_counts, {}, 0
         if self._path is None or not new:
             return
         with contextlib.suppress(OSError), _locked(self._path):
@@ -92,15 +93,15 @@ class Acceptance:
             write_atomically(self._path, json.dumps(rows).encode())
 
     def _count(self, kind: Kind, **more: int) -> None:
-        self._new.setdefault(kind, Counter()).update(more)
+        self._unsaved_counts.setdefault(kind, Counter()).update(more)
 
 
-def _remember(
-    ghosts: OrderedDict[Hashable, ShownCompletion], key: Hashable, ghost: ShownCompletion
+def _add_recent(
+    recent: OrderedDict[Hashable, ShownCompletion], key: Hashable, completion: ShownCompletion
 ) -> None:
-    ghosts[key] = ghost
-    while len(ghosts) > _REMEMBERED:
-        ghosts.popitem(last=False)
+    recent[key] = completion
+    while len(recent) > _MAX_RECENT:
+        recent.popitem(last=False)
 
 
 def kind_of(request: CompletionRequest) -> Kind:
@@ -120,15 +121,15 @@ def kind_of(request: CompletionRequest) -> Kind:
 def read_counts(path: Path) -> dict[Kind, Counter[str]]:
     """Return the counts in a file, none if it is missing or damaged."""
     try:
-        rows: Any = read_json(path, _LARGEST_FILE)
+        rows: Any = read_json(path, _MAX_FILE)
     except (OSError, ValueError):
         return {}
     counts: dict[Kind, Counter[str]] = {}
     for row in rows if isinstance(rows, list) else []:
         match row:
             case [str(language), str(place), dict(found)]:
-                good = {name: n for name, n in found.items() if type(n) is int and n >= 0}
-                counts[language, place] = Counter(good)
+                valid = {name: n for name, n in found.items() if type(n) is int and n >= 0}
+                counts[language, place] = Counter(valid)
     return counts
 
 

@@ -95,7 +95,7 @@ class CompletionStops:
 
     def __init__(self, prefix: str, suffix: str, max_lines: int = 0) -> None:
         """prefix, suffix: text around the cursor. max_lines: 0 for no limit besides the rules."""
-        self._begun = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
+        self._before = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # after the cursor
         self._next_lines = _next_lines(below)
@@ -124,19 +124,19 @@ class CompletionStops:
         if self._rest_of_line:
             return self._cut_one_line(lines, final, done)
         numbers = (number for number, line in enumerate(lines) if line.strip())
-        first = 0 if self._begun.strip() else next(numbers, None)  # the first non-empty line
+        first = 0 if self._before.strip() else next(numbers, None)  # the first non-empty line
         if first is None or first > _LEADING_LINES:
             return Cut("", done or final or len(lines) > _LEADING_LINES + 1)
         kept = lines[:first]
-        base = width(self._begun + lines[0] if first == 0 else lines[first])
-        block = base if base and not self._begun.strip() else None
+        base = width(self._before + lines[0] if first == 0 else lines[first])
+        block = base if base and not self._before.strip() else None
         for number in range(first, len(lines)):
             line, whole = lines[number], number < len(lines) - 1 or final
             if number > first:
                 continues = self._continues(kept, first, line, whole, base, block)
                 if not continues:
                     return Cut(_trimmed(kept), done or continues is False)
-            repeats = self._repeats([self._begun + lines[0], *lines[1:]], number, final, done)
+            repeats = self._repeats([self._before + lines[0], *lines[1:]], number, final, done)
             if repeats is not False:
                 return Cut(_trimmed(kept), done or repeats is True)
             kept.append(line)
@@ -161,7 +161,7 @@ class CompletionStops:
 
     def _cut_filling(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
         """Cut the text between the cursor and the closing bracket after it."""
-        base = width(self._begun)
+        base = width(self._before)
         prose = self._brackets.ends_long(self._rest_of_line)
         kept = [lines[0]]
         for number in range(1, len(lines)):
@@ -227,7 +227,7 @@ class CompletionStops:
         """
         if self._brackets.depth("\n".join(kept)) > 0 or self._decorates(kept, first):
             return True
-        statement = self._begun + kept[0] if first == 0 else kept[first]
+        statement = self._before + kept[0] if first == 0 else kept[first]
         last = next((each for each in reversed(kept[first + 1 :]) if each.strip()), statement)
         gap = len(kept) > first + 1 and not kept[-1].strip()
         content, indented = line.strip(), width(line)
@@ -236,9 +236,9 @@ class CompletionStops:
             return True if content else None if not whole else False
         in_block = block is not None or self._opens(kept, first)
         in_block = in_block or any(width(each) > base for each in kept[first + 1 :] if each.strip())
-        left = first == 0 and not kept[0].strip()  # the model started with a line break
+        broke_line = first == 0 and not kept[0].strip()  # the model started with a line break
         sql = bool(_SQL.match(statement)) and not last.rstrip().endswith(";")
-        if not (in_block or left or sql):
+        if not (in_block or broke_line or sql):
             return self._opens_below(statement, line, whole, base) if last is statement else False
         if not content:
             return (in_block and not gap) if whole else None
@@ -261,7 +261,7 @@ class CompletionStops:
     def _decorates(self, kept: Sequence[str], first: int) -> bool:
         """Return True if all lines so far are decorators, which belong to the next statement."""
         text = "\n".join(kept[first:])
-        return bool(_DECORATOR.fullmatch(self._begun + text if first == 0 else text))
+        return bool(_DECORATOR.fullmatch(self._before + text if first == 0 else text))
 
     def _opens_below(self, statement: str, line: str, whole: bool, base: int) -> bool | None:
         """Return True if `line` is the opening brace of `statement` in Allman style."""
@@ -274,11 +274,11 @@ class CompletionStops:
         """Return True if the first statement of the completion opens a block."""
         text = ""
         for number, line in enumerate(kept[first:], start=first):
-            if _DECORATOR.fullmatch(line if number else self._begun + line):
+            if _DECORATOR.fullmatch(line if number else self._before + line):
                 continue
             text += line
-            begun = (self._begun if first == 0 else "") + text
-            if _OPENING.search(begun) or _TAG.fullmatch(begun) or _HEADER.match(begun):
+            start = (self._before if first == 0 else "") + text
+            if _OPENING.search(start) or _TAG.fullmatch(start) or _HEADER.match(start):
                 return True
             if self._brackets.depth(text) <= 0:
                 return False
@@ -295,13 +295,13 @@ class CompletionStops:
             return False
         if block is not None:
             return width(line) < base
-        begun = next((each for each in [self._begun + kept[0], *kept[1:]] if each.strip()), "")
-        return width(line) == base and not (_TRY.match(begun) and line.strip()[0] == "}")
+        start = next((each for each in [self._before + kept[0], *kept[1:]] if each.strip()), "")
+        return width(line) == base and not (_TRY.match(start) and line.strip()[0] == "}")
 
     def _repeats(self, lines: Sequence[str], number: int, final: bool, ended: bool) -> bool | None:
         """Return True if line `number` repeats the next line of the buffer, None if undecided."""
         line = lines[number].rstrip()
-        unchanged = number == 0 and line == self._begun.rstrip()
+        unchanged = number == 0 and line == self._before.rstrip()
         if not line or unchanged:
             return False
         numbers = [n for n in range(number, len(lines)) if lines[n].strip()]
@@ -364,8 +364,8 @@ def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
     """
     opening = _FENCE_OPENING.match(text)
     if opening is None:
-        begun = _PARTIAL_FENCE.fullmatch(text) and (text.startswith("```") or not final)
-        return ("" if begun else text), False
+        partial = _PARTIAL_FENCE.fullmatch(text) and (text.startswith("```") or not final)
+        return ("" if partial else text), False
     code, closing, _ = text[opening.end() :].partition(_FENCE_CLOSING)
     if closing or final:
         return code, bool(closing)
@@ -433,10 +433,10 @@ class OpenBracket:
     at: int  # in the cursor's line, -1 if above
     width: int  # the indentation of its line
     line: int = 0  # where its line starts
-    taken: bool = False  # already closed after the cursor
+    closed: bool = False  # by the text after the cursor
 
     @property
-    def own(self) -> bool:
+    def on_line(self) -> bool:
         """Return True if the cursor's line opened it."""
         return self.at >= 0
 
@@ -457,19 +457,19 @@ class OpenBrackets:
         # Without a line in the first column, text before the window may have opened brackets.
         self._unseen = len(window) < len(prefix) and top is None and "\n" in window
         start = window.rfind("\n") + 1
-        above, self._begun = window[:start], window[start:]
+        above, self._before = window[:start], window[start:]
         found, self._above_inside = scan(above)
         self._above = []
         for each in _match(found)[0]:
             line = above.rfind("\n", 0, each.at) + 1
             self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
-        self._taken: set[int] = set()  # positions of taken brackets in the cursor's line
-        found, self.inside = scan(self._begun, self._above_inside, ended=False)
+        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
+        found, self.inside = scan(self._before, self._above_inside, ended=False)
         self._open = self._add(self._above, found)
         if self.inside in _STRINGS:
-            self._open.append(OpenBracket(self.inside, self._begun.rfind(self.inside), 0, 10**9))
-        self._take(suffix)
-        self._taken = {each.at for each in self._open if each.own and each.taken}
+            self._open.append(OpenBracket(self.inside, self._before.rfind(self.inside), 0, 10**9))
+        self._mark_closed(suffix)
+        self._closed_at = {each.at for each in self._open if each.on_line and each.closed}
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
         """Return the position of the first closing bracket too many in `text`, None for none.
@@ -480,34 +480,35 @@ class OpenBrackets:
         stack = list(self._above)
         for bracket in self._scan(text, ended=ended):
             if bracket.opens:
-                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, bracket.at in self._taken))
+                closed = bracket.at in self._closed_at
+                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, closed))
                 continue
             at = _closes([each.kind for each in stack], bracket.kind)
-            behind = bracket.at + len(closer_of(bracket.kind)) - len(self._begun)
+            behind = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
             if behind > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
-                if stack[at].taken if at is not None else not (label or self._unseen):
-                    return max(0, bracket.at - len(self._begun))
+                if stack[at].closed if at is not None else not (label or self._unseen):
+                    return max(0, bracket.at - len(self._before))
             del stack[len(stack) if at is None else at :]
         return None
 
-    def depth(self, text: str, *, taken: bool = False) -> int:
-        """Count the open brackets after `text`. taken: include those closed after the cursor."""
+    def depth(self, text: str, *, closed: bool = False) -> int:
+        """Count the open brackets after `text`. closed: include those closed after the cursor."""
         stack = self._add([], self._scan(text))
-        return sum(each.kind not in _STRINGS and (taken or not each.taken) for each in stack)
+        return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""
         found = self._scan(text)
         if self.inside:  # the cursor is in a comment or a string, so brackets inside it count
-            line = self._begun + text
+            line = self._before + text
             found = [
                 Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
                 for at, each in enumerate(line)
                 if each in _PAIRS or each in _OPENERS
             ]
-        left, excess, dropped = _match(found)
-        return len(left) + len(excess) + dropped
+        unmatched, excess, dropped = _match(found)
+        return len(unmatched) + len(excess) + dropped
 
     def ends_long(self, rest: str) -> bool:
         """Return True if `rest` starts with the end of the string or comment at the cursor."""
@@ -516,7 +517,7 @@ class OpenBrackets:
     @property
     def between_braces(self) -> bool:
         """Return True if the last open bracket is a brace of the cursor's line."""
-        return bool(self._open) and self._open[-1].own and self._open[-1].kind == "{"
+        return bool(self._open) and self._open[-1].on_line and self._open[-1].kind == "{"
 
     @property
     def outermost(self) -> bool:
@@ -524,8 +525,8 @@ class OpenBrackets:
         return not self._above
 
     def undecided(self, text: str) -> int:
-        """Count the characters at the end of `text` that may start a taken closing delimiter."""
-        closers = [_LONG[each.kind] for each in self._open if each.taken and each.kind in _LONG]
+        """Count the last characters of `text` that may be part of a closing delimiter."""
+        closers = [_LONG[each.kind] for each in self._open if each.closed and each.kind in _LONG]
         return max(
             (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
             default=0,
@@ -533,16 +534,17 @@ class OpenBrackets:
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
         """Return the brackets of the cursor's line followed by `text`."""
-        return scan(self._begun + text, self._above_inside, ended=ended, cursor=len(self._begun))[0]
+        cursor = len(self._before)
+        return scan(self._before + text, self._above_inside, ended=ended, cursor=cursor)[0]
 
     def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
         """Return the brackets of `stack` that are open after `found`, of the cursor's line."""
         stack = list(stack)
         for bracket in found:
             if bracket.opens:
-                taken = bracket.at in self._taken
+                closed = bracket.at in self._closed_at
                 stack.append(
-                    OpenBracket(bracket.kind, bracket.at, width(self._begun), 10**9, taken)
+                    OpenBracket(bracket.kind, bracket.at, width(self._before), 10**9, closed)
                 )
             elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
                 del stack[at:]
@@ -550,10 +552,10 @@ class OpenBrackets:
 
     def _is_label(self, text: str, at: int) -> bool:
         """Return True if the line before `at` is a case label or a list number."""
-        line = (self._begun + text)[:at].rpartition("\n")[2]
+        line = (self._before + text)[:at].rpartition("\n")[2]
         return bool(_LABEL.fullmatch(line))
 
-    def _take(self, suffix: str) -> None:
+    def _mark_closed(self, suffix: str) -> None:
         """Mark the brackets that `suffix` closes."""
         inside = self.inside
         rest, _, below = suffix[: _SCANNED // 2].partition("\n")
@@ -561,33 +563,33 @@ class OpenBrackets:
             closed = _is_closed_in(suffix, inside)
         else:
             closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
-        inside = self._take_on_line(rest, below, inside if closed or inside == _COMMENT else "")
-        self._take_below(below, inside if is_long(inside) else "")
+        inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
+        self._mark_below(below, inside if is_long(inside) else "")
 
-    def _take_on_line(self, rest: str, below: str, inside: str) -> str:
-        """Take the brackets that the rest of the line closes; return the end state of `scan`."""
-        deeper = takewhile(lambda line: width(line) > width(self._begun), below.split("\n"))
+    def _mark_on_line(self, rest: str, below: str, inside: str) -> str:
+        """Mark brackets that the rest of the line closes; return the end state of `scan`."""
+        deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
-        opened = sum(each.own and each.kind in _PAIRS for each in self._open)
+        opened = sum(each.on_line and each.kind in _PAIRS for each in self._open)
         all_closed = len(_match(scan(statement, inside)[0])[1]) >= opened
         found, after = scan(rest, inside)
         for kind in _match(found)[1]:
-            free = [each for each in self._open if each.kind == kind and not each.taken]
-            own = [each for each in free if each.own]
+            free = [each for each in self._open if each.kind == kind and not each.closed]
+            on_line = [each for each in free if each.on_line]
             if free:  # the outermost of the line, but the innermost if the lines below close all
-                (own[0] if own and not all_closed else free[-1]).taken = True
+                (on_line[0] if on_line and not all_closed else free[-1]).closed = True
         return after
 
-    def _take_below(self, below: str, inside: str) -> None:
-        """Take brackets that the lines below close at the indentation of the opening line.
+    def _mark_below(self, below: str, inside: str) -> None:
+        """Mark brackets that the lines below close at the indentation of the opening line.
 
         Several opening lines may match: the last one does if all brackets are closed, else the
         first, because the last one is new.
         """
         lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
-        left = Counter(each.kind for each in self._open if not each.taken)
+        unmatched = Counter(each.kind for each in self._open if not each.closed)
         excess = Counter(_match(scan(below, inside)[0])[1])
-        all_closed = {kind for kind in left if excess[kind] >= left[kind]}
+        all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
         hidden = _hidden(below, inside)
         at = 0
         for line in below.split("\n"):
@@ -605,11 +607,11 @@ class OpenBrackets:
                 free = [
                     each
                     for each in self._open
-                    if each.kind == kind and each.width == depth and not each.taken
+                    if each.kind == kind and each.width == depth and not each.closed
                 ]
                 if free:
                     choose = max if kind in all_closed else min
-                    choose(free, key=lambda each: each.line).taken = True
+                    choose(free, key=lambda each: each.line).closed = True
                 content = content[found.end() :].lstrip()
             if not depth and not closing:
                 break
@@ -721,17 +723,17 @@ def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
 
     A closing bracket skips the brackets that are open inside its pair.
     """
-    left: list[Bracket] = []
+    unmatched: list[Bracket] = []
     excess, dropped = [], 0
     for bracket in found:
         if bracket.opens:
-            left.append(bracket)
-        elif (at := _closes([each.kind for each in left], bracket.kind)) is not None:
-            dropped += len(left) - at - 1
-            del left[at:]
+            unmatched.append(bracket)
+        elif (at := _closes([each.kind for each in unmatched], bracket.kind)) is not None:
+            dropped += len(unmatched) - at - 1
+            del unmatched[at:]
         else:
             excess.append(bracket.kind)
-    return left, excess, dropped
+    return unmatched, excess, dropped
 
 
 def _hidden(text: str, inside: str) -> list[tuple[int, int]]:

@@ -25,8 +25,8 @@ from akunu_py.workarounds.private_kernels import keep_kernels_private
 
 Pressure = Literal["normal", "warning", "critical"]
 
-# Memory bandwidth in GB/s. Source: Apple's technical specifications of each Mac, the smaller figure
-# where there are two. Longer names come first, because lookup is by prefix.
+# Memory bandwidth in GB/s. Source: Apple's technical specifications of each Mac, the smaller of two
+# figures. Longer names come first, because the lookup is by prefix.
 _CHIP_BANDWIDTH = {
     "Apple M1 Ultra": 800, "Apple M1 Max": 400, "Apple M1 Pro": 200, "Apple M1": 68,
     "Apple M2 Ultra": 800, "Apple M2 Max": 400, "Apple M2 Pro": 200, "Apple M2": 100,
@@ -39,9 +39,9 @@ _CORE_BANDWIDTH, _MAX_CPU_BANDWIDTH = 10.0, 80.0  # measured: 32 tokens/s of the
 _MODEL_SHARE = 0.8  # of a machine's memory, without a GPU that reports a limit
 _WEIGHTS_SHARE = 0.7  # of free memory; the rest is for KV cache, activations, other programs
 
-_wiring = threading.RLock()  # a model may be collected while another one loads
-_wired_for: set[int] = set()  # ids of models
-_limits_before: list[int] = []  # the limit to restore, while models are wired
+_wire_lock = threading.RLock()  # a model may be collected while another one loads
+_wired_models: set[int] = set()  # ids of models
+_original_limits: list[int] = []  # at most one: the limit to restore after the last model
 
 keep_kernels_private()
 
@@ -98,18 +98,18 @@ def _working_set() -> int:
 
 
 def memory_left(limit: int | None = None) -> int:
-    """Return the bytes that MLX may still allocate. limit: on all of its memory."""
-    held = mx.get_active_memory()
+    """Return the bytes that MLX may still allocate. limit: for all of MLX's memory."""
+    used = mx.get_active_memory()
     # Free memory does not include the buffers that MLX caches.
-    left = available_memory() + (-held if _working_set() else mx.get_cache_memory())
-    return left if limit is None else min(left, limit - held)
+    left = available_memory() + (-used if _working_set() else mx.get_cache_memory())
+    return left if limit is None else min(left, limit - used)
 
 
 def machine() -> Machine:
-    """Return this machine's memory and bandwidth, whatever other programs use right now."""
+    """Return this machine's memory and bandwidth, including memory that is in use."""
     groups = _control_group_limits(Path("/proc/self/cgroup"), in_use=False)
     memory = _working_set() or int(_MODEL_SHARE * min(groups))
-    return Machine(memory, 1e9 * _bandwidth(), plain=on_cpu())
+    return Machine(memory, 1e9 * _bandwidth(), float32=on_cpu())
 
 
 def _bandwidth() -> float:
@@ -166,7 +166,7 @@ def _file_cache(group: Path) -> int:
 
 
 def convert_weights(model: nn.Module, mode: WeightMode) -> int:
-    """Convert `model`'s weights, before they are loaded, to the device's fastest format.
+    """Convert `model`'s weights to the device's fastest format, before they are loaded.
 
     MLX's CPU kernels for quantized and half-precision weights are several times slower than
     float32 through OpenBLAS, so "auto" uses float32 on a CPU if memory allows. On a GPU the
@@ -174,7 +174,7 @@ def convert_weights(model: nn.Module, mode: WeightMode) -> int:
     """
     plain = plain_format(model, mode)
     if plain is not None:
-        # Scales and biases first: dequantizing in half precision would round.
+        # Convert scales and biases first: dequantizing in half precision would round.
         model.set_dtype(mx.float32)
         dequantize_model(model)
         model.set_dtype(plain)
@@ -184,7 +184,7 @@ def convert_weights(model: nn.Module, mode: WeightMode) -> int:
 def plain_format(model: nn.Module, mode: WeightMode) -> mx.Dtype | None:
     """Return the format that `convert_weights` produces, None if the weights stay as they are."""
     if mode == "auto" and on_cpu():
-        plain = mx.float32.size * _weights(model) < _WEIGHTS_SHARE * available_memory()
+        plain = mx.float32.size * _weight_count(model) < _WEIGHTS_SHARE * available_memory()
         return mx.float32 if plain else None
     return {"float32": mx.float32, "bfloat16": mx.bfloat16}.get(mode)
 
@@ -202,22 +202,22 @@ def wire_memory(model: nn.Module) -> None:
     limit = _working_set()
     if not (limit and on_metal()):
         return
-    with _wiring:
-        if not _wired_for:
-            _limits_before.append(mx.set_wired_limit(limit))
-        _wired_for.add(id(model))
+    with _wire_lock:
+        if not _wired_models:
+            _original_limits.append(mx.set_wired_limit(limit))
+        _wired_models.add(id(model))
     weakref.finalize(model, _unwire, id(model))
 
 
 def _unwire(key: int) -> None:
-    with _wiring:
-        _wired_for.discard(key)
-        if not _wired_for:
+    with _wire_lock:
+        _wired_models.discard(key)
+        if not _wired_models:
             mx.synchronize()  # the limit must not change during a computation
-            mx.set_wired_limit(_limits_before.pop())
+            mx.set_wired_limit(_original_limits.pop())
 
 
-def _weights(model: nn.Module) -> int:
+def _weight_count(model: nn.Module) -> int:
     """Return the number of weights after dequantization: unpacked, without scales and biases."""
     total = 0
     for _, module in model.named_modules():
@@ -231,7 +231,7 @@ def _weights(model: nn.Module) -> int:
 
 
 def describe_format(model: nn.Module) -> str:
-    """Return the format of the weights in words."""
+    """Describe the format of the weights, such as "4-bit + bfloat16"."""
     bits = {f"{m.bits}-bit" for _, m in model.named_modules() if hasattr(m, "bits")}
     floats: set[str] = {
         str(value.dtype).removeprefix("mlx.core.")

@@ -3,7 +3,7 @@
 Growing attention caches are trimmed. ConcatenateKVCache and RotatingKVCache are cut, because their
 own `trim` keeps stale rows. Recurrent state (ArraysCache, deepseek_v41's LayerCache) is restored
 with all other layers, and the next pass repeats the accepted tokens. Unknown kinds are never rolled
-back (`why_no_rollback`). A `PassState` undoes one pass and is free; a `Checkpoint` copies what
+back (`no_rollback_reason`). A `PassState` undoes one pass and is free; a `Checkpoint` copies what
 cannot be trimmed.
 """
 
@@ -39,17 +39,17 @@ _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Checkpoint:
-    """A cache as it was with `length` tokens."""
+    """The state of a cache at `length` tokens."""
 
     length: int
-    entries: list[dict[str, Any] | int]  # by layer: its state, or its rows if it keeps all
-    nbytes: int  # beyond the cache itself
+    entries: list[dict[str, Any] | int]  # by layer: its state, or the row count if it grows
+    nbytes: int  # of the copies
 
 
 class SharedCache(list[Any]):
-    """A cache of one rank's layers, then stand-ins for kinds that only other ranks have.
+    """The cache of one rank's layers, then stand-ins for cache kinds of other ranks' layers.
 
-    Stand-ins ensure that all ranks agree on what can be rolled back.
+    With stand-ins all ranks agree on what can be rolled back.
     """
 
     def __init__(self, own: Cache, stand_ins: Cache) -> None:
@@ -65,14 +65,14 @@ class SharedCache(list[Any]):
         return self[self._own :]
 
     def like(self, entries: Cache) -> SharedCache:
-        """Return another one with these entries."""
+        """Return a shared cache with these entries."""
         return SharedCache(entries[: self._own], entries[self._own :])
 
-    def note(self, done: str, *numbers: int) -> None:
-        """Called after each operation with the name of the function here."""
+    def note(self, operation: str, *numbers: int) -> None:
+        """Called before each operation with the name of its function in this module."""
 
-    def note_checkpoint(self, done: str, place: Checkpoint) -> None:
-        """Called after a checkpoint was set or restored."""
+    def note_checkpoint(self, operation: str, place: Checkpoint) -> None:
+        """Called for each `checkpoint` and `restore`."""
 
     def write_stand_ins(self, rows: int) -> None:
         """Record that a pass wrote `rows` rows: stand-ins get rows without values."""
@@ -91,7 +91,7 @@ def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
     return cache if kv_bits is None else _quantized(model, cache, kv_bits)
 
 
-def why_no_rollback(cache: Cache) -> str | None:
+def no_rollback_reason(cache: Cache) -> str | None:
     """Return why this cache cannot be rolled back, or None if it can."""
     # Exact types: a subclass may keep unknown state.
     unknown = [
@@ -101,24 +101,24 @@ def why_no_rollback(cache: Cache) -> str | None:
 
 
 def is_recurrent(cache: Cache) -> bool:
-    """Return whether a rollback repeats the accepted tokens."""
+    """Return whether accepted tokens must run again after a rollback."""
     return any(_is_recurrent(entry) for entry in leaves(cache))
 
 
 def pass_state(cache: Cache) -> PassState:
-    """Return what `roll_back` needs to undo the following pass of several rows. Free.
+    """Return the state that `roll_back` needs to undo the next pass of several rows.
 
-    References suffice: such a pass makes new arrays for the kinds that need them.
+    References suffice: such a pass allocates new arrays for the kinds that need them.
     """
     return [_entry_state(entry) for entry in leaves(cache)]
 
 
 def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
-    """Undo the last pass except its first `kept` of `written` rows (2 or more).
+    """Undo the last pass of `written` rows (2 or more), except its first `kept` rows.
 
-    Returns how many of those rows the cache still holds: `kept`, or 0 for recurrent state.
+    Returns the number of these rows that remain: `kept`, or 0 for recurrent state.
     """
-    _note(cache, "roll_back", written, kept)
+    _notify(cache, "roll_back", written, kept)
     if not is_recurrent(cache):
         _trim_all(cache, written - kept)
         return kept
@@ -132,21 +132,21 @@ def can_trim(cache: Cache, rows: int) -> bool:
     return all(_can_trim(entry, rows) for entry in leaves(cache))
 
 
-def holds(cache: Cache, length: int) -> bool:
-    """Return whether it holds `length` tokens, by its growing entries."""
+def has_length(cache: Cache, length: int) -> bool:
+    """Return whether the growing entries have `length` rows."""
     growing = [entry for entry in leaves(cache) if type(entry) in GROWING and not entry.empty()]
     return all(entry.offset == length for entry in growing)
 
 
 def trim(cache: Cache, rows: int) -> None:
     """Remove the last `rows` rows; see `can_trim`."""
-    _note(cache, "trim", rows)
+    _notify(cache, "trim", rows)
     _trim_all(cache, rows)
 
 
 def needs_checkpoints(cache: Cache) -> bool:
     """Return whether `trim` may be impossible where `restore` is possible."""
-    return not (why_no_rollback(cache) or all(type(entry) in GROWING for entry in leaves(cache)))
+    return not (no_rollback_reason(cache) or all(type(entry) in GROWING for entry in leaves(cache)))
 
 
 def checkpoint(cache: Cache, length: int) -> Checkpoint:
@@ -154,25 +154,25 @@ def checkpoint(cache: Cache, length: int) -> Checkpoint:
     # Copy: recurrent state may be a view that would keep a large array alive.
     entries = _copied([_checkpoint_entry(entry) for entry in leaves(cache)])
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
-    mx.eval(arrays)  # or they would keep their inputs alive
-    made = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
+    mx.eval(arrays)  # unevaluated arrays would keep their inputs alive
+    point = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
     if isinstance(cache, SharedCache):
-        cache.note_checkpoint("checkpoint", made)
-    return made
+        cache.note_checkpoint("checkpoint", point)
+    return point
 
 
-def restore(cache: Cache, back_to: Checkpoint) -> None:
-    """Restore the cache to that checkpoint, any number of times."""
+def restore(cache: Cache, point: Checkpoint) -> None:
+    """Restore the cache to checkpoint `point`, any number of times."""
     if isinstance(cache, SharedCache):
-        cache.note_checkpoint("restore", back_to)
-    for entry, state in zip(leaves(cache), back_to.entries, strict=True):
+        cache.note_checkpoint("restore", point)
+    for entry, state in zip(leaves(cache), point.entries, strict=True):
         if isinstance(state, int):
             _trim(entry, entry.offset - state)
         else:
             vars(entry).update(_new_handles(state))
 
 
-def why_no_prompt_cache(cache: Cache) -> str | None:
+def no_prompt_cache_reason(cache: Cache) -> str | None:
     """Return why mlx-lm's prompt cache files cannot hold this cache, or None."""
     unknown = [entry for entry in leaves(cache) if type(entry) not in _KNOWN]
     return f"mlx-lm has no format for its cache ({_kinds(unknown)})" if unknown else None
@@ -184,9 +184,9 @@ def compact(cache: Cache) -> Cache:
     return cache.like(entries) if isinstance(cache, SharedCache) else entries
 
 
-def detached(cache: Cache) -> Cache:
-    """Copy the cache's arrays in place, so that it shares no memory."""
-    _note(cache, "detach")
+def detach(cache: Cache) -> Cache:
+    """Replace the cache's arrays with copies, so that it shares no memory."""
+    _notify(cache, "detach")
     for entry in leaves(cache):
         vars(entry).update(_copied(vars(entry)))
     mx.eval(_arrays(cache))
@@ -195,19 +195,19 @@ def detached(cache: Cache) -> Cache:
 
 def shrink(cache: Cache) -> None:
     """Release spare capacity, one layer at a time."""
-    _note(cache, "shrink")
+    _notify(cache, "shrink")
     for entry in leaves(cache):
-        vars(entry).update(vars(detached([_compact(entry)])[0]))
+        vars(entry).update(vars(detach([_compact(entry)])[0]))
 
 
-def held(cache: Cache) -> int:
-    """Return the number of rows, -1 if no entry keeps one per token."""
+def row_count(cache: Cache) -> int:
+    """Return the number of rows, -1 if no entry has a row per token."""
     growing = (entry for entry in leaves(cache) if type(entry) in GROWING)
     return next((int(entry.offset) for entry in growing), -1)
 
 
-def states(cache: Cache) -> list[mx.array]:
-    """Return the arrays that a pass wrote, to evaluate when its logits are not needed."""
+def state_arrays(cache: Cache) -> list[mx.array]:
+    """Return the arrays that a pass wrote. Evaluate them if its logits are not needed."""
     own = cache.own if isinstance(cache, SharedCache) else cache
     parts = [part for _, part in tree_flatten([entry.state for entry in own])]
     return [part for part in parts if isinstance(part, mx.array) and part.size]
@@ -312,7 +312,7 @@ def _restore(entry: Any, state: dict[str, Any] | None, written: int) -> None:
 
 
 def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
-    """Return the entry's state without spare capacity, or its rows if it keeps all."""
+    """Return the entry's state without spare capacity, or the row count if it grows."""
     if type(entry) in GROWING:
         return int(entry.offset)
     state = _new_handles(vars(entry))
@@ -320,7 +320,7 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
         rows = entry.offset - entry.start_position
         state |= {name: mx.contiguous(state[name][..., :rows, :]) for name in ("keys", "values")}
     elif type(entry) is RotatingKVCache and not (entry.empty() or entry.keep):
-        # In order, and only what a next row can see: `keep` rows would not be the last ones.
+        # In temporal order, and only the window: `keep` rows would not be the last ones.
         for name in ("keys", "values"):
             rows = entry._temporal_order(state[name])[..., -entry.max_size :, :]
             state |= {name: mx.contiguous(rows), "_idx": rows.shape[-2]}
@@ -328,7 +328,7 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
 
 
 def _new_handles(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the same values behind new arrays, because caches write in place."""
+    """Return new array objects with the same values, because caches write in place."""
     return tree_map(lambda part: part[...] if isinstance(part, mx.array) else part, state)
 
 
@@ -336,17 +336,17 @@ def _can_trim(entry: Any, rows: int) -> bool:
     if rows == 0:
         return True
     if type(entry) is ChunkedKVCache:
-        # What came before its chunk is gone, and the earlier position may need it.
-        left = entry.offset - rows
-        return bool(left // entry.chunk_size * entry.chunk_size >= entry.start_position)
+        # The new end may need rows before the chunk, which no longer exist.
+        end = entry.offset - rows
+        return bool(end // entry.chunk_size * entry.chunk_size >= entry.start_position)
     if type(entry) is RotatingKVCache:
         return bool(entry.offset <= entry.max_size and rows <= entry.offset)
     return type(entry) in GROWING
 
 
-def _note(cache: Cache, done: str, *numbers: int) -> None:
+def _notify(cache: Cache, operation: str, *numbers: int) -> None:
     if isinstance(cache, SharedCache):
-        cache.note(done, *numbers)
+        cache.note(operation, *numbers)
 
 
 def _trim_all(cache: Cache, rows: int) -> None:
@@ -360,11 +360,11 @@ def _trim(entry: Any, rows: int) -> None:
     if type(entry) in _TRIMMABLE:
         entry.trim(rows)
         return
-    held = min(entry.offset, entry.keys.shape[-2])
+    row_count = min(entry.offset, entry.keys.shape[-2])
     entry.offset -= rows
-    entry.keys = entry.keys[..., : held - rows, :]
-    entry.values = entry.values[..., : held - rows, :]
+    entry.keys = entry.keys[..., : row_count - rows, :]
+    entry.values = entry.values[..., : row_count - rows, :]
     if type(entry) is RotatingKVCache:
-        entry._idx = held - rows
+        entry._idx = row_count - rows
         if entry.offset == 0:
             entry.keys = entry.values = None

@@ -1,7 +1,7 @@
 """Learned state of a model on this machine, kept between runs: costs and the answer cache.
 
-Both lie in the cache directory and may be deleted at any time. The answer cache is one file plus a
-journal of answers since. Damaged files are set aside with one warning.
+Both are in the cache directory and may be deleted at any time. The answer cache is one file plus a
+journal of later answers. Damaged files are set aside with one warning.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
 
-_MEMORY = "memory-"
-_JOURNAL_TOKENS = 20_000  # more are folded into the memory file; reading as many takes some 30 ms
+_ANSWERS_PREFIX = "memory-"
+_JOURNAL_TOKENS = 20_000  # more are moved to the answer file; replaying them takes 30 ms
 _RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
 _TOKEN_BYTES = 4
-_LARGEST = 1 << 25  # bytes of a file; a memory has 15 MB
-# A link is never written through, and what is no regular file never waited for.
-_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_FILE_BYTES = 1 << 25  # an answer cache takes 15 MB
+# Do not follow links, and do not block on pipes and devices.
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _T = TypeVar("_T")
 
@@ -49,17 +49,17 @@ class LearnedState:
         tokenizer: str,
         layout: str,
         *,
-        memory: bool,
+        answer_cache: bool,
         caches: PromptCacheStore | None = None,
     ) -> None:
         """tokenizer: its digest. layout: device and weights format. caches: None for no disk."""
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
-        self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
-        self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
+        self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
+        self._journal = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}.journal"
         self.warnings: list[str] = []  # files set aside, one line each
         self.curve, self.neural_drafters = self._load_costs()
-        self.memory = self._load_memory() if memory else None
+        self.answer_cache = self._load_answers() if answer_cache else None
         self.caches = caches
 
     def save_costs(self) -> None:
@@ -69,17 +69,17 @@ class LearnedState:
         with contextlib.suppress(OSError), _locked(self.directory):
             _write(self._curve_file, content.encode())
 
-    def remember(self, tokens: Sequence[int]) -> None:
-        """Add an answer to the answer cache, in memory and on disk, if it is enabled."""
-        if self.memory is None or not tokens:
+    def add_answer(self, tokens: Sequence[int]) -> None:
+        """Add the tokens of an answer to the answer cache, in memory and on disk, if enabled."""
+        if self.answer_cache is None or not tokens:
             return
-        self.memory.learn(tokens)
+        self.answer_cache.learn(tokens)
         try:
             with _locked(self.directory):
                 _append(self._journal, tokens)
                 if self._journal.stat().st_size > _JOURNAL_TOKENS * _TOKEN_BYTES:
-                    # Read again: another process may have added answers too.
-                    _write(self._memory_file, self._load_memory().dump())
+                    # Reload: another process may have added answers.
+                    _write(self._answer_file, self._load_answers().dump())
                     self._journal.unlink()
         except OSError as error:
             self.warnings.append(f"cannot store the answer: {error.strerror or error}")
@@ -94,20 +94,20 @@ class LearnedState:
         nothing: dict[str, LearnedDrafter] = {}
         return self._read(self._curve_file, parse, (CostCurve(), nothing), "learned costs")
 
-    def _load_memory(self) -> AnswerCache:
-        memory = self._read(self._memory_file, AnswerCache.load, AnswerCache(), "memory")
+    def _load_answers(self) -> AnswerCache:
+        cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
 
         def replay(data: bytes) -> None:
             for tokens in _records(data):
-                memory.learn(tokens)
+                cache.learn(tokens)
 
-        self._read(self._journal, replay, None, "memory")
-        return memory
+        self._read(self._journal, replay, None, "answer cache")
+        return cache
 
     def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
         """Parse the file; return `default` if it is missing, unreadable or damaged."""
         try:
-            return parse(read_bounded(path, _LARGEST))
+            return parse(read_bounded(path, _MAX_FILE_BYTES))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -123,14 +123,14 @@ class LearnedState:
         self.warnings.append(f"{path} is damaged and was set aside as {aside.name}: {error}")
 
 
-def forget(model: Path) -> int:
+def delete_answer_cache(model: Path) -> int:
     """Delete the answer cache of `model`; return the bytes freed. Raises StoreError."""
     freed = 0
     try:
         if (directory := directory_of(model)).exists():
             with _locked(directory):
                 freed = answer_cache_bytes(model)
-                for path in _memory_files(directory):
+                for path in _answer_files(directory):
                     path.unlink()
     except OSError as error:
         raise StoreError(f"cannot delete {error.filename}: {error.strerror}") from error
@@ -139,19 +139,19 @@ def forget(model: Path) -> int:
 
 def answer_cache_bytes(model: Path) -> int:
     """Return the size of `model`'s answer cache on disk in bytes."""
-    return sum(path.stat().st_size for path in _memory_files(directory_of(model)))
+    return sum(path.stat().st_size for path in _answer_files(directory_of(model)))
 
 
-def _memory_files(directory: Path) -> list[Path]:
-    """Return all files with output, also unfinished ones."""
-    return [*directory.glob(f"{_MEMORY}*"), *directory.glob(f".{_MEMORY}*")]
+def _answer_files(directory: Path) -> list[Path]:
+    """Return all files with answers, also unfinished ones."""
+    return [*directory.glob(f"{_ANSWERS_PREFIX}*"), *directory.glob(f".{_ANSWERS_PREFIX}*")]
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Lock the directory against other writers."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -161,7 +161,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def directory_of(model: Path) -> Path:
     """Return the directory of a model's learned state and token tables."""
-    return paths.cache_dir() / "learned" / paths.name_of_model(model)
+    return paths.cache_dir() / "learned" / paths.model_directory_name(model)
 
 
 def _digest(text: str) -> str:
@@ -169,12 +169,12 @@ def _digest(text: str) -> str:
 
 
 def _append(path: Path, tokens: Sequence[int]) -> None:
-    """Append a record, whole or not at all."""
+    """Append a record atomically."""
     body = array("I", tokens).tobytes()
     record = _RECORD.pack(len(tokens), adler32(body)) + body
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _OPEN, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _OPEN_FLAGS, 0o600)
     try:
-        if os.fstat(descriptor).st_size > _LARGEST:
+        if os.fstat(descriptor).st_size > _MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"{path.name} is too large")
         # Drop an unfinished record at the end.
         size = _whole_bytes(os.pread(descriptor, os.fstat(descriptor).st_size, 0))

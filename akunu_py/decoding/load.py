@@ -64,7 +64,7 @@ def load_stored(
     else:
         default = settings.draft_model if options.draft_model is None else ""
         engine = _load_with_default_draft_model(found, options, default)
-    mx.reset_peak_memory()  # converting weights takes more than a session does
+    mx.reset_peak_memory()  # converting weights needs more than a session
     if found.manifest is not None:
         note_usage(
             found.name,
@@ -88,15 +88,15 @@ def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadO
     except BaseException:
         ring.close()
         raise
-    for rank, holds in enumerate(ring.holds):
-        say(f"akunu: {ring.hosts.label(rank)} holds {holds}", error=True)
+    for rank, partition in enumerate(ring.partitions):
+        say(f"akunu: {ring.hosts.label(rank)} holds {partition}", error=True)
     return engine
 
 
 def _load_with_default_draft_model(
     found: model_store.StoredModel, options: LoadOptions, default: str
 ) -> Engine:
-    """Load with the draft model of the settings; if that fails, load without and note why."""
+    """Load with the draft model of the settings; if that fails, load without it and note why."""
     from akunu_py.decoding.model.engine import Engine
 
     load = partial(Engine.load, found.path, options, name=found.name)
@@ -118,18 +118,18 @@ def _draft_model(name: str) -> tuple[str, Path]:
 
 def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     """Fill in the memory limits of the settings where the options set none."""
-    if settings.cache_memory and options.cache_memory is None:
-        options = replace(options, cache_memory=parse_size(settings.cache_memory))
-    if settings.memory_limit and options.memory is None:
-        options = replace(options, memory=parse_size(settings.memory_limit))
+    if settings.prompt_cache_memory and options.prompt_cache_memory is None:
+        options = replace(options, prompt_cache_memory=parse_size(settings.prompt_cache_memory))
+    if settings.memory_limit and options.memory_limit is None:
+        options = replace(options, memory_limit=parse_size(settings.memory_limit))
     return options
 
 
-def note_peak(engine: Engine, generation: Request) -> None:
+def record_peak_memory(engine: Engine, request: Request) -> None:
     """Record the peak memory of an answer next to the estimate for its number of tokens."""
     import mlx.core as mx
 
-    tokens = generation.stats.prompt_tokens + generation.stats.generated_tokens
+    tokens = request.stats.prompt_tokens + request.stats.generated_tokens
     if engine.path.parent == paths.models_dir() and tokens:
         note_usage(
             engine.name,
@@ -140,9 +140,9 @@ def note_peak(engine: Engine, generation: Request) -> None:
 
 
 def load_learned(
-    engine: Engine, *, no_memory: bool, settings: Settings | None = None
+    engine: Engine, *, no_answer_cache: bool, settings: Settings | None = None
 ) -> LearnedState:
-    """Return what earlier runs learned about the model. settings: read from the file if None."""
+    """Load the learned state of a model. settings: read from the file if None."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
@@ -150,9 +150,9 @@ def load_learned(
     settings = settings or load_settings()
     layout = f"{engine.plan.weights} on {device.device_name()}"
     if engine.ring is not None:  # the network changes the costs of a forward pass
-        layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
-    memory = settings.memory and not no_memory
-    size = parse_size(settings.cache_disk)
-    whole = engine.ring is None  # caches of other hosts are not on this disk
-    caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size and whole else None
-    return LearnedState(engine.path, engine.tokens.digest, layout, memory=memory, caches=caches)
+        layout += f", {engine.ring.split} among {engine.ring.hosts.size}"
+    keep = settings.answer_cache and not no_answer_cache
+    size = parse_size(settings.prompt_cache_disk)
+    local = engine.ring is None  # caches of other hosts are not on this disk
+    caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and local else None
+    return LearnedState(engine.path, engine.tokens.digest, layout, answer_cache=keep, caches=caches)

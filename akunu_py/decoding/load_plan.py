@@ -28,7 +28,7 @@ from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.types import LoadOptions
 
 _UNKNOWN_CONTEXT = 4096
-_TRIALS = (256, 512)  # rows, to measure the growth of an unknown kind of cache
+_TRIAL_ROWS = (256, 512)  # to measure the growth of an unknown kind of cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LoadPlan:
     context_length: int  # maximum tokens of a session
     kv_bits: int | None  # of the KV cache; None: not quantized
     fit: FittedContext  # memory of the model and its drafters, with a note for the user
-    cache_memory: int  # bytes for prompt caches
+    prompt_cache_memory: int  # bytes for prompt caches
     memory_limit: int | None  # bytes for model and caches; None: all that the machine has
     forced: bool  # load even if memory is too small
 
@@ -49,33 +49,35 @@ class LoadPlan:
 def make_plan(
     name: str,
     opened: OpenModel,
-    own: MemoryNeeds,
+    target: MemoryNeeds,
     options: LoadOptions,
     drafters: Sequence[MemoryNeeds] = (),
     *,
-    divided: bool = False,
+    partitioned: bool = False,
 ) -> LoadPlan:
     """Plan how to load `opened`, whose weights are already converted but not read.
 
-    own, drafters: needs of the model and of its neural drafters. divided: split over several hosts,
-    where KV caches cannot be quantized. Raises UsageError if the context is too long, DoesNotFit.
+    target, drafters: needs of the model and of its neural drafters. partitioned: split over several
+    hosts, where KV caches cannot be quantized. Raises UsageError if the context is too long,
+    DoesNotFit if memory is too small.
     """
 
-    def together(whole: MemoryNeeds) -> MemoryNeeds:
+    def with_drafters(total: MemoryNeeds) -> MemoryNeeds:
         for each in drafters:
-            whole = whole.with_draft(each)
-        return whole
+            total = total.with_draft(each)
+        return total
 
     def with_8_bits() -> MemoryNeeds | None:
         try:
-            itemsize = own.activations.itemsize
-            return None if options.kv_bits or divided else together(needs(opened, 8, itemsize))
+            if options.kv_bits or partitioned:
+                return None
+            return with_drafters(needs(opened, 8, target.activations.itemsize))
         except UsageError:  # the model's cache cannot be quantized
             return None
 
     fit = choose_context(
         name,
-        together(own),
+        with_drafters(target),
         memory_limit(options),
         requested=options.context,
         force=options.force,
@@ -88,15 +90,17 @@ def make_plan(
         context_length=fit.context,
         kv_bits=options.kv_bits,
         fit=fit,
-        cache_memory=fit.cache_memory if options.cache_memory is None else options.cache_memory,
-        memory_limit=options.memory,
+        prompt_cache_memory=fit.prompt_cache_memory
+        if options.prompt_cache_memory is None
+        else options.prompt_cache_memory,
+        memory_limit=options.memory_limit,
         forced=options.force,
     )
 
 
 def memory_limit(options: LoadOptions) -> int:
     """Return the maximum bytes for model and caches together."""
-    return device.available_memory() if options.memory is None else options.memory
+    return device.available_memory() if options.memory_limit is None else options.memory_limit
 
 
 def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> MemoryNeeds:
@@ -135,10 +139,10 @@ def growth(model: Any, kv_bits: int | None = None) -> CacheGrowth:
     if unknown:
         few, many = (
             sum(_nbytes(vars(entry)) for at, entry in enumerate(entries) if at in unknown)
-            for entries in (_filled_cache(model, kv_bits, rows) for rows in _TRIALS)
+            for entries in (_filled_cache(model, kv_bits, rows) for rows in _TRIAL_ROWS)
         )
-        slope = (many - few) // (_TRIALS[1] - _TRIALS[0])
-        per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIALS[0])
+        slope = (many - few) // (_TRIAL_ROWS[1] - _TRIAL_ROWS[0])
+        per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIAL_ROWS[0])
     return CacheGrowth(per_token, tuple(sorted(windows.items())), fixed)
 
 
@@ -154,7 +158,7 @@ def _filled_cache(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
 
 
 def bytes_per_row(entry: Any) -> int:
-    """Return the bytes of one position's keys and values; 0 if a layer shares another's."""
+    """Return the bytes of one position's keys and values; 0 if the layer uses another layer's."""
     parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
     return sum(_nbytes(part) // part.shape[-2] for part in parts)
 

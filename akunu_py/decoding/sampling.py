@@ -23,11 +23,11 @@ from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions, TokenLogprobs
 
 _MAX_SEED = 2**32 - 1
-_LARGEST = 1e30  # maximum of 1 / temperature; infinity times 0 would be NaN
+_MAX_INVERSE_TEMPERATURE = 1e30  # maximum of 1 / temperature; infinity times 0 would be NaN
 
 
 class Sampler:
-    """Samples a token for each row of logits, without state. Raises UsageError for bad options."""
+    """Stateless sampler of a token for each row of logits. Raises UsageError for bad options."""
 
     def __init__(self, options: SamplingOptions) -> None:
         _check(options)
@@ -38,11 +38,11 @@ class Sampler:
             or options.presence_penalty != 0
             or options.frequency_penalty != 0
         )
-        self._offsets: mx.array | None = None  # [vocab]; see `_offset`
+        self._cached_offsets: mx.array | None = None  # [vocab]; see `_logit_offsets`
 
     @property
     def window(self) -> int:
-        """How many tokens before a row the sampler needs."""
+        """Number of tokens before a row that the sampler needs."""
         return self.options.penalty_window if self._penalizes else 0
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
@@ -52,7 +52,7 @@ class Sampler:
         least the last `window` + rows - 1. position: of the first row's token in the history.
         """
         rows, options = logits.shape[0], self.options
-        logits, sampled = self._drawn(logits, before, position)
+        logits, sampled = self._process_and_draw(logits, before, position)
         if rows > 1 and (options.lenience < 1 or options.typical > 0):
             draft = before[-(rows - 1) :]
             key = mx.random.split(_keys(self.seed, position, 1)[0])[1]
@@ -60,21 +60,21 @@ class Sampler:
             sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
 
-    def guess(self, logits: mx.array, before: mx.array, position: int) -> tuple[int, float]:
-        """Sample from another model's logits [1, vocab]; return the token and its chance there."""
-        logits, sampled = self._drawn(logits, before, position)
+    def sample_draft(self, logits: mx.array, before: mx.array, position: int) -> tuple[int, float]:
+        """Sample from a draft model's logits [1, vocab]; return the token and its probability."""
+        logits, sampled = self._process_and_draw(logits, before, position)
         chances = mx.softmax(logits.astype(mx.float32), axis=-1)
         chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
         mx.eval(sampled, chance)
         return int(sampled.item()), float(chance.item())
 
-    def _drawn(
+    def _process_and_draw(
         self, logits: mx.array, before: mx.array, position: int
     ) -> tuple[mx.array, mx.array]:
         """Return the processed logits and the tokens, [rows]; see `sample`."""
         options = self.options
         if options.logit_bias or options.allowed_tokens:
-            logits = logits + self._offset(logits.shape[-1])
+            logits = logits + self._logit_offsets(logits.shape[-1])
         if self._penalizes:
             logits = penalized(logits, before, options)
         if options.temperature == 0:
@@ -82,17 +82,17 @@ class Sampler:
         logits = filtered(logits, options)
         return logits, draw(logits, self.seed, position)
 
-    def _offset(self, vocabulary: int) -> mx.array:
-        """Return what is added to each logit, [vocab]: bias, minus infinity if not allowed."""
-        if self._offsets is None or self._offsets.shape[0] != vocabulary:
+    def _logit_offsets(self, vocabulary: int) -> mx.array:
+        """Return the offset of each logit, [vocab]: the bias, or minus infinity if forbidden."""
+        if self._cached_offsets is None or self._cached_offsets.shape[0] != vocabulary:
             bias, allowed = dict(self.options.logit_bias), self.options.allowed_tokens
             offsets = [-math.inf if allowed else 0.0] * vocabulary
             for token in in_vocabulary(allowed, vocabulary):
                 offsets[token] = 0.0
             for token in in_vocabulary(list(bias), vocabulary):
                 offsets[token] += bias[token]
-            self._offsets = mx.array(offsets)
-        return self._offsets
+            self._cached_offsets = mx.array(offsets)
+        return self._cached_offsets
 
 
 def penalized(logits: mx.array, before: mx.array, options: SamplingOptions) -> mx.array:
@@ -101,7 +101,7 @@ def penalized(logits: mx.array, before: mx.array, options: SamplingOptions) -> m
     window = min(options.penalty_window, before.shape[0])
     ends = mx.arange(before.shape[0] - rows + 1, before.shape[0] + 1)
     columns = ends[:, None] + mx.arange(-window, 0)  # [rows, window]
-    # Before the first token there is none: the first again, which is in that row's window anyway.
+    # Pad short windows with the first token, which they contain anyway.
     tokens = before[mx.maximum(columns, 0)]
     chosen = mx.take_along_axis(logits, tokens, axis=-1)
     factor = options.repetition_penalty
@@ -119,7 +119,7 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
     Returns log-probabilities up to a constant: the highest is 0, removed tokens are minus infinity.
     """
     logits = logits.astype(mx.float32)
-    # The maximum is the same in whichever order it is computed; a sum is not.
+    # Unlike a sum, the maximum does not depend on the order of computation.
     logprobs = logits - logits.max(axis=-1, keepdims=True)
     if 0 < options.top_p < 1:
         logprobs = apply_top_p(logprobs, options.top_p)
@@ -127,7 +127,7 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
         logprobs = apply_min_p(logprobs, options.min_p)
     if 0 < options.top_k < logits.shape[-1]:
         logprobs = apply_top_k(logprobs, options.top_k)
-    return logprobs * min(1 / options.temperature, _LARGEST)
+    return logprobs * min(1 / options.temperature, _MAX_INVERSE_TEMPERATURE)
 
 
 def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:
@@ -136,14 +136,14 @@ def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:
 
 
 def race(logprobs: mx.array, seed: int, position: int) -> mx.array:
-    """Return the values whose largest is drawn, [rows, vocab]; see `draw`."""
+    """Return the race values [rows, vocab]; `draw` takes the largest."""
     rows, vocabulary = logprobs.shape
     return mx.exp(logprobs) / exponential(random_bits(_keys(seed, position, rows), vocabulary))
 
 
 def random_bits(keys: mx.array, count: int) -> mx.array:
     """Return uint32 words [keys, count]; each row depends on its key [2] and `count` only."""
-    pairs = (count + 1) // 2  # `split` is the way from Python to MLX's random bits
+    pairs = (count + 1) // 2  # from Python, only `split` returns MLX's random bits
     if keys.shape[0] == 1:
         bits = mx.random.split(keys[0], pairs)
     else:
@@ -155,7 +155,7 @@ def exponential(bits: mx.array) -> mx.array:
     """Map random words to positive, finite float32 of the exponential distribution."""
     u = (bits | 1).astype(mx.float32) * 2.0**-32  # above 0, and 1 at most
     rest = mx.maximum(1 - u, 2.0**-33)
-    # -log(1 - u). What 1 - u rounds off is added again: the smallest draw the unlikeliest tokens.
+    # -log(1 - u), plus the rounding error of 1 - u: the smallest values draw unlikely tokens.
     return (u - (1 - rest)) - mx.log(rest)
 
 
@@ -179,8 +179,8 @@ def accepted_leniently(
     if options.lenience < 1 and options.temperature == 0:
         accepted = chance >= options.lenience * p.max(axis=-1)
     elif options.lenience < 1:
-        wanted = mx.minimum(1, chance / options.lenience)
-        extra = (wanted - chance) / mx.maximum(1 - chance, 1e-9)
+        total = mx.minimum(1, chance / options.lenience)
+        extra = (total - chance) / mx.maximum(1 - chance, 1e-9)
         accepted = mx.random.uniform(shape=chance.shape, key=key) < extra
     if options.typical > 0:
         entropy = -(p * mx.log(mx.maximum(p, 1e-30))).sum(axis=-1)
@@ -209,12 +209,12 @@ def _check(options: SamplingOptions) -> None:
             raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value:g}")
 
 
-_LEAST = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
+_MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A position in the arrays of its pass."""
+    """A row in the logprob arrays of its pass."""
 
     logprobs: mx.array  # [rows], of the sampled tokens
     top: mx.array  # [rows, count] of token ids
@@ -232,8 +232,8 @@ class LogprobSampler(Sampler):
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
         sampled = super().sample(logits, before, position)
-        wide = logits.astype(mx.float32)
-        logprobs = wide - mx.logsumexp(wide, axis=-1, keepdims=True)  # [rows, vocab]
+        logits32 = logits.astype(mx.float32)
+        logprobs = logits32 - mx.logsumexp(logits32, axis=-1, keepdims=True)  # [rows, vocab]
         count = min(self.options.logprobs or 0, logits.shape[-1])
         top = mx.argpartition(-logprobs, max(0, count - 1), axis=-1)[:, :count]
         top_logprobs = mx.take_along_axis(logprobs, top, axis=-1)
@@ -243,24 +243,24 @@ class LogprobSampler(Sampler):
             self._rows[position + index] = _Row(chosen, top, top_logprobs, index)
         return sampled
 
-    def take(self, position: int, tokens: Sequence[int], last: int) -> list[TokenLogprobs]:
+    def pop_logprobs(self, position: int, tokens: Sequence[int], last: int) -> list[TokenLogprobs]:
         """Return logprobs of `tokens`, the first at `position` after the token `last`."""
-        found = []
+        result = []
         for number, token in enumerate(tokens):
             row = self._rows.pop(position + number)
             top = row.top[row.index].tolist(), row.top_logprobs[row.index].tolist()
             ranked = sorted(zip(*top, strict=True), key=lambda pair: -pair[1])
-            found.append(
+            result.append(
                 TokenLogprobs(
                     self._text(last, token),
-                    max(_LEAST, float(row.logprobs[row.index].item())),
-                    tuple((self._text(last, each), max(_LEAST, value)) for each, value in ranked),
+                    max(_MIN_LOGPROB, float(row.logprobs[row.index].item())),
+                    tuple((self._text(last, each), max(_MIN_LOGPROB, lp)) for each, lp in ranked),
                 )
             )
             last = token
-        return found
+        return result
 
     def _text(self, last: int, token: int) -> str:
-        """Return a token's text after another: SentencePiece adds a space only there."""
+        """Return the text of `token` after `last`; SentencePiece adds spaces only there."""
         before = self._tokenizer.decode([last])
         return str(self._tokenizer.decode([last, token]))[len(before) :]

@@ -56,7 +56,7 @@ class Target:
 
     def release(self) -> None:
         """Return the history to the shared caches, if caching is enabled."""
-        if not kv_cache.holds(self.cache, len(self.tokens)):  # a failed pass left rows behind
+        if not kv_cache.has_length(self.cache, len(self.tokens)):  # a failed pass left rows behind
             self.reset()
         self.history.reserved, self.history.pending = 0, []
         if self.caches.limit:
@@ -71,7 +71,7 @@ class Target:
 
     @history.setter
     def history(self, history: TokenHistory) -> None:
-        self.caches.exchange(self._history, history)
+        self.caches.replace_in_use(self._history, history)
         self._history = history
 
     @property
@@ -167,7 +167,7 @@ class Target:
         if self.constraint is not None:
             logits = self.constraint.masked_ahead(logits)
         before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
-        return self.sampler.guess(logits, before, len(known))
+        return self.sampler.sample_draft(logits, before, len(known))
 
     def read(self, sampled: mx.array) -> list[int]:
         """Wait for the result of `launch`."""
@@ -198,7 +198,7 @@ class Target:
         instead, if memory allows. needed: bytes to reserve for prompt and answer. stable: length of
         the prefix that the next prompt will share, if known.
         """
-        assert kv_cache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
+        assert kv_cache.has_length(self.cache, len(self.tokens)), "the cache is not what was booked"
         others = self.caches.others(self.history)
         histories = [self.history, *self.caches.histories(), *others]
         shared = [each.shared(prompt) for each in histories]
@@ -257,17 +257,17 @@ class Target:
         else:
             self.caches.take(history)
             if behind >= LEAST:
-                self.caches.note_lost(history)
+                self.caches.record_eviction(history)
             self.history = history
             if length or not behind:
-                history.return_to(length)
+                history.truncate(length)
             else:
                 self.reset()
         self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
         last = len(prompt) - 1
-        lost = max((common_prefix(each, prompt) for each in self.caches.lost), default=0)
+        lost = max((common_prefix(each, prompt) for each in self.caches.evicted), default=0)
         known = max(cached, shared, min(lost, last))
         if known > max(cached, shared):
             return Reuse(cached, known, "evicted")

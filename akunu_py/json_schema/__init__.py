@@ -27,21 +27,21 @@ def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
         start = builder.start(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
         while builder.pending:
             _add(builder, *builder.pending.pop())
-        written = builder.rules.written(start)
+        text = builder.rules.to_lark(start)
     except ValueError as error:  # of llguidance
         raise SchemaError(str(error)) from error
-    if written is None:
+    if text is None:
         raise Unsatisfiable("no value can fit it", builder.dead_end(start))
-    return written
+    return text
 
 
 def _add(builder: Builder, rule: Rule, formula: Formula) -> None:
     """Add the values that fit `formula` to `rule`."""
     try:
         for kind in TYPES:
-            seen = builder.simplifier.seen(formula, kind)
-            if seen != FALSE:
-                _add_type(builder, rule, kind, seen)
+            restricted = builder.simplifier.restrict(formula, kind)
+            if restricted != FALSE:
+                _add_type(builder, rule, kind, restricted)
     except SchemaError as error:
         if error.place == "#":
             error.place = builder.place(formula)
@@ -52,7 +52,7 @@ def _add_type(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None
     if kind == "number":
         scalars.add_numbers(builder.rules, rule, formula, builder.simplifier.spend)
     elif kind in scalars.SCALARS:
-        builder.rules.add(rule, scalars.written(kind, formula, builder.layout.notation))
+        builder.rules.add(rule, scalars.grammar_of(kind, formula, builder.layout.notation))
     else:
         add = add_array if kind == "array" else add_object
         for literals in builder.simplifier.normal_form(formula):

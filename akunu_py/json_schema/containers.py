@@ -23,15 +23,15 @@ from akunu_py.json_schema.rules import Repetition, Rule, Rules, Shuffle, Symbol
 from akunu_py.json_schema.simplify import (
     Conjunction,
     Simplifier,
-    counts,
-    item,
+    count_limits,
+    item_value,
     of_kind,
     property_value,
 )
 
-_MOST_WANTED = 6  # required properties that only a pattern describes
-_MOST_SHUFFLED = 60  # properties in any order: a rule's parameter has 64 bits
-_MOST_UNIQUE = 60  # distinct values of an array: a rule's parameter has 64 bits
+_MAX_GOALS = 6  # required properties that only a pattern describes
+_MAX_SHUFFLED = 60  # properties in any order: a rule's parameter has 64 bits
+_MAX_UNIQUE = 60  # distinct values of an array: a rule's parameter has 64 bits
 
 
 class Builder:
@@ -97,32 +97,32 @@ class Builder:
 
 
 def choices(
-    value: Formula, met: int, wanted: Sequence[tuple[int, Formula]], *, exclusive: bool = False
+    value: Formula, met: int, goals: Sequence[tuple[int, Formula]], *, exclusive: bool = False
 ) -> list[tuple[Formula, int]]:
-    """Return the formulas of an item or a property, each with the wishes that are met behind it.
+    """Return the formulas of an item or a property, each with the goals that are met behind it.
 
-    met: a bit for each wish that is met already. wanted: wishes that this value may meet.
+    met: a bit for each goal that is met already. goals: goals that this value may meet.
     exclusive: no value fits two of the formulas.
     """
     found = [([value], met)]
-    for index, wish in wanted:
+    for index, goal in goals:
         if not met >> index & 1:
-            unmet = [negation(wish)] if exclusive else []
+            unmet = [negation(goal)] if exclusive else []
             others = [([*parts, *unmet], now) for parts, now in found]
-            found = others + [([*parts, wish], now | 1 << index) for parts, now in found]
+            found = others + [([*parts, goal], now | 1 << index) for parts, now in found]
     return [(each, now) for parts, now in found if (each := conjunction(parts)) != FALSE]
 
 
 def add_array(builder: Builder, rule: Rule, literals: Conjunction) -> None:
     """Add the arrays that fit all of `literals`."""
-    least, most = counts(literals, "Items")
+    least, most = count_limits(literals, "Items")
     contained = of_kind(literals, "contains")
     start = max((each[1] for each in contained), default=0)
     prefix = max([start, *(len(each[1]) for each in of_kind(literals, "items"))])
-    while prefix > start and item(literals, prefix - 1) == item(literals, prefix):
+    while prefix > start and item_value(literals, prefix - 1) == item_value(literals, prefix):
         prefix -= 1
     if most is None or most > prefix:  # The array ends before an item that cannot exist.
-        impossible = (at for at in range(prefix + 1) if item(literals, at) == FALSE)
+        impossible = (at for at in range(prefix + 1) if item_value(literals, at) == FALSE)
         most = next(impossible, most)
     if most is not None and most < least:
         return
@@ -130,26 +130,24 @@ def add_array(builder: Builder, rule: Rule, literals: Conjunction) -> None:
         if contained or prefix:
             why = "contains" if contained else "items by position"
             raise SchemaError(f"uniqueItems with {why} is not supported")
-        _add_unique(builder, rule, item(literals, 0), least, most)
+        _add_unique(builder, rule, item_value(literals, 0), least, most)
     elif contained:
         _add_containing(builder, rule, literals, least, most, prefix)
     else:
         _add_items(builder, rule, literals, least, most, prefix)
 
 
-def _add_unique(
-    builder: Builder, rule: Rule, wanted: Formula, least: int, most: int | None
-) -> None:
+def _add_unique(builder: Builder, rule: Rule, item: Formula, least: int, most: int | None) -> None:
     """Add arrays of distinct values, which an enum lists."""
     layout = builder.layout
     texts: list[tuple[Symbol, ...]] = []
     for kind in TYPES:
-        if (left := builder.simplifier.seen(wanted, kind)) != FALSE:
+        if (left := builder.simplifier.restrict(item, kind)) != FALSE:
             if (found := scalars.listed(kind, left, layout.notation)) is None:
                 raise SchemaError("uniqueItems is supported for items of an enum only")
             texts += found
-    if len(texts) > _MOST_UNIQUE:
-        raise SchemaError(f"uniqueItems is supported for {_MOST_UNIQUE} values at most")
+    if len(texts) > _MAX_UNIQUE:
+        raise SchemaError(f"uniqueItems is supported for {_MAX_UNIQUE} values at most")
     values = tuple(builder.rules.new() for _ in texts)
     for value, text in zip(values, texts, strict=True):
         builder.rules.add(value, text)
@@ -171,13 +169,13 @@ def _add_items(
         if most is not None and at >= most:
             return
         following = rules.new()
-        rules.add(follow, (*comma, builder.rule(item(literals, at)), following))
+        rules.add(follow, (*comma, builder.rule(item_value(literals, at)), following))
         follow, comma = following, (layout.comma,)
     if least <= prefix:
         rules.add(follow, (layout.close_array,))
     if most is not None and most <= prefix:
         return
-    value = builder.rule(item(literals, prefix))
+    value = builder.rule(item_value(literals, prefix))
     first, done = (() if prefix else (value,)), max(prefix, 1)
     low, high = max(least - done, min(prefix, 1)), None if most is None else most - done
     rules.add(follow, (*first, Repetition((layout.comma, value), low, high), layout.close_array))
@@ -186,7 +184,7 @@ def _add_items(
 def _add_containing(
     builder: Builder, rule: Rule, literals: Conjunction, least: int, most: int | None, prefix: int
 ) -> None:
-    """Add arrays with wanted items. A state is the number of items and the wishes that are met."""
+    """Add arrays with wanted items. A state is the number of items and the goals that are met."""
     layout, rules = builder.layout, builder.rules
     contained = of_kind(literals, "contains")
     last = max(prefix, least, 1) if most is None else most  # Further items change nothing.
@@ -209,8 +207,8 @@ def _add_containing(
         if most is not None and at >= most:
             continue
         comma = (layout.comma,) if at else ()
-        wanted = [(index, wish) for index, (_, start, wish) in enumerate(contained) if at >= start]
-        for value, now in choices(item(literals, at), met, wanted, exclusive=True):
+        goals = [(index, goal) for index, (_, start, goal) in enumerate(contained) if at >= start]
+        for value, now in choices(item_value(literals, at), met, goals, exclusive=True):
             rules.add(known[key], (*comma, builder.rule(value), state(at + 1, now)))
 
 
@@ -228,25 +226,25 @@ class _Names:
     value: Formula  # what the values must fit
     content: Expr | None  # None for all names
     name: str | None = None
-    found: dict[Formula, bool] = field(default_factory=dict)  # the results of the tests
+    test_results: dict[Formula, bool] = field(default_factory=dict)
 
 
 class _Object:
     """The rules of one object.
 
-    A state of an ordered object: finished known properties, properties so far, wishes met.
+    A state of an ordered object: finished known properties, properties so far, goals met.
     """
 
     def __init__(self, builder: Builder, layout: Layout, literals: Conjunction) -> None:
         self._builder, self._layout = builder, layout
         self._properties = of_kind(literals, "properties")
-        self._wanted = of_kind(literals, "some")
-        if len(self._wanted) > _MOST_WANTED:
+        self._goals = of_kind(literals, "some")
+        if len(self._goals) > _MAX_GOALS:
             raise SchemaError("too many properties are required by a pattern; make it simpler")
         self._required = dict.fromkeys(each[1] for each in of_kind(literals, "required"))
-        self._least, self._most = counts(literals, "Properties")
+        self._least, self._most = count_limits(literals, "Properties")
         allowed = conjunction(each[1] for each in of_kind(literals, "names"))
-        self._allowed_names = builder.simplifier.seen(allowed, "string")
+        self._allowed_names = builder.simplifier.restrict(allowed, "string")
         names = self._names()
         self._known = [
             _Names(value, regex.string_content(name), name)
@@ -259,7 +257,7 @@ class _Object:
         self._others = self._other_names(names) if self.possible else []
         if self._most is None and self._least <= len(self._required):
             self._least = 0
-        self._full = max(1, self._least, -1 if self._most is None else self._most)
+        self._count_cap = max(1, self._least, -1 if self._most is None else self._most)
         self._states: dict[tuple[int, int, int], Rule] = {}
         self._pending: list[tuple[int, int, int]] = []
 
@@ -267,7 +265,7 @@ class _Object:
         """Return all names in the schema, in its order."""
         names = [name for each in self._properties for name, _ in each[1]]
         names += self._required
-        for _, test, _ in self._wanted:
+        for _, test, _ in self._goals:
             names += test[1] if test[0] == "other" else ()
         names += scalars.values(self._allowed_names) or []
         return list(dict.fromkeys(names))
@@ -277,7 +275,7 @@ class _Object:
         listed = scalars.values(self._allowed_names) is not None
         if listed or any(not each[2] and each[3] == FALSE for each in self._properties):
             return []
-        if names and self._layout.closed and not self._least and not self._wanted:
+        if names and self._layout.closed and not self._least and not self._goals:
             return []
         every = self._allowed_names == TRUE
         content = None if every else scalars.string_content(self._allowed_names)
@@ -285,7 +283,7 @@ class _Object:
             taken = regex.either(map(regex.string_content, names))
             content = regex.without(content or CONTENT, taken, inhabited=every)
         tests = [("pattern", pattern) for each in self._properties for pattern, _ in each[2]]
-        for _, test, _ in self._wanted:
+        for _, test, _ in self._goals:
             tests += [("pattern", each) for each in test[2]] if test[0] == "other" else [test]
         found = [_Names(TRUE, content)]
         for test in dict.fromkeys(tests):
@@ -296,24 +294,24 @@ class _Object:
 
     def _split(self, names: _Names, test: Formula) -> list[_Names]:
         self._builder.simplifier.spend(50)
-        expr, content = self._passing(test), names.content or CONTENT
+        expr, content = self._matching_names(test), names.content or CONTENT
         whole = expr if names.content is None else regex.both(content, expr)
         parts = {True: whole, False: regex.without(content, expr)}
         return [
-            _Names(TRUE, part, found=names.found | {test: passed})
+            _Names(TRUE, part, test_results=names.test_results | {test: passed})
             for passed, part in parts.items()
             if not regex.is_empty(part)
         ]
 
-    def _passing(self, test: Formula) -> Expr:
+    def _matching_names(self, test: Formula) -> Expr:
         """Return the names that pass a test."""
         if test[0] == "pattern":
             return content_matching(test[1])
-        return scalars.string_content(self._builder.simplifier.seen(test[1], "string"))
+        return scalars.string_content(self._builder.simplifier.restrict(test[1], "string"))
 
     def _values(self, names: _Names) -> Iterator[Formula]:
         for _, _, patterns, others in self._properties:
-            found = [value for pattern, value in patterns if names.found["pattern", pattern]]
+            found = [value for pattern, value in patterns if names.test_results["pattern", pattern]]
             yield conjunction(found) if found else others
 
     def _passes(self, names: _Names, test: Formula) -> bool:
@@ -321,8 +319,8 @@ class _Object:
             matched = any(self._passes(names, ("pattern", pattern)) for pattern in test[2])
             return names.name not in test[1] and not matched
         if names.name is None:
-            return names.found[test]
-        return regex.matches(self._passing(test), regex.written_content(names.name).encode())
+            return names.test_results[test]
+        return regex.matches(self._matching_names(test), regex.json_content(names.name).encode())
 
     def add(self, rule: Rule) -> None:
         rules, layout = self._builder.rules, self._layout
@@ -335,9 +333,9 @@ class _Object:
 
     def _may_shuffle(self) -> bool:
         """Return whether properties may come in any order, which excludes counting them."""
-        counted = self._most is not None or self._least > 1 or self._wanted
+        counted = self._most is not None or self._least > 1 or self._goals
         some = len(self._known) + bool(self._others) > 1
-        return some and not counted and len(self._known) <= _MOST_SHUFFLED
+        return some and not counted and len(self._known) <= _MAX_SHUFFLED
 
     def _shuffle(self) -> Shuffle:
         required, optional, others = [
@@ -352,7 +350,7 @@ class _Object:
         return Shuffle(required, optional, others, comma, close, self._least)
 
     def _state(self, at: int, count: int, met: int) -> Rule:
-        key = at, min(count, self._full), met
+        key = at, min(count, self._count_cap), met
         if key not in self._states:
             self._builder.simplifier.spend(5)
             self._states[key] = self._builder.rules.new()
@@ -375,21 +373,21 @@ class _Object:
                         rules.add(again, (comma, pair))
                     else:
                         nexts.append((*([comma] if count else []), pair, following))
-        if not known and count >= self._least and met == (1 << len(self._wanted)) - 1:
+        if not known and count >= self._least and met == (1 << len(self._goals)) - 1:
             nexts.append((self._layout.close_object,))
         # A repetition, because llguidance limits the depth of right recursion.
         for symbols in nexts:
             rules.add(rule, (Repetition((again,), 0, None), *symbols))
 
     def _pairs(self, names: _Names, met: int) -> list[tuple[Rule, int]]:
-        """Return the rules for a property with such a name, each with the wishes met behind it."""
-        wanted = [
-            (index, wish)
-            for index, (_, test, wish) in enumerate(self._wanted)
+        """Return the rules for a property with such a name, each with the goals met behind it."""
+        goals = [
+            (index, goal)
+            for index, (_, test, goal) in enumerate(self._goals)
             if self._passes(names, test)
         ]
         key = (*self._layout.notation.key(names.name, names.content), self._layout.colon)
         return [
             (self._builder.pair(key, self._builder.rule(formula)), now)
-            for formula, now in choices(names.value, met, wanted)
+            for formula, now in choices(names.value, met, goals)
         ]

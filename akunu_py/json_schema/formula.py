@@ -22,7 +22,7 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 TRUE: Formula = ("and",)
 FALSE: Formula = ("or",)
 # Of drafts 2019-09 and later, all of which older ones ignore.
-_REFUSED = ("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef")
+_UNSUPPORTED = ("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef")
 _MAX_SCHEMAS = 20_000
 
 
@@ -77,10 +77,10 @@ class Document:
 
     def __init__(self, schema: Any) -> None:
         self._schemas: list[tuple[Any, str, str]] = []  # with its place and its base URI
-        self._numbers: dict[int, int] = {}  # by the identity of what the document holds
+        self._numbers: dict[int, int] = {}  # by `id` of the schema
         self._formulas: dict[int, Formula] = {}
         self._by_uri: dict[str, Any] = {}
-        self._whole = schema
+        self._root = schema
         dialect = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
         # Before 2019-09 keywords next to a $ref are ignored.
         self.refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
@@ -117,9 +117,9 @@ class Document:
         uri, fragment = urldefrag(urljoin(base, target))
         found = self._by_uri.get(f"{uri}#{fragment}")
         if found is None and fragment[:1] in ("", "/"):
-            found = _pointed(self._by_uri.get(f"{uri}#"), fragment)
-            if found is None and target.startswith("#"):  # the `id` was no identifier
-                found = _pointed(self._whole, fragment)
+            found = _pointer_target(self._by_uri.get(f"{uri}#"), fragment)
+            if found is None and target.startswith("#"):  # `id` is a property here
+                found = _pointer_target(self._root, fragment)
         if found is None:
             raise SchemaError(f"$ref: {target!r:.100} is not in the schema", place)
         return self.reference(found, f"#{fragment}", uri)
@@ -148,7 +148,7 @@ class Document:
         return urldefrag(urljoin(base, identifier))[0]
 
 
-def _pointed(document: Any, pointer: str) -> Any:
+def _pointer_target(document: Any, pointer: str) -> Any:
     """Return the target of a JSON pointer, None if there is none."""
     for part in unquote(pointer).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -175,14 +175,14 @@ class _Keywords:
             targets = [self._document.resolve(schema["$ref"], self._place, self._base)]
             if self._document.refs_stand_alone:
                 return targets[0]
-        for key in _REFUSED:
+        for key in _UNSUPPORTED:
             if key in schema and schema[key] is not True:
                 raise SchemaError(f"{key} is not supported", self._place)
         parts = [*self._types(), *self._numbers(), *self._strings()]
         parts += [*self._arrays(), *self._objects(), *targets, *self._combined()]
         return conjunction(parts)
 
-    def _sub(self, schema: Any, *path: object) -> Formula:
+    def _subschema(self, schema: Any, *path: object) -> Formula:
         names = (str(name).replace("~", "~0").replace("/", "~1") for name in path)
         return self._document.reference(schema, "/".join((self._place, *names)), self._base)
 
@@ -195,9 +195,9 @@ class _Keywords:
             raise SchemaError(f"{key} must be {what}, is {json.dumps(value):.80}", self._place)
         return value
 
-    def _subs(self, key: str) -> list[Formula]:
+    def _subschemas(self, key: str) -> list[Formula]:
         listed = self._get(key, list, "a list of schemas") or []
-        return [self._sub(each, key, at) for at, each in enumerate(listed)]
+        return [self._subschema(each, key, at) for at, each in enumerate(listed)]
 
     def _types(self) -> Iterator[Formula]:
         schema = self._schema
@@ -255,11 +255,11 @@ class _Keywords:
 
     def _arrays(self) -> Iterator[Formula]:
         schema = self._schema
-        prefix, rest = tuple(self._subs("prefixItems")), "items"
+        prefix, rest = tuple(self._subschemas("prefixItems")), "items"
         if not prefix and isinstance(schema.get("items"), list):  # before 2020-12
-            prefix, rest = tuple(self._subs("items")), "additionalItems"
+            prefix, rest = tuple(self._subschemas("items")), "additionalItems"
         if prefix or rest in schema:
-            yield "items", prefix, self._sub(schema.get(rest, True), rest)
+            yield "items", prefix, self._subschema(schema.get(rest, True), rest)
         yield from self._counts("Items")
         if schema.get("uniqueItems") is True:
             yield ("unique",)
@@ -269,16 +269,17 @@ class _Keywords:
                 why = "maxContains and minContains above 1 are not supported"
                 raise SchemaError(why, self._place)
             if least != 0:
-                yield "contains", 0, self._sub(schema["contains"], "contains")
+                yield "contains", 0, self._subschema(schema["contains"], "contains")
 
     def _objects(self) -> Iterator[Formula]:
         schema = self._schema
         names, patterns = (
-            {name: self._sub(each, key, name) for name, each in self._mapping(key)}
+            {name: self._subschema(each, key, name) for name, each in self._mapping(key)}
             for key in ("properties", "patternProperties")
         )
-        if names or patterns or "additionalProperties" in schema:
-            others = self._sub(schema.get("additionalProperties", True), "additionalProperties")
+        extra = "additionalProperties"
+        if names or patterns or extra in schema:
+            others = self._subschema(schema.get(extra, True), extra)
             yield "properties", tuple(names.items()), tuple(patterns.items()), others
         if isinstance(schema.get("required"), bool):  # of draft 3; later ones know lists only
             raise SchemaError("required must be a list of names", self._place)
@@ -286,14 +287,14 @@ class _Keywords:
             yield "required", str(name)
         yield from self._counts("Properties")
         if "propertyNames" in schema:
-            yield "names", self._sub(schema["propertyNames"], "propertyNames")
+            yield "names", self._subschema(schema["propertyNames"], "propertyNames")
         for key in ("dependencies", "dependentRequired", "dependentSchemas"):
             for name, wanted in self._mapping(key):
                 wanted = [wanted] if isinstance(wanted, str) else wanted
                 if isinstance(wanted, list):
                     then = conjunction(("required", str(each)) for each in wanted)
                 else:
-                    then = self._sub(wanted, key, name)
+                    then = self._subschema(wanted, key, name)
                 has = conjunction([("type", "object"), ("required", name)])
                 yield disjunction([negation(has), then])
 
@@ -302,16 +303,16 @@ class _Keywords:
 
     def _combined(self) -> Iterator[Formula]:
         schema = self._schema
-        yield from self._subs("allOf")
+        yield from self._subschemas("allOf")
         if "anyOf" in schema:
-            yield disjunction(self._subs("anyOf"))
+            yield disjunction(self._subschemas("anyOf"))
         if "oneOf" in schema:
-            yield ("one", *self._subs("oneOf"))
+            yield ("one", *self._subschemas("oneOf"))
         if "not" in schema:
-            yield negation(self._sub(schema["not"], "not"))
+            yield negation(self._subschema(schema["not"], "not"))
         if "if" in schema:
-            condition = self._sub(schema["if"], "if")
-            then = self._sub(schema.get("then", True), "then")
-            otherwise = self._sub(schema.get("else", True), "else")
+            condition = self._subschema(schema["if"], "if")
+            then = self._subschema(schema.get("then", True), "then")
+            otherwise = self._subschema(schema.get("else", True), "else")
             yield disjunction([negation(condition), then])
             yield disjunction([condition, otherwise])

@@ -13,18 +13,18 @@ from typing import NoReturn
 from akunu_py.errors import SchemaError
 from akunu_py.json_schema.regex import (
     CONTENT,
-    LAST,
+    MAX_CODE,
     Expr,
     Ranges,
     characters,
     complement,
     concat,
     either,
+    json_content,
     matches,
     repeat,
     subtract,
     union,
-    written_content,
 )
 
 _DIGIT: Ranges = ((0x30, 0x39),)
@@ -36,8 +36,8 @@ _DOT = complement(((10, 10), (13, 13), (0x2028, 0x2029)))
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _COUNT = re.compile(r"\{(\d+)(,(\d*))?\}")
-_LONGEST_REPEAT = 100_000
-_MOST_ANCHORED = 1000  # alternatives with anchors
+_MAX_REPEAT = 100_000
+_MAX_ANCHORED = 1000  # alternatives with anchors
 
 # A part of a pattern: an expression, "^", "$", or a group of alternatives that have anchors.
 _Part = Expr | str | list["_Parts"]
@@ -51,11 +51,11 @@ def content_matching(pattern: str) -> Expr:
     Raises SchemaError.
     """
     parser = _Parser(pattern)
-    pending = [(parts, False, False) for parts in parser.parsed()]
+    pending = [(parts, False, False) for parts in parser.parse()]
     found: list[Expr] = []
     while pending:
         parts, at_start, at_end = pending.pop()
-        if len(pending) + len(found) > _MOST_ANCHORED:
+        if len(pending) + len(found) > _MAX_ANCHORED:
             parser.refuse("too many alternatives with anchors")
         if parts and isinstance(parts[0], list):
             pending += [([*each, *parts[1:]], at_start, at_end) for each in parts[0]]
@@ -77,7 +77,7 @@ def content_matching(pattern: str) -> Expr:
 @cache
 def is_found(pattern: str, text: str) -> bool:
     """Return whether the pattern matches a part of `text`. Raises SchemaError."""
-    return matches(content_matching(pattern), written_content(text).encode())
+    return matches(content_matching(pattern), json_content(text).encode())
 
 
 class _Parser:
@@ -87,7 +87,7 @@ class _Parser:
         self._text = pattern
         self._at = 0
 
-    def parsed(self) -> list[_Parts]:
+    def parse(self) -> list[_Parts]:
         options = self._choice()
         if self._at < len(self._text):
             self.refuse("a closing bracket too many")
@@ -96,7 +96,7 @@ class _Parser:
     def refuse(self, what: str) -> NoReturn:
         raise SchemaError(f"the pattern {self._text!r:.100} has {what}")
 
-    def _take(self, text: str) -> bool:
+    def _accept(self, text: str) -> bool:
         found = self._text.startswith(text, self._at)
         self._at += len(text) if found else 0
         return found
@@ -109,7 +109,7 @@ class _Parser:
 
     def _choice(self) -> list[_Parts]:
         options = [self._sequence()]
-        while self._take("|"):
+        while self._accept("|"):
             options.append(self._sequence())
         return options
 
@@ -122,19 +122,19 @@ class _Parser:
     def _quantified(self, part: _Part) -> _Part:
         low, high = 1, None
         counted = _COUNT.match(self._text, self._at)
-        if self._take("*"):
+        if self._accept("*"):
             low = 0
-        elif self._take("?"):
+        elif self._accept("?"):
             low, high = 0, 1
         elif counted:
             self._at = counted.end()
             low = int(counted[1])
             high = low if counted[2] is None else int(counted[3]) if counted[3] else None
-            if max(low, high or 0) > _LONGEST_REPEAT or (high is not None and high < low):
+            if max(low, high or 0) > _MAX_REPEAT or (high is not None and high < low):
                 self.refuse(f"the repetition {counted[0]}")
-        elif not self._take("+"):
+        elif not self._accept("+"):
             return part
-        self._take("?")  # A lazy quantifier matches the same texts.
+        self._accept("?")  # A lazy quantifier matches the same texts.
         if self._text[self._at : self._at + 1] in ("*", "+"):
             self.refuse("two quantifiers in a row")
         if isinstance(part, Expr):
@@ -148,7 +148,7 @@ class _Parser:
         if character == "(":
             return self._group()
         if character == "[":
-            return self._set()
+            return self._character_class()
         if character in "^$":
             return character
         if character == ".":
@@ -162,27 +162,27 @@ class _Parser:
         return characters(((ord(character), ord(character)),))
 
     def _group(self) -> _Part:
-        if any(self._take(mark) for mark in ("?=", "?!", "?<=", "?<!")):
+        if any(self._accept(mark) for mark in ("?=", "?!", "?<=", "?<!")):
             ahead = self._text[self._at - 2] == "?"
             self.refuse(f"a look-{'ahead' if ahead else 'behind'}, which is not supported")
-        if not self._take("?:") and (self._take("?<") or self._take("?P<")):
+        if not self._accept("?:") and (self._accept("?<") or self._accept("?P<")):
             while self._next() != ">":
                 pass
         elif self._text.startswith("?", self._at):
             self.refuse("a group of an unknown kind")
         options = self._choice()
-        if not self._take(")"):
+        if not self._accept(")"):
             self.refuse("a bracket that is not closed")
         plain = [[part for part in parts if isinstance(part, Expr)] for parts in options]
         if list(map(len, plain)) == list(map(len, options)):
             return either(concat(*parts) for parts in plain)
         return options
 
-    def _set(self) -> Expr:
-        negated = self._take("^")
+    def _character_class(self) -> Expr:
+        negated = self._accept("^")
         ranges: list[Ranges] = []
-        while not self._take("]"):
-            first = self._member()
+        while not self._accept("]"):
+            first = self._class_member()
             if (
                 len(first) == 1
                 and first[0][0] == first[0][1]
@@ -190,7 +190,7 @@ class _Parser:
                 and not self._text.startswith("-]", self._at)
             ):
                 self._at += 1
-                last = self._member()
+                last = self._class_member()
                 if len(last) == 1 and last[0][0] == last[0][1]:
                     if last[0][0] < first[0][0]:
                         self.refuse("a range that is upside down")
@@ -201,10 +201,10 @@ class _Parser:
         inside = union(*ranges)
         return characters(complement(inside) if negated else inside)
 
-    def _member(self) -> Ranges:
+    def _class_member(self) -> Ranges:
         character = self._next()
         if character == "\\":
-            return ((8, 8),) if self._take("b") else self._escape()
+            return ((8, 8),) if self._accept("b") else self._escape()
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
@@ -214,7 +214,7 @@ class _Parser:
         if letter.lower() in _CLASSES:
             ranges = _CLASSES[letter.lower()]
             return ranges if letter.islower() else complement(ranges)
-        if letter in "pP" and self._take("{"):
+        if letter in "pP" and self._accept("{"):
             name = ""
             while (character := self._next()) != "}":
                 name += character
@@ -229,22 +229,22 @@ class _Parser:
         elif letter == "x":
             code = self._hex(2, code)
         elif letter == "u":
-            if self._take("{"):
+            if self._accept("{"):
                 end = self._text.find("}", self._at)
                 code = self._hex(end - self._at, code)
                 self._at += 1
             else:
                 code = self._hex(4, code)
-                if 0xD800 <= code < 0xDC00 and self._take("\\u"):
+                if 0xD800 <= code < 0xDC00 and self._accept("\\u"):
                     code = 0x10000 + (code - 0xD800 << 10) + self._hex(4, 0xDC00) - 0xDC00
         elif letter in "AZzG":
             self.refuse(f"\\{letter}, which ECMAScript does not know")
         return ((code, code),)
 
-    def _hex(self, digits: int, otherwise: int) -> int:
+    def _hex(self, digits: int, default: int) -> int:
         text = self._text[self._at : self._at + max(digits, 0)]
-        if not re.fullmatch("[0-9a-fA-F]+", text) or len(text) < digits or int(text, 16) > LAST:
-            return otherwise
+        if not re.fullmatch("[0-9a-fA-F]+", text) or len(text) < digits or int(text, 16) > MAX_CODE:
+            return default
         self._at += digits
         return int(text, 16)
 
@@ -259,10 +259,8 @@ class _Parser:
 
 @cache
 def _category(name: str) -> Ranges:
-    codes = (
-        (code, code) for code in range(LAST + 1) if unicodedata.category(chr(code)).startswith(name)
-    )
-    return subtract(union(tuple(codes)), ((0xD800, 0xDFFF),))
+    codes = [n for n in range(MAX_CODE + 1) if unicodedata.category(chr(n)).startswith(name)]
+    return subtract(union(tuple((code, code) for code in codes)), ((0xD800, 0xDFFF),))
 
 
 # The formats that are enforced, as patterns. From RFC 3339 (dates and times), 5321 (e-mail),

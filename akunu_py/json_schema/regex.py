@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 Ranges = tuple[tuple[int, int], ...]  # inclusive ranges of code points, sorted and disjoint
 
-LAST = 0x10FFFF
+MAX_CODE = 0x10FFFF
 SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 _FUEL = 10_000_000  # nodes of expressions; 14,000 or more are visited in a millisecond
 
@@ -94,28 +94,28 @@ def repeat(expr: Expr, low: int, high: int | None) -> Expr:
     return Expr(text, expr.plain, nullable, low == 0 or expr.inhabited)
 
 
-def _class_text(code: int) -> str:
+def _class_char(code: int) -> str:
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
-def _class(ranges: Iterable[tuple[int, int]]) -> str:
+def _class_body(ranges: Iterable[tuple[int, int]]) -> str:
     return "".join(
-        _class_text(low) if low == high else f"{_class_text(low)}-{_class_text(high)}"
+        _class_char(low) if low == high else f"{_class_char(low)}-{_class_char(high)}"
         for low, high in ranges
     )
 
 
 def raw_text(text: str) -> Expr:
     """Return the expression that matches `text` as it is."""
-    return Expr("".join(map(_class_text, map(ord, text))) or "(?:)", nullable=not text)
+    return Expr("".join(map(_class_char, map(ord, text))) or "(?:)", nullable=not text)
 
 
 def characters(ranges: Ranges) -> Expr:
     """Return one character of a string, as JSON writes it."""
     raw = [*subtract(ranges, ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)))]
-    options = [f"[{_class(raw)}]"] if raw else []
+    options = [f"[{_class_body(raw)}]"] if raw else []
     letters = "".join(
-        _class_text(ord(letter)) for code, letter in SHORT_ESCAPES.items() if contains(ranges, code)
+        _class_char(ord(letter)) for code, letter in SHORT_ESCAPES.items() if contains(ranges, code)
     )
     if letters:
         options.append(f"\\x{{5c}}[{letters}]")
@@ -127,10 +127,10 @@ def characters(ranges: Ranges) -> Expr:
 
 def string_content(text: str) -> Expr:
     """Return the expression that matches `text` as JSON writes it between the quotes."""
-    return raw_text(written_content(text))
+    return raw_text(json_content(text))
 
 
-def written_content(text: str) -> str:
+def json_content(text: str) -> str:
     """Return `text` as JSON writes it between the quotes."""
     written = json.dumps(text, ensure_ascii=False)[1:-1]
     return "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in written)
@@ -160,7 +160,7 @@ def complement(ranges: Ranges) -> Ranges:
         if start < low:
             result.append((start, low - 1))
         start = high + 1
-    return (*result, (start, LAST)) if start <= LAST else tuple(result)
+    return (*result, (start, MAX_CODE)) if start <= MAX_CODE else tuple(result)
 
 
 def subtract(ranges: Ranges, others: Ranges) -> Ranges:
@@ -168,7 +168,7 @@ def subtract(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 _QUOTE = Expr("\\x{22}")
-CHARACTER = characters(((0, LAST),))
+CHARACTER = characters(((0, MAX_CODE),))
 CONTENT = repeat(CHARACTER, 0, None)  # of any string, each character spelled in one way
 # Any string, spelled in any way.
 STRING = Expr(
@@ -177,7 +177,7 @@ STRING = Expr(
 )
 
 
-class _Bytes:
+class _ByteTokenizer:
     """A tokenizer of single bytes, to test expressions with llguidance."""
 
     eos_token_id = 256
@@ -192,7 +192,7 @@ class _Bytes:
 @cache
 def byte_tables() -> LLTokenizer:
     """Each byte is a token."""
-    return LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
+    return LLTokenizer(TokenizerWrapper(_ByteTokenizer()), slices=[])
 
 
 def limits() -> LLParserLimits:
@@ -211,7 +211,7 @@ def matches(expr: Expr, text: bytes) -> bool:
     if not text:
         return expr.nullable
     matcher = _matcher(expr)
-    if _failed(matcher):
+    if _is_proven_empty(matcher):
         return False
     taken = matcher.try_consume_tokens(list(text))
     found = taken == len(text) and matcher.is_accepting()
@@ -219,7 +219,7 @@ def matches(expr: Expr, text: bytes) -> bool:
     return found
 
 
-def _failed(matcher: LLMatcher) -> bool:
+def _is_proven_empty(matcher: LLMatcher) -> bool:
     """Return whether the expression is found to be empty. Raises ValueError for other errors."""
     if matcher.is_error() and "NoExtension" not in matcher.get_error():
         raise ValueError(matcher.get_error())
@@ -232,9 +232,9 @@ def is_empty(expr: Expr) -> bool:
     if expr.inhabited or expr == NOTHING:
         return expr == NOTHING
     matcher = _matcher(expr)
-    if _failed(matcher):
+    if _is_proven_empty(matcher):
         return True
     if matcher.is_accepting():
         return False
     mask = matcher.compute_bitmask()
-    return _failed(matcher) or not any(mask)
+    return _is_proven_empty(matcher) or not any(mask)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from akunu_py.errors import SchemaError
 from akunu_py.json_schema.regex import Expr, is_empty
 
-_MOST_SYMBOLS = 100_000  # llguidance numbers its own symbols with 16 bits
+_MAX_SYMBOLS = 100_000  # llguidance numbers its own symbols with 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Rules:
 
     def add(self, rule: Rule, alternative: Sequence[Symbol]) -> None:
         """Add an alternative to a rule. Raises SchemaError if the grammar becomes too large."""
-        self._size += 1 + sum(_size(symbol) for symbol in alternative)
-        if self._size > _MOST_SYMBOLS:
+        self._size += 1 + sum(_symbol_count(symbol) for symbol in alternative)
+        if self._size > _MAX_SYMBOLS:
             raise SchemaError("its grammar becomes too large; make it simpler")
         self._rules[rule.name].append(tuple(alternative))
 
-    def written(self, start: Rule) -> str | None:
+    def to_lark(self, start: Rule) -> str | None:
         """Return the grammar in llguidance's dialect of Lark, None if nothing can be completed."""
         productive = self._productive()
         if start.name not in productive:
@@ -84,11 +84,11 @@ class Rules:
             name = pending.pop()
             alternatives = []
             for alternative in self._rules[name]:
-                kept = self._kept(alternative, productive)
-                if kept is None:
+                pruned = self._prune(alternative, productive)
+                if pruned is None:
                     continue
-                alternatives.append(self._text(kept, terminals))
-                for found in _rules_in(kept):
+                alternatives.append(self._text(pruned, terminals))
+                for found in _rules_in(pruned):
                     if found not in done:
                         done.add(found)
                         pending.append(found)
@@ -99,35 +99,35 @@ class Rules:
     def _productive(self) -> set[str]:
         """Return the rules that can be completed: a least fixed point."""
         productive: set[str] = set()
-        waiting: dict[str, list[tuple[str, Alternative]]] = {}
+        blocked: dict[str, list[tuple[str, Alternative]]] = {}
         pending = [(name, each) for name, listed in self._rules.items() for each in listed]
         while pending:
             name, alternative = pending.pop()
             if name in productive:
                 continue
-            missing = _missing(alternative, productive)
+            missing = _unproductive(alternative, productive)
             if missing:
-                waiting.setdefault(missing, []).append((name, alternative))
+                blocked.setdefault(missing, []).append((name, alternative))
             elif not any(isinstance(each, Expr) and is_empty(each) for each in alternative):
                 productive.add(name)
-                pending += waiting.pop(name, [])
+                pending += blocked.pop(name, [])
         return productive
 
     def dead_end(self, start: Rule) -> list[Rule]:
         """Return `start` and the chain of rules that prevent its completion, while it is unique."""
         productive, found = self._productive(), [start]
         while True:
-            missing = {_missing(each, productive) for each in self._rules[found[-1].name]}
+            missing = {_unproductive(each, productive) for each in self._rules[found[-1].name]}
             rule = Rule(missing.pop()) if len(missing) == 1 else Rule("")
             if not rule.name or rule in found:
                 return found
             found.append(rule)
 
-    def _kept(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
+    def _prune(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
         """Return an alternative without options that cannot be completed, None if it cannot be."""
-        if _missing(alternative, productive):
+        if _unproductive(alternative, productive):
             return None
-        kept: list[Symbol] = []
+        symbols: list[Symbol] = []
         for symbol in alternative:
             if isinstance(symbol, Expr) and is_empty(symbol):
                 return None
@@ -143,8 +143,8 @@ class Rules:
                 if len(symbol.required) + len(optional) + bool(others) < symbol.least:
                     return None
                 symbol = replace(symbol, optional=optional, others=others)
-            kept.append(symbol)
-        return tuple(kept)
+            symbols.append(symbol)
+        return tuple(symbols)
 
     def _text(self, symbols: Alternative, terminals: dict[Expr, str]) -> str:
         return " ".join(self._symbol(symbol, terminals) for symbol in symbols) or '""'
@@ -189,14 +189,14 @@ class Rules:
         return first
 
 
-def _size(symbol: Symbol) -> int:
+def _symbol_count(symbol: Symbol) -> int:
     """Return an estimate of llguidance's number of symbols for this one."""
     if isinstance(symbol, Shuffle):
         return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
     return len(symbol.symbols) if isinstance(symbol, Repetition) else 1
 
 
-def _missing(symbols: Alternative, productive: set[str]) -> str:
+def _unproductive(symbols: Alternative, productive: set[str]) -> str:
     """Return the first needed rule that cannot be completed, "" if there is none."""
     needed = _rules_in(symbols, optional=False)
     return next((name for name in needed if name not in productive), "")

@@ -26,9 +26,9 @@ _PLAIN = Expr(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 _INTEGER = Expr(r"-?(?:0|[1-9][0-9]*)")
 _FRACTION = Expr(r"-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # not an integer
 _ZEROS = r"(?:\.0+)?"
-_MOST_LISTED = 200  # multiples listed one by one
-_MOST_ENDINGS = 1000  # last digits listed one by one
-_MOST_STATES = 2500  # of an automaton of integers
+_MAX_LISTED = 200  # multiples listed one by one
+_MAX_ENDINGS = 1000  # last digits listed one by one
+_MAX_STATES = 2500  # of an automaton of integers
 
 
 def property_rule(rule: Formula, name: str) -> Formula:
@@ -83,7 +83,7 @@ def fits(formula: Formula, value: Any) -> bool:
     raise AssertionError(formula)
 
 
-def written(kind: str, formula: Formula, notation: Notation) -> tuple[Symbol, ...]:
+def grammar_of(kind: str, formula: Formula, notation: Notation) -> tuple[Symbol, ...]:
     """Return the grammar of the values of the type `kind` that fit. Raises SchemaError."""
     if kind == "null":
         return (notation.word(None),)
@@ -111,7 +111,7 @@ def is_empty(kind: str, formula: Formula) -> bool:
     """Return whether no value of the type `kind` fits. Raises SchemaError."""
     if formula == FALSE:
         return True
-    parts = written(kind, formula, JSON)
+    parts = grammar_of(kind, formula, JSON)
     return any(isinstance(each, Expr) and regex.is_empty(each) for each in parts)
 
 
@@ -154,7 +154,7 @@ def _condition(formula: Formula) -> Expr:
     match formula:
         case ("and", *parts):
             if (found := _multiples_between(formula)) is not None:
-                multiples = either(map(_exactly, found))
+                multiples = either(map(_exact_value, found))
                 return both(multiples, _INTEGER) if ("integer",) in parts else multiples
             return both(*map(_condition, parts))
         case ("or", *parts):
@@ -164,7 +164,7 @@ def _condition(formula: Formula) -> Expr:
         case ("not", part):
             return without(_PLAIN, _condition(part))
         case ("number", value):
-            return _exactly(value)
+            return _exact_value(value)
         case ("integer",):
             return _INTEGER
         case ("least", bound, strictly):
@@ -187,7 +187,7 @@ def _multiples_between(formula: Formula) -> list[Decimal] | None:
         return None
     common = Fraction(lcm(*(s.numerator for s in steps)), gcd(*(s.denominator for s in steps)))
     step, low, high = Decimal(common.numerator) / common.denominator, max(lows), min(highs)
-    if (high - low) / step > _MOST_LISTED:
+    if (high - low) / step > _MAX_LISTED:
         return None
     first, last = int(low // step) - 1, int(high // step) + 1
     return [step * each for each in range(first, last + 1) if fits(formula, step * each)]
@@ -201,15 +201,15 @@ def _spellings(value: Decimal) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def _parts(value: Decimal) -> tuple[str, str]:
+def _split_digits(value: Decimal) -> tuple[str, str]:
     """Return the integer part and the decimals without trailing zeros, both without a sign."""
     whole, _, fraction = f"{abs(value):f}".partition(".")
     return whole.lstrip("0") or "0", fraction.rstrip("0")
 
 
-def _exactly(value: Decimal) -> Expr:
+def _exact_value(value: Decimal) -> Expr:
     """Return all ways to write `value`."""
-    whole, fraction = _parts(value)
+    whole, fraction = _split_digits(value)
     sign = "-?" if value == 0 else "-" if value < 0 else ""
     return Expr(f"{sign}{whole}" + (rf"\.{fraction}0*" if fraction else _ZEROS))
 
@@ -217,13 +217,13 @@ def _exactly(value: Decimal) -> Expr:
 def _at_least(value: Decimal, strictly: bool, sign: str, minus: str) -> Expr:
     """Return the numbers from `value` on; for "-" and "", the negatives of those numbers."""
     if value > 0 or (value == 0 and strictly):
-        return Expr(sign + _from(value, strictly))
-    return without(_PLAIN, Expr(minus + _from(-value, not strictly)), inhabited=True)
+        return Expr(sign + _unsigned_from(value, strictly))
+    return without(_PLAIN, Expr(minus + _unsigned_from(-value, not strictly)), inhabited=True)
 
 
-def _from(value: Decimal, strictly: bool) -> str:
-    """Return the numbers without a sign from `value` on, which is not negative."""
-    whole, fraction = _parts(value)
+def _unsigned_from(value: Decimal, strictly: bool) -> str:
+    """Return the numbers without a sign from `value` on, a non-negative number."""
+    whole, fraction = _split_digits(value)
     greater = [f"[1-9][0-9]{{{len(whole)},}}"]
     greater += [
         f"{whole[:at]}[{int(digit) + 1}-9][0-9]{{{len(whole) - at - 1}}}"
@@ -249,7 +249,7 @@ def _multiples(step: Decimal) -> Expr:
     decimals = max(0, -int(step.as_tuple().exponent))
     scaled = int(step.scaleb(decimals))
     width = next((k for k in range(decimals, 20) if 10**k % scaled == 0), None)
-    if width is None or 10**width // scaled > _MOST_ENDINGS:
+    if width is None or 10**width // scaled > _MAX_ENDINGS:
         raise SchemaError(f"multipleOf {step:f} is not supported, only integers, 0.1, 0.5 and such")
     endings = []
     for ending in range(0, 10**width, scaled):
@@ -261,15 +261,15 @@ def _multiples(step: Decimal) -> Expr:
     return Expr(f"-?(?:{'|'.join(endings)})")
 
 
-def _of_fractions(formula: Formula) -> Formula:
-    """Return what is left of `formula` for numbers that are not integers. Raises SchemaError."""
+def _for_fractions(formula: Formula) -> Formula:
+    """Simplify `formula` for numbers that are not integers. Raises SchemaError."""
     match formula:
         case ("and", *parts):
-            return conjunction(map(_of_fractions, parts))
+            return conjunction(map(_for_fractions, parts))
         case ("or", *parts):
-            return disjunction(map(_of_fractions, parts))
+            return disjunction(map(_for_fractions, parts))
         case ("not", part):
-            return negation(_of_fractions(part))
+            return negation(_for_fractions(part))
         case ("integer",):
             return FALSE
         case ("number" | "multiple" as kind, value) if value == value.to_integral_value():
@@ -286,36 +286,37 @@ def _add_digits(rules: Rules, rule: Rule, formula: Formula, spend: Callable[[int
     A state stands for all integers that have the same remainder and compare alike with the first
     digits of each bound. One of them is tested for all.
     """
-    assertions, fractions = _assertions(formula), _of_fractions(formula)
+    assertions, fractions = _assertions(formula), _for_fractions(formula)
     period = lcm(*(Fraction(each[1]).numerator for each in assertions if each[0] == "multiple"))
-    bounds = [_parts(each[1])[0] for each in assertions if each[0] in ("least", "most", "number")]
+    limits = [each[1] for each in assertions if each[0] in ("least", "most", "number")]
+    bounds = [_split_digits(each)[0] for each in limits]
     known: dict[tuple[Any, ...], Rule] = {}
     pending: list[tuple[int, int, Rule]] = []
 
     def state(sign: int, value: int) -> Rule:
-        compared = (_compared(str(value), bound) for bound in bounds)
+        compared = (_compare_digits(str(value), bound) for bound in bounds)
         key = sign, value == 0, value % period, *compared
         if key not in known:
-            if len(known) >= _MOST_STATES:
+            if len(known) >= _MAX_STATES:
                 raise SchemaError("multipleOf needs too many states; make it simpler")
             spend(3)
             known[key] = rules.new()
             pending.append((sign, value, known[key]))
         return known[key]
 
-    def move(target: Rule, sign: int, value: int, before: str) -> None:
-        moves: dict[Rule, str] = {}
+    def add_transitions(target: Rule, sign: int, value: int, before: str) -> None:
+        transitions: dict[Rule, str] = {}
         for digit in range(10):
             following = state(sign, 10 * value + digit)
-            moves[following] = moves.get(following, "") + str(digit)
-        for following, found in moves.items():
+            transitions[following] = transitions.get(following, "") + str(digit)
+        for following, found in transitions.items():
             rules.add(target, (Expr(f"{before}[{found}]"), following))
 
-    move(rule, 1, 0, "")
-    move(rule, -1, 0, "-")
+    add_transitions(rule, 1, 0, "")
+    add_transitions(rule, -1, 0, "-")
     for sign, value, target in pending:  # Grows, in the order of the number of digits.
         if value:
-            move(target, sign, value, "")
+            add_transitions(target, sign, value, "")
         if (value or sign > 0) and fits(formula, Decimal(sign * value)):
             rules.add(target, ())
             if ("integer",) not in assertions:
@@ -330,7 +331,7 @@ def _assertions(formula: Formula) -> list[Formula]:
     return [formula]
 
 
-def _compared(text: str, bound: str) -> tuple[int, int]:
+def _compare_digits(text: str, bound: str) -> tuple[int, int]:
     """Compare the digits of an integer with as many digits of a bound."""
     if len(text) > len(bound):
         return len(bound) + 1, 1

@@ -24,9 +24,9 @@ _TYPE_OF = {
     **dict.fromkeys(("properties", "required", "minProperties", "maxProperties"), "object"),
     **dict.fromkeys(("names", "some"), "object"),
 }
-_MOST_CONJUNCTIONS = 3000
-_PROOF_DEPTH = 3  # levels of a value that tell the branches of a oneOf apart
-_MOST_STEPS = 300_000
+_MAX_CONJUNCTIONS = 3000
+_PROOF_DEPTH = 3  # levels of a value that are compared between branches of a oneOf
+_MAX_STEPS = 300_000
 
 Conjunction = tuple[Formula, ...]
 
@@ -37,35 +37,35 @@ class Simplifier:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._known: dict[tuple[Formula, str, bool, bool], Formula] = {}
-        self._within: list[tuple[Formula, bool]] = []
+        self._active: list[tuple[Formula, bool]] = []
         self._proving = False
         self._steps = 0
 
     def spend(self, steps: int = 1) -> None:
         """Raise SchemaError when the work takes too long."""
         self._steps += steps
-        if self._steps > _MOST_STEPS:
+        if self._steps > _MAX_STEPS:
             raise SchemaError("too much is combined with too much; make it simpler")
 
-    def seen(self, formula: Formula, kind: str, *, holds: bool = True) -> Formula:
-        """Return what is left of `formula`, or of its negation, for values of the type `kind`."""
+    def restrict(self, formula: Formula, kind: str, *, holds: bool = True) -> Formula:
+        """Simplify `formula`, or its negation, for values of the type `kind`."""
         self.spend()
         key = formula, kind, holds, self._proving
         if key not in self._known:
-            self._known[key] = self._seen(formula, kind, holds)
+            self._known[key] = self._restrict(formula, kind, holds)
         return self._known[key]
 
-    def _seen(self, formula: Formula, kind: str, holds: bool) -> Formula:
+    def _restrict(self, formula: Formula, kind: str, holds: bool) -> Formula:
         match formula[0]:
             case "and" | "or":
-                parts = (self.seen(part, kind, holds=holds) for part in formula[1:])
+                parts = (self.restrict(part, kind, holds=holds) for part in formula[1:])
                 return conjunction(parts) if (formula[0] == "and") == holds else disjunction(parts)
             case "not":
-                return self.seen(formula[1], kind, holds=not holds)
+                return self.restrict(formula[1], kind, holds=not holds)
             case "schema":
                 return self._schema(formula, kind, holds)
             case "one":
-                return self.seen(self._one(formula[1:], holds), kind)
+                return self.restrict(self._exactly_one(formula[1:], holds), kind)
             case "type" | "null":
                 wanted = formula[1] if formula[0] == "type" else "null"
                 return TRUE if (wanted == kind) == holds else FALSE
@@ -80,15 +80,15 @@ class Simplifier:
         return _negated(formula)
 
     def _schema(self, formula: Formula, kind: str, holds: bool) -> Formula:
-        if (formula, holds) in self._within:
+        if (formula, holds) in self._active:
             raise SchemaError("it refers to nothing but itself", self._document.place(formula[1]))
-        self._within.append((formula, holds))
+        self._active.append((formula, holds))
         try:
-            return self.seen(self._document.formula(formula[1]), kind, holds=holds)
+            return self.restrict(self._document.formula(formula[1]), kind, holds=holds)
         finally:
-            self._within.pop()
+            self._active.pop()
 
-    def _one(self, branches: tuple[Formula, ...], holds: bool) -> Formula:
+    def _exactly_one(self, branches: tuple[Formula, ...], holds: bool) -> Formula:
         """Return the formula that exactly one branch holds."""
         if not holds:
             pairs = [(one, two) for at, one in enumerate(branches) for two in branches[:at]]
@@ -98,43 +98,43 @@ class Simplifier:
         alone: list[list[Formula]] = [[branch] for branch in branches]
         for at in range(len(branches)):
             for other in range(at):
-                if not self._apart(branches[at], branches[other]):
+                if not self._disjoint(branches[at], branches[other]):
                     alone[at].append(negation(branches[other]))
                     alone[other].append(negation(branches[at]))
         return disjunction(map(conjunction, alone))
 
-    def _apart(self, one: Formula, other: Formula) -> bool:
+    def _disjoint(self, one: Formula, other: Formula) -> bool:
         self._proving = True
-        within, self._within = self._within, []
+        within, self._active = self._active, []
         try:
-            return self._surely_empty(conjunction([one, other]), _PROOF_DEPTH)
+            return self._provably_empty(conjunction([one, other]), _PROOF_DEPTH)
         except (SchemaError, ValueError):
             return False
         finally:
-            self._proving, self._within = False, within
+            self._proving, self._active = False, within
 
-    def _surely_empty(self, formula: Formula, depth: int) -> bool:
+    def _provably_empty(self, formula: Formula, depth: int) -> bool:
         """Return whether no value fits, False if that takes a long proof."""
         if formula in (TRUE, FALSE) or not depth:
             return formula == FALSE
         for kind in TYPES:
-            left = self.seen(formula, kind)
+            left = self.restrict(formula, kind)
             if left == FALSE:
                 continue
             if kind in scalars.SCALARS:
                 if not scalars.is_empty(kind, left):
                     return False
-            elif not all(self._clashes(each, depth) for each in self.normal_form(left)):
+            elif not all(self._contradicts(each, depth) for each in self.normal_form(left)):
                 return False
         return True
 
-    def _clashes(self, literals: Conjunction, depth: int) -> bool:
-        least, most = counts(literals, "Items")
+    def _contradicts(self, literals: Conjunction, depth: int) -> bool:
+        least, most = count_limits(literals, "Items")
         if most is not None and least > most:
             return True
         values = [property_value(literals, each[1]) for each in of_kind(literals, "required")]
-        values += [item(literals, at) for at in range(min(least, 8))]
-        return any(self._surely_empty(value, depth - 1) for value in values)
+        values += [item_value(literals, at) for at in range(min(least, 8))]
+        return any(self._provably_empty(value, depth - 1) for value in values)
 
     def normal_form(self, formula: Formula) -> list[Conjunction]:
         """Return the disjunctive normal form: conjunctions, one of which holds."""
@@ -156,9 +156,9 @@ class Simplifier:
         for each in conjunctions:
             unique = tuple(dict.fromkeys(each))
             literals = frozenset(unique)
-            if literals not in found and not _impossible(unique):
+            if literals not in found and not _is_impossible(unique):
                 found[literals] = unique
-        if len(found) > _MOST_CONJUNCTIONS:
+        if len(found) > _MAX_CONJUNCTIONS:
             raise SchemaError("too many combinations; make it simpler")
         if len(found) < 60:
             self.spend(len(found))
@@ -177,7 +177,7 @@ def property_value(literals: Conjunction, name: str) -> Formula:
     )
 
 
-def item(literals: Conjunction, at: int) -> Formula:
+def item_value(literals: Conjunction, at: int) -> Formula:
     """Return the formula for item `at`."""
     items = of_kind(literals, "items")
     return conjunction(each[1][at] if at < len(each[1]) else each[2] for each in items)
@@ -187,19 +187,19 @@ def of_kind(literals: Conjunction, kind: str) -> list[Formula]:
     return [each for each in literals if each[0] == kind]
 
 
-def counts(literals: Conjunction, noun: str) -> tuple[int, int | None]:
+def count_limits(literals: Conjunction, noun: str) -> tuple[int, int | None]:
     """Return the smallest and largest number of "Items" or "Properties"; None for no maximum."""
     least = max((each[1] for each in of_kind(literals, f"min{noun}")), default=0)
     return least, min((each[1] for each in of_kind(literals, f"max{noun}")), default=None)
 
 
-def _impossible(literals: Conjunction) -> bool:
+def _is_impossible(literals: Conjunction) -> bool:
     rules = of_kind(literals, "properties")
     names = [each[1] for each in of_kind(literals, "required")]
     return any(scalars.property_rule(rule, name) == FALSE for name in names for rule in rules)
 
 
-def _has(name: str, value: Formula) -> Formula:
+def _has_property(name: str, value: Formula) -> Formula:
     return conjunction([("required", name), ("properties", ((name, value),), (), TRUE)])
 
 
@@ -215,7 +215,7 @@ def _negated(literal: Formula) -> Formula:
         case ("names", wanted):
             return ("some", ("names", negation(wanted)), TRUE)
         case ("properties", names, patterns, others):
-            parts = [_has(name, negation(value)) for name, value in names if value != TRUE]
+            parts = [_has_property(name, negation(value)) for name, value in names if value != TRUE]
             parts += [
                 ("some", ("pattern", pattern), negation(value))
                 for pattern, value in patterns

@@ -24,11 +24,11 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     CommentEncoder,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
@@ -48,7 +48,7 @@ class ExtraBody(Body):
 
 
 class InfillBody(Body):
-    """The body of /infill; the buffer is input_prefix, prompt, the cursor, input_suffix."""
+    """The body of /infill. The file is input_prefix + prompt + cursor + input_suffix."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -63,7 +63,7 @@ class InfillBody(Body):
     top_p: float | None = Field(default=None, ge=0, le=1)
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int = -1
-    t_max_predict_ms: float | None = None  # after the first token and line
+    t_max_predict_ms: float | None = None  # from the first token; applies after the first line
     response_fields: list[str] | None = None  # paths of the values to return
     cache_prompt: Ignored = None
     id_slot: Ignored = None
@@ -77,40 +77,40 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     if body.model and body.model.strip():
         check_model(body.model, service.names)
-    wanted = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
+    limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
         body.input_suffix,
         files=tuple(SourceFile(extra.filename, extra.text) for extra in body.input_extra),
-        max_tokens=min(wanted, MAX_COMPLETION_TOKENS),
+        max_tokens=min(limit, MAX_COMPLETION_TOKENS),
         temperature=body.temperature,
     )
     defaults = service.defaults
     options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
-    asked = SamplingBody(
+    sampling = SamplingBody(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
         top_p=body.top_p,
         min_p=body.min_p,
         seed=body.seed if body.seed >= 0 else None,
     )
-    job = completion_job(
+    job = infill_job(
         lambda session: service.completer(session, options),
         request,
-        generate_options(asked, service, 1).sampling,
+        generate_options(sampling, service, 1).sampling,
         tuple(filter(None, body.stop)),
         None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000,
     )
     return PreparedRequest(
         [job],
-        lambda answers: whole_completion(service.name, body.response_fields, answers),
+        lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         InfillEncoder(service.name) if body.stream else None,
         short=True,
     )
 
 
-def completion_job(
-    completer: Callable[[Session], Completer],
+def infill_job(
+    get_completer: Callable[[Session], Completer],
     request: CompletionRequest,
     sampling: SamplingOptions,
     stop: tuple[str, ...] = (),
@@ -118,18 +118,20 @@ def completion_job(
 ) -> Job:
     """Return the job of a completion.
 
-    completer: called in the session's thread. stop: texts that end the completion. seconds: time
-    limit after the first token, once the completion has a whole line.
+    get_completer: called in the session's thread. stop: texts that end the completion. seconds:
+    time limit after prefill; it applies once the completion has a line break.
     """
 
     def begin(session: Session) -> CompletionEvents:
         partial = _PartialCompletion(session, stop, seconds)
 
         def end(completion: Completion) -> list[Event]:
-            reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
-            return [*partial.rest(), Finished(reason, completion.stats, partial.found)]
+            reason = "stop" if partial.stop_sequence else FINISH_REASONS[completion.finish_reason]
+            return [*partial.flush(), Finished(reason, completion.stats, partial.stop_sequence)]
 
-        run = completer(session).begin(session, request, partial.ended, partial.add, sampling)
+        run = get_completer(session).begin(
+            session, request, partial.end_reason, partial.add, sampling
+        )
         return CompletionEvents(run, partial.drain, end)
 
     return begin
@@ -143,10 +145,10 @@ class _PartialCompletion:
         self._stops = StopText(stop)
         self._new: list[str] = []
         self._has_line = False
-        self._since: float | None = None  # when the prompt was processed, monotonic
+        self._prefilled_at: float | None = None  # monotonic seconds
 
     @property
-    def found(self) -> str:
+    def stop_sequence(self) -> str:
         """The stop sequence that ended the completion, or ""."""
         return self._stops.found or ""
 
@@ -154,59 +156,59 @@ class _PartialCompletion:
         self._new += [run.text for run in self._stops.add(text)]
         self._has_line = self._has_line or "\n" in text
 
-    def ended(self) -> CompletionReason | None:
+    def end_reason(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
         # A completion cut at this request's stop sequence is not cached for other requests.
-        if self.found or self._session.cancelled:
+        if self.stop_sequence or self._session.cancelled:
             return "cancelled"
-        if self._seconds is None or self._since is None or not self._has_line:
+        if self._seconds is None or self._prefilled_at is None or not self._has_line:
             return None
-        return "time" if time.monotonic() - self._since > self._seconds else None
+        return "time" if time.monotonic() - self._prefilled_at > self._seconds else None
 
     def drain(self, step: Event | None) -> list[TextDelta]:
-        """Return the new final text after a step."""
+        """Return the text that became final since the last call."""
         if isinstance(step, PromptProcessed):
-            self._since = time.monotonic()
+            self._prefilled_at = time.monotonic()
         text, self._new = "".join(self._new), []
         return [TextDelta(text)] if text else []
 
-    def rest(self) -> list[TextDelta]:
-        """Return the rest, held back as a possible beginning of a stop sequence."""
+    def flush(self) -> list[TextDelta]:
+        """Return the text held back as a possible start of a stop sequence."""
         text = "".join(run.text for run in self._stops.finish())
         return [TextDelta(text)] if text else []
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """Return an error in llama.cpp's shape."""
+    """Return the body of an error reply."""
     kind = openai_error(error)["error"]["type"]
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
-def whole_completion(
-    model: str, fields: Sequence[str] | None, answers: Sequence[WholeAnswer]
+def build_infill_reply(
+    model: str, fields: Sequence[str] | None, answers: Sequence[CollectedAnswer]
 ) -> dict[str, Any]:
-    """Return the body of a whole reply. fields: paths of the values to keep."""
-    ended = answers[0].ended
-    assert ended is not None
-    values = {"content": answers[0].text} | _end(model, ended)
+    """Return the body of a reply that is not streamed. fields: paths of the values to keep."""
+    finished = answers[0].finished
+    assert finished is not None
+    values = {"content": answers[0].text} | _end_fields(model, finished)
     values["has_new_line"] = "\n" in answers[0].text
-    return values if fields is None else _chosen(values, fields)
+    return values if fields is None else _select_fields(values, fields)
 
 
-def _chosen(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    chosen = {}
+def _select_fields(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    selected = {}
     for path in fields:
         value: Any = values
         for name in path.split("/"):
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None:
-            chosen[path] = value
-    return chosen
+            selected[path] = value
+    return selected
 
 
-def _end(model: str, ended: Finished) -> dict[str, Any]:
-    stats = ended.stats
-    limited = ended.reason in ("length", "context")
+def _end_fields(model: str, finished: Finished) -> dict[str, Any]:
+    stats = finished.stats
+    limited = finished.reason in ("length", "context")
     prefilled = stats.prompt_tokens - stats.cached_tokens
     return {
         "index": 0,
@@ -216,19 +218,19 @@ def _end(model: str, ended: Finished) -> dict[str, Any]:
         "tokens_predicted": stats.generated_tokens,
         "tokens_evaluated": stats.prompt_tokens,
         "truncated": False,
-        "stop_type": "limit" if limited else "word" if ended.stop else "eos",
-        "stopping_word": ended.stop,
+        "stop_type": "limit" if limited else "word" if finished.stop else "eos",
+        "stopping_word": finished.stop,
         "tokens_cached": stats.prompt_tokens + stats.generated_tokens,
         "timings": {
             "cache_n": stats.cached_tokens,
-            **_timed("prompt", prefilled, stats.prefill_s),
-            **_timed("predicted", stats.generated_tokens, stats.decode_s),
+            **_timings("prompt", prefilled, stats.prefill_s),
+            **_timings("predicted", stats.generated_tokens, stats.decode_s),
         },
-        "akunu": statistics(ended),
+        "akunu": statistics(finished),
     }
 
 
-def _timed(name: str, tokens: int, seconds: float) -> dict[str, float]:
+def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
     return {
         f"{name}_n": tokens,
         f"{name}_ms": round(1000 * seconds, 3),
@@ -249,7 +251,7 @@ class InfillEncoder(CommentEncoder):
         if isinstance(event, TextDelta):
             return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
         if isinstance(event, Finished):
-            return [frame({"content": ""} | _end(self._model, event))]
+            return [frame({"content": ""} | _end_fields(self._model, event))]
         return []
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: bodies, jobs, replies and endpoints.
+"""Anthropic's Messages API: bodies, jobs, replies and endpoints.
 
 `cache_control` is accepted but ignored: prefixes are always cached.
 """
@@ -14,24 +14,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.decoding.generate.job import chat_job
-from akunu_py.serve.dialect.bodies import BETWEEN, Body, Ignored, check_tool, joined, refuse_extra
+from akunu_py.serve.dialect.bodies import (
+    BLANK_LINE,
+    Body,
+    Ignored,
+    check_tool,
+    merge_messages,
+    refuse_extra,
+)
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
@@ -40,7 +38,7 @@ from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options,
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 
-_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
+_TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
     "auto": "auto",
     "any": "required",
     "tool": "named",
@@ -62,7 +60,7 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     constraint = schema_constraint(format.schema_) if format else None
     options = generate_options(sampling, service, body.max_tokens, constraint)
     tools = tools_of(body)
-    choice, parallel = choice_of(body, tools)
+    choice, parallel = tool_choice_of(body, tools)
     job = chat_job(
         service.engine,
         messages_of(body),
@@ -70,100 +68,102 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
         tools,
         choice,
         parallel=parallel,
-        variables=variables_of(body, service),
+        variables=template_variables(body, service),
     )
-    shown = shows_thinking(body.thinking)
+    show = shows_thinking(body.thinking)
     return PreparedRequest(
         [job],
-        lambda answers: whole_message(service.name, answers, shows_thinking=shown),
-        MessageEncoder(service.name, shows_thinking=shown) if body.stream else None,
+        lambda answers: build_message(service.name, answers, shows_thinking=show),
+        MessageEncoder(service.name, shows_thinking=show) if body.stream else None,
     )
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """Return the number of prompt tokens. Raises RequestError."""
     check_model(body.model, service.names)
-    variables = variables_of(body, service)
+    variables = template_variables(body, service)
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
-def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
-    """Return the chat template's variables for thinking, if it has any.
+def template_variables(body: PromptBody, service: Service) -> dict[str, Any]:
+    """Return the chat template's variables for thinking, or {} for a template without any.
 
     Anthropic's clients request thinking from any model.
     """
-    asked = body.thinking.type if body.thinking else None
-    known = thinking_variables(service.engine.tokens.tokenizer)
-    if asked == "disabled":
-        return known.off() or {}
+    mode = body.thinking.type if body.thinking else None
+    variables = thinking_variables(service.engine.tokens.tokenizer)
+    if mode == "disabled":
+        return variables.off() or {}
     effort = body.output_config.effort if body.output_config else None
-    return (known.on(effort) or {}) if asked or effort else {}
+    return (variables.on(effort) or {}) if mode or effort else {}
 
 
-def shows_thinking(asked: ThinkingBody | None) -> bool:
-    """Return True if the reply includes thinking, which some models cannot turn off."""
-    return asked is None or not (asked.type == "disabled" or asked.display == "omitted")
+def shows_thinking(body: ThinkingBody | None) -> bool:
+    """Return True if the reply includes thinking; some models think even if it is disabled."""
+    return body is None or not (body.type == "disabled" or body.display == "omitted")
 
 
 def messages_of(body: PromptBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported block."""
-    found = [Message("system", _text(body.system, "system"))] if body.system else []
-    tools: dict[str, str] = {}  # names by the ids of the calls
+    messages = [Message("system", _text(body.system, "system"))] if body.system else []
+    tool_names: dict[str, str] = {}  # by call id
     for number, turn in enumerate(body.messages):
-        found += _of_turn(turn, f"messages.{number}.content", tools)
-    return joined(found, "messages")
+        messages += _turn_messages(turn, f"messages.{number}.content", tool_names)
+    return merge_messages(messages, "messages")
 
 
-def _of_turn(turn: MessagesTurn, place: str, tools: dict[str, str]) -> Iterator[Message]:
+def _turn_messages(
+    turn: MessagesTurn, prefix: str, tool_names: dict[str, str]
+) -> Iterator[Message]:
     blocks = turn.content
     if isinstance(blocks, str):
         yield Message(turn.role, blocks)
         return
     for number, block in enumerate(blocks):
-        where = f"{place}.{number}"
+        param = f"{prefix}.{number}"
         if isinstance(block, ToolUseBlock):
-            tools[block.id] = block.name
+            tool_names[block.id] = block.name
             call = ToolCall(block.name, json.dumps(block.input, ensure_ascii=False), block.id)
-            yield Message(_only("assistant", turn, block, where), "", tool_calls=(call,))
+            yield Message(_check_role("assistant", turn, block, param), "", tool_calls=(call,))
         elif isinstance(block, ToolResultBlock):
-            _only("user", turn, block, where)
-            text = _text(block.content or "", f"{where}.content")
+            _check_role("user", turn, block, param)
+            text = _text(block.content or "", f"{param}.content")
             yield Message(
                 "tool",
                 f"Error: {text}" if block.is_error else text,
                 tool_call_id=block.tool_use_id,
-                name=tools.get(block.tool_use_id, ""),
+                name=tool_names.get(block.tool_use_id, ""),
             )
         elif isinstance(block, ThinkingBlock):
-            yield Message(_only("assistant", turn, block, where), "", thinking=block.thinking)
+            yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
         elif not isinstance(block, RedactedThinkingBlock):
-            yield Message(turn.role, _block_text(block, where))
+            yield Message(turn.role, _block_text(block, param))
 
 
-def _only(role: Any, turn: MessagesTurn, block: Block, where: str) -> Any:
+def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
     if turn.role != role:
-        raise invalid(where, f"{block.type} is only allowed in {role} messages")
+        raise invalid(param, f"{block.type} is only allowed in {role} messages")
     return role
 
 
-def _text(content: str | Sequence[ResultBlock], place: str) -> str:
+def _text(content: str | Sequence[ResultBlock], param: str) -> str:
     if isinstance(content, str):
         return content
-    texts = (_block_text(block, f"{place}.{number}") for number, block in enumerate(content))
-    return BETWEEN.join(text for text in texts if text)
+    texts = (_block_text(block, f"{param}.{number}") for number, block in enumerate(content))
+    return BLANK_LINE.join(text for text in texts if text)
 
 
-def _block_text(block: ResultBlock, where: str) -> str:
+def _block_text(block: ResultBlock, param: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise invalid(where, "images are not supported; send text")
+        raise invalid(param, "images are not supported; send text")
     data = block.source.get("data")
     if block.source.get("type") != "text" or not isinstance(data, str):
-        message = f"{where}: documents must be plain text"
-        raise RequestError(message, param=f"{where}.source")
-    return BETWEEN.join(text for text in (block.title, block.context, data) if text)
+        message = f"{param}: documents must be plain text"
+        raise RequestError(message, param=f"{param}.source")
+    return BLANK_LINE.join(text for text in (block.title, block.context, data) if text)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
@@ -171,26 +171,27 @@ def tools_of(body: PromptBody) -> list[Tool]:
     return [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
 
 
-def _tool(tool: MessagesTool, place: str) -> Tool:
+def _tool(tool: MessagesTool, param: str) -> Tool:
     if tool.type not in (None, "custom"):
-        message = f"{place}: unsupported tool type {tool.type[:100]}; use one with input_schema"
-        raise RequestError(message, param=f"{place}.type")
-    refuse_extra(tool, place)
+        message = f"{param}: unsupported tool type {tool.type[:100]}; use one with input_schema"
+        raise RequestError(message, param=f"{param}.type")
+    refuse_extra(tool, param)
     if tool.input_schema is None:
-        raise invalid(f"{place}.input_schema", "field required")
+        raise invalid(f"{param}.input_schema", "field required")
     return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
 
 
-def choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the choice, and whether several calls are allowed. Raises RequestError."""
-    asked = body.tool_choice
-    if asked is None:
+def tool_choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
+    """Return the tool choice, and whether parallel calls are allowed. Raises RequestError."""
+    choice = body.tool_choice
+    if choice is None:
         return ToolChoice(), True
-    if asked.type == "tool":
-        check_tool(asked.name or "", [tool.name for tool in tools], "tool_choice.name")
-    if asked.type == "any" and not tools:
+    if choice.type == "tool":
+        check_tool(choice.name or "", [tool.name for tool in tools], "tool_choice.name")
+    if choice.type == "any" and not tools:
         raise invalid("tool_choice", "requires tools")
-    return ToolChoice(_CHOICES[asked.type], asked.name or ""), not asked.disable_parallel_tool_use
+    parallel = not choice.disable_parallel_tool_use
+    return ToolChoice(_TOOL_CHOICES[choice.type], choice.name or ""), parallel
 
 
 _STOP_REASONS: dict[FinishReason, str] = {
@@ -212,35 +213,34 @@ _ERRORS: dict[ErrorKind, str] = {
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """Return an error in Anthropic's shape."""
+    """Return the body of an error reply."""
     kind = _ERRORS[error.kind]
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
 
 
-def whole_message(
-    model: str, answers: Sequence[WholeAnswer], *, shows_thinking: bool
+def build_message(
+    model: str, answers: Sequence[CollectedAnswer], *, shows_thinking: bool
 ) -> dict[str, Any]:
-    """Return the answer as a message."""
+    """Return the body of a reply that is not streamed."""
     answer = answers[0]
-    assert answer.ended is not None
+    assert answer.finished is not None
     content: list[dict[str, Any]] = []
     for part in answer.parts:
-        if isinstance(part, TextDelta):
+        if isinstance(part, events.TextDelta):
             content.append({"type": "text", "text": part.text})
         elif isinstance(part, ToolCall):
-            content.append(_called(part))
+            content.append(_call_block(part))
         elif shows_thinking:
-            signed = _signature(part.text)
-            content.append({"type": "thinking", "thinking": part.text, "signature": signed})
-    begun = answer.begun or _begun(answer.ended)
-    message = _message(model, begun)
-    message |= {"content": content} | _stop(answer.ended, bool(answer.calls))
-    message["usage"] |= {"output_tokens": answer.ended.stats.generated_tokens}
-    return message | {"akunu": statistics(answer.ended)}
+            signature = _signature(part.text)
+            content.append({"type": "thinking", "thinking": part.text, "signature": signature})
+    message = _empty_message(model, answer.prompt or _prompt_of(answer.finished))
+    message |= {"content": content} | _stop_fields(answer.finished, bool(answer.calls))
+    message["usage"] |= {"output_tokens": answer.finished.stats.generated_tokens}
+    return message | {"akunu": statistics(answer.finished)}
 
 
-def _called(call: ToolCall) -> dict[str, Any]:
+def _call_block(call: ToolCall) -> dict[str, Any]:
     """Return a call as a block, or as text if its JSON is incomplete."""
     try:
         values = json.loads(call.arguments or "{}")
@@ -249,7 +249,7 @@ def _called(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": values}
 
 
-def _message(model: str, begun: PromptProcessed) -> dict[str, Any]:
+def _empty_message(model: str, prompt: events.PromptProcessed) -> dict[str, Any]:
     """Return a message without content."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
@@ -259,32 +259,32 @@ def _message(model: str, begun: PromptProcessed) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _input_usage(begun) | {"output_tokens": 0},
+        "usage": _input_usage(prompt) | {"output_tokens": 0},
     }
 
 
-def _begun(ended: Finished) -> PromptProcessed:
-    return PromptProcessed(ended.stats.prompt_tokens, ended.stats.cached_tokens)
+def _prompt_of(finished: events.Finished) -> events.PromptProcessed:
+    return events.PromptProcessed(finished.stats.prompt_tokens, finished.stats.cached_tokens)
 
 
-def _input_usage(begun: PromptProcessed) -> dict[str, int]:
+def _input_usage(prompt: events.PromptProcessed) -> dict[str, int]:
     """Return the token counts; input_tokens excludes cached tokens."""
     return {
-        "input_tokens": begun.prompt_tokens - begun.cached_tokens,
+        "input_tokens": prompt.prompt_tokens - prompt.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": begun.cached_tokens,
+        "cache_read_input_tokens": prompt.cached_tokens,
     }
 
 
-def _stop(ended: Finished, called: bool) -> dict[str, str | None]:
-    reason = _STOP_REASONS[ended.reason]
-    if ended.reason == "stop":
-        reason = "tool_use" if called else "stop_sequence" if ended.stop else reason
-    return {"stop_reason": reason, "stop_sequence": ended.stop or None}
+def _stop_fields(finished: events.Finished, has_calls: bool) -> dict[str, str | None]:
+    reason = _STOP_REASONS[finished.reason]
+    if finished.reason == "stop":
+        reason = "tool_use" if has_calls else "stop_sequence" if finished.stop else reason
+    return {"stop_reason": reason, "stop_sequence": finished.stop or None}
 
 
 def _signature(thinking: str) -> str:
-    """Return a signature, because clients keep only signed thinking; it is never verified."""
+    """Return a signature: clients keep only signed thinking. The server never verifies it."""
     return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
 
@@ -294,10 +294,10 @@ class MessageEncoder:
     def __init__(self, model: str, *, shows_thinking: bool) -> None:
         self._model, self._shows_thinking = model, shows_thinking
         self._started = False
-        self._open = ""  # type of the open block, or ""
+        self._open_type = ""  # type of the open block, or ""
         self._index = -1  # of the last block
         self._thinking = ""
-        self._called = False
+        self._has_calls = False
 
     def heartbeat(self) -> bytes:
         return _frame({"type": "ping"})
@@ -305,75 +305,76 @@ class MessageEncoder:
     def fail(self, error: RequestError) -> list[bytes]:
         return [_frame(error_body(error, ""))]
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [_frame(value) for value in self._values(event)]
 
-    def _values(self, event: Event) -> list[dict[str, Any]]:
+    def _values(self, event: events.Event) -> list[dict[str, Any]]:
         match event:
-            case PromptProcessed():
+            case events.PromptProcessed():
                 return self._start(event)
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 self._thinking += text
                 return self._delta("thinking", text) if self._shows_thinking else []
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return self._delta("text", text)
-            case ToolCallStarted(id, name):
-                self._called = True
+            case events.ToolCallStarted(id, name):
+                self._has_calls = True
                 block = {"type": "tool_use", "id": id, "name": name, "input": {}}
-                return [*self._close(), *self._begin(block)]
-            case ToolCallArguments(text):
+                return [*self._close_block(), *self._open_block(block)]
+            case events.ToolCallArguments(text):
                 delta = {"type": "input_json_delta", "partial_json": text}
-                return [self._block("delta", delta=delta)] if text else []
-            case ToolCallFinished():
-                return self._close()
-            case Finished():
+                return [self._block_event("delta", delta=delta)] if text else []
+            case events.ToolCallFinished():
+                return self._close_block()
+            case events.Finished():
                 return self._end(event)
             case _:
                 return []
 
-    def _start(self, begun: PromptProcessed) -> list[dict[str, Any]]:
+    def _start(self, prompt: events.PromptProcessed) -> list[dict[str, Any]]:
         if self._started:
             return []
         self._started = True
-        return [{"type": "message_start", "message": _message(self._model, begun)}]
+        return [{"type": "message_start", "message": _empty_message(self._model, prompt)}]
 
-    def _end(self, ended: Finished) -> list[dict[str, Any]]:
-        usage = _input_usage(_begun(ended)) | {"output_tokens": ended.stats.generated_tokens}
-        delta = {"type": "message_delta", "delta": _stop(ended, self._called), "usage": usage}
+    def _end(self, finished: events.Finished) -> list[dict[str, Any]]:
+        prompt, stop = _prompt_of(finished), _stop_fields(finished, self._has_calls)
+        usage = _input_usage(prompt) | {"output_tokens": finished.stats.generated_tokens}
+        delta = {"type": "message_delta", "delta": stop, "usage": usage}
         return [
-            *self._start(_begun(ended)),
-            *self._close(),
-            delta | {"akunu": statistics(ended)},
+            *self._start(prompt),
+            *self._close_block(),
+            delta | {"akunu": statistics(finished)},
             {"type": "message_stop"},
         ]
 
     def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Extend a block of thinking or text, or begin one."""
+        """Extend the open block of thinking or text, or start one."""
         if not text:
             return []
         values: list[dict[str, Any]] = []
-        if self._open != kind:
+        if self._open_type != kind:
             extra = {"signature": ""} if kind == "thinking" else {}
-            values = [*self._close(), *self._begin({"type": kind, kind: "", **extra})]
-        return [*values, self._block("delta", delta={"type": f"{kind}_delta", kind: text})]
+            values = [*self._close_block(), *self._open_block({"type": kind, kind: "", **extra})]
+        return [*values, self._block_event("delta", delta={"type": f"{kind}_delta", kind: text})]
 
-    def _begin(self, block: Mapping[str, Any]) -> list[dict[str, Any]]:
-        self._open, self._index = block["type"], self._index + 1
-        return [self._block("start", content_block=block)]
+    def _open_block(self, block: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self._open_type, self._index = block["type"], self._index + 1
+        return [self._block_event("start", content_block=block)]
 
-    def _close(self) -> list[dict[str, Any]]:
-        if not self._open:
+    def _close_block(self) -> list[dict[str, Any]]:
+        if not self._open_type:
             return []
         values = []
-        if self._open == "thinking":
-            signed = {"type": "signature_delta", "signature": _signature(self._thinking)}
-            values = [self._block("delta", delta=signed)]
+        if self._open_type == "thinking":
+            signature = {"type": "signature_delta", "signature": _signature(self._thinking)}
+            values = [self._block_event("delta", delta=signature)]
             self._thinking = ""
-        self._open = ""
-        return [*values, self._block("stop")]
+        self._open_type = ""
+        return [*values, self._block_event("stop")]
 
-    def _block(self, what: str, **values: Any) -> dict[str, Any]:
-        return {"type": f"content_block_{what}", "index": self._index, **values}
+    def _block_event(self, event: str, **values: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{event}", "index": self._index, **values}
 
 
 def _frame(value: dict[str, Any]) -> bytes:
@@ -490,7 +491,7 @@ class OutputConfig(Body):
 
 
 class ContextEdit(Body):
-    """Only for thinking, which the chat template drops or keeps."""
+    """Removal of earlier thinking; has no effect, because the chat template decides."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Ignored = None
@@ -540,7 +541,7 @@ MESSAGES = Dialect(
     "messages",
     (
         Endpoint("/v1/messages", MessagesBody, prepare_message, "Answer a conversation."),
-        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count its tokens."),
+        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),
     error_body,
 )

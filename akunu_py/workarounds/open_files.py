@@ -18,10 +18,10 @@ _setrlimit = resource.setrlimit
 
 def install() -> None:
     """Replace `resource.setrlimit` until mlx-lm has called it."""
-    resource.setrlimit = _set_own_limit
+    resource.setrlimit = _raise_soft_limit
 
 
-def _set_own_limit(kind: int, limits: tuple[int, int]) -> None:
+def _raise_soft_limit(kind: int, limits: tuple[int, int]) -> None:
     """Raise the soft limit only, and only for mlx-lm; other callers get the real function."""
     caller: Any = sys._getframe(1)
     if kind != resource.RLIMIT_NOFILE or caller.f_globals.get("__name__") != "mlx_lm.utils":
@@ -29,6 +29,6 @@ def _set_own_limit(kind: int, limits: tuple[int, int]) -> None:
         return
     resource.setrlimit = _setrlimit
     soft, hard = resource.getrlimit(kind)
-    most = limits[0] if hard == resource.RLIM_INFINITY else min(limits[0], hard)
-    if resource.RLIM_INFINITY != soft < most:
-        _setrlimit(kind, (most, hard))
+    limit = limits[0] if hard == resource.RLIM_INFINITY else min(limits[0], hard)
+    if resource.RLIM_INFINITY != soft < limit:
+        _setrlimit(kind, (limit, hard))

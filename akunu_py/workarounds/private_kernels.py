@@ -24,14 +24,14 @@ def keep_kernels_private() -> None:
     base = Path(tempfile.gettempdir())  # cached by tempfile before the variable changes
     if sys.platform != "linux" or not _is_open(base):
         return
-    own = base / f"akunu-{os.getuid()}"
+    private = base / f"akunu-{os.getuid()}"
     try:
-        own.mkdir(mode=0o700, exist_ok=True)
-        if not _is_mine(own):
-            own = Path(tempfile.mkdtemp(prefix="akunu-"))
+        private.mkdir(mode=0o700, exist_ok=True)
+        if not _is_mine(private):
+            private = Path(tempfile.mkdtemp(prefix="akunu-"))
     except OSError:  # MLX cannot write or find libraries there either
         return
-    os.environ["TMPDIR"] = str(own)
+    os.environ["TMPDIR"] = str(private)
 
 
 def _is_open(directory: Path) -> bool:

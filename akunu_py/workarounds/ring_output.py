@@ -14,7 +14,7 @@ import sys
 import threading
 
 _direct: list[int] = []  # the descriptor of the real stderr, while lines are dropped
-_SIGN = b"[ring]"
+_MARK = b"[ring]"
 
 
 def drop_ring_lines() -> None:
@@ -44,14 +44,14 @@ def restore_stderr() -> None:
 def _pass_on(read: int, direct: int) -> None:
     """Copy everything but what follows the ring's mark in a line; lines arrive in pieces."""
     inside = False
-    while said := os.read(read, 1 << 16):
-        kept = b""
-        while said:
+    while data := os.read(read, 1 << 16):
+        output = b""
+        while data:
             if inside:
-                _, ended, said = said.partition(b"\n")
+                _, ended, data = data.partition(b"\n")
                 inside = not ended
             else:
-                before, sign, said = said.partition(_SIGN)
-                kept, inside = kept + before, bool(sign)
-        if kept:
-            os.write(direct, kept)
+                before, mark, data = data.partition(_MARK)
+                output, inside = output + before, bool(mark)
+        if output:
+            os.write(direct, output)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
-from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
+from akunu_py.bench.runners.mlx_lm import decode_text, run_conversation
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
@@ -44,7 +44,7 @@ class Akunu:
         name: str | None = None,
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
-        self._networks: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
+        self._neural_drafters: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
         self.baseline = PLAIN if engine.ring is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
@@ -59,7 +59,7 @@ class Akunu:
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
         memory = self._memory.get(workload.name) if self._memory else None
-        session = Session(engine, UnsavedState(self._curve, memory, self._networks))
+        session = Session(engine, UnsavedState(self._curve, memory, self._neural_drafters))
         record_passes(session, run.passes)
         options = GenerateOptions(
             max_tokens=conditions.max_tokens,
@@ -74,7 +74,7 @@ class Akunu:
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
             return decode_text(engine, list(done.tokens))
 
-        hold_conversation(run, workload, answer)
+        run_conversation(run, workload, answer)
         return run
 
 
@@ -133,10 +133,10 @@ class RecordingDrafter:
         return self._drafter.take(count)
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         started = time.perf_counter()
-        self._drafter.observe(drafted, accepted, rows, seconds, behind=behind)
+        self._drafter.observe(drafted, accepted, rows, seconds, pipelined=pipelined)
         self._passed = True
         passes = self._passes
         passes.draft_s += time.perf_counter() - started

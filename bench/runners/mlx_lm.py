@@ -60,7 +60,7 @@ class MlxLm:
             cached = [*prompt, *output]
             return decode_text(engine, output)
 
-        hold_conversation(run, workload, answer)
+        run_conversation(run, workload, answer)
         return run
 
 
@@ -99,14 +99,14 @@ class MlxLmDraftModel:
             )
             return decode_text(engine, _time_steps(run, prompt, steps, engine.tokens.stop_tokens))
 
-        hold_conversation(run, workload, answer)
+        run_conversation(run, workload, answer)
         return run
 
 
-def hold_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
+def run_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
     """Answer the turns of `workload`; store text and peak memory in `run`."""
     mx.reset_peak_memory()
-    run.text = TURN_BREAK.join(workload.talk(answer))
+    run.text = TURN_BREAK.join(workload.run_turns(answer))
     run.peak_bytes = mx.get_peak_memory()
 
 

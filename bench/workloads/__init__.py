@@ -35,7 +35,7 @@ class Workload:
     license: str = ""
     max_tokens: int = 128  # limit of an answer; longer ones of small models end in loops
 
-    def talk(self, answer: Callable[[list[Message]], str]) -> list[str]:
+    def run_turns(self, answer: Callable[[list[Message]], str]) -> list[str]:
         """Return the answers of `answer`, which gets the messages so far."""
         messages: list[Message] = []
         answers = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, comfortable
+from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, soft_limit
 from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
@@ -23,7 +23,7 @@ PURPOSES = ("chat", "code", "fim", "thinking", "hybrid")
 
 _FILE = Path(__file__).with_name("catalog.toml")
 _TYPES = {"int": int, "str": str}
-PLEASANT = 5.0  # tokens/s, about reading speed; slower models are not recommended
+MIN_TOKENS_PER_S = 5.0  # tokens/s, about reading speed; slower models are not recommended
 _EFFICIENCY = 0.7  # share of the bandwidth that decode steps reach
 _FLOAT32 = 4  # bytes of a weight on a CPU
 
@@ -61,7 +61,7 @@ class CatalogEntry:
 
     def fits(self, memory: int) -> bool:
         """Return True if the model runs well within `memory` bytes."""
-        return self.memory() <= comfortable(memory)
+        return self.memory() <= soft_limit(memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,17 @@ class Machine:
 
     memory: int  # bytes available to a model
     bandwidth: float  # bytes of weights per second that a forward pass can read
-    plain: bool = False  # weights are stored as float32
+    float32: bool = False  # weights are stored as float32
 
     def tokens_per_s(self, entry: CatalogEntry) -> float:
         """Estimate the speed of plain decoding."""
         active = entry.active_parameters or entry.parameters
-        size = active * _FLOAT32 if self.plain else entry.weight_bytes * active / entry.parameters
+        size = active * _FLOAT32 if self.float32 else entry.weight_bytes * active / entry.parameters
         return _EFFICIENCY * self.bandwidth / size
 
     def suits(self, entry: CatalogEntry) -> bool:
         """Return True if the model fits and is fast enough for a chat."""
-        return entry.fits(self.memory) and self.tokens_per_s(entry) >= PLEASANT
+        return entry.fits(self.memory) and self.tokens_per_s(entry) >= MIN_TOKENS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +129,22 @@ def recommend(
     chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
     code = [e for e in entries if "fim" in e.purpose]
     groups = (("chat", chat), ("code", code))
-    return [_best_of(purpose, able, memory, is_fast) for purpose, able in groups]
+    return [_best_of(purpose, pool, memory, is_fast) for purpose, pool in groups]
 
 
 def read_entry(row: dict[str, Any]) -> CatalogEntry:
     """Return the entry in a table of the file. Raises ValueError with the field."""
     where = f"catalog.toml: {row.get('name')}"
-    known = {field.name: field for field in fields(CatalogEntry)}
-    unknown = set(row) - set(known)
-    own = {"hub": ("repository",), "pypi-wheel-gguf": ("requirement", "sha256", "member")}
-    if not isinstance(row.get("kind"), str) or row["kind"] not in own:
-        raise ValueError(f"{where}: kind must be one of {', '.join(own)}")
-    required = {*list(known)[: list(known).index("repository")], *own[row["kind"]]}
+    schema = {field.name: field for field in fields(CatalogEntry)}
+    unknown = set(row) - set(schema)
+    extra = {"hub": ("repository",), "pypi-wheel-gguf": ("requirement", "sha256", "member")}
+    if not isinstance(row.get("kind"), str) or row["kind"] not in extra:
+        raise ValueError(f"{where}: kind must be one of {', '.join(extra)}")
+    required = {*list(schema)[: list(schema).index("repository")], *extra[row["kind"]]}
     if wrong := unknown | (required - set(row)):
         raise ValueError(f"{where}: fields unknown or missing: {', '.join(sorted(wrong))}")
     for name, value in row.items():
-        kind = _TYPES.get(str(known[name].type))
+        kind = _TYPES.get(str(schema[name].type))
         if kind is not None and (type(value) is not kind):
             raise ValueError(f"{where}: {name} must be {kind.__name__}, found {value!r}")
     purpose = row["purpose"]
@@ -168,12 +168,12 @@ def _growth(cache: Any, where: str) -> CacheGrowth:
 
 
 def _best_of(
-    purpose: str, able: list[CatalogEntry], memory: int, is_fast: Callable[[CatalogEntry], bool]
+    purpose: str, pool: list[CatalogEntry], memory: int, is_fast: Callable[[CatalogEntry], bool]
 ) -> Recommendation:
-    able = sorted(able, key=lambda entry: entry.grade)
-    fitting = [entry for entry in able if entry.fits(memory)]
+    pool = sorted(pool, key=lambda entry: entry.grade)
+    fitting = [entry for entry in pool if entry.fits(memory)]
     if not fitting:
-        smallest = min(able, key=lambda entry: entry.memory_8k)
+        smallest = min(pool, key=lambda entry: entry.memory_8k)
         why = (
             f"no model fits: the smallest, {smallest.name}, needs "
             f"{human_size(smallest.memory_8k)}, a model can use {human_size(memory)} here"
@@ -185,12 +185,12 @@ def _best_of(
         return Recommendation(purpose, None, why)
     best = fast[-1]
     why = (
-        f"the most capable of {len(able)} that fits: it needs {human_size(best.memory_8k)} with "
+        f"the most capable of {len(pool)} that fits: it needs {human_size(best.memory_8k)} with "
         f"8,192 tokens of context, a model can use {human_size(memory)} here"
     )
-    if better := [entry for entry in able if entry.grade > best.grade]:
-        least = min(better, key=lambda entry: entry.memory_8k)
-        why += f"; a better one, {least.name}, would need {human_size(least.memory_8k)}"
+    if better := [entry for entry in pool if entry.grade > best.grade]:
+        smallest = min(better, key=lambda entry: entry.memory_8k)
+        why += f"; a better one, {smallest.name}, would need {human_size(smallest.memory_8k)}"
     return Recommendation(purpose, best, why)
 
 

@@ -22,7 +22,7 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, GgufTensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import as_error
 from akunu_py.models.load.safetensors import Entry, write_safetensors
 from akunu_py.models.manifest import ModelFacts
 
@@ -70,12 +70,12 @@ def import_gguf(
 
 def plan_import(source: Path) -> ImportPlan:
     """Read and check everything except the values of the weights."""
-    with boundary(f"{source.name} cannot be imported"):
+    with as_error(f"{source.name} cannot be imported"):
         file = read_gguf(source)
         architecture, family = family_of(file)
         tokenizer = plan_tokenizer(file)
         settings = GgufSettings(file, architecture)
-        settings.expect_nothing_else(set(family.reads))
+        settings.check_ignored_settings(set(family.reads))
         config: dict[str, Any] = {
             "model_type": family.model_type,
             "architectures": [family.class_name],
@@ -84,25 +84,25 @@ def plan_import(source: Path) -> ImportPlan:
         config |= family.configure(settings, config)
         config |= tokenizer.config_ids()
         slots = _place_tensors(file, family, config)
-        kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
-        dtype = _float_type(kept, slots, family)
+        used = [tensor for tensor in file.tensors.values() if tensor.name in slots]
+        dtype = _float_type(used, slots, family)
         bits = {
             slots[tensor.name].name.removesuffix(".weight"): tensor.type.bits
-            for tensor in kept
+            for tensor in used
             if tensor.type.bits
         }
         if bits:
             config["quantization"] = _quantization(bits)
         entries = [
             entry
-            for tensor in kept
+            for tensor in used
             for entry in _entries(tensor, slots[tensor.name], config, dtype)
         ]
-        types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
+        types = Counter(tensor.type.name for tensor in used if len(tensor.shape) > 1)
         license = file.metadata.get("general.license")
         facts = ModelFacts(
             context_length=config["max_position_embeddings"],
-            parameters=sum(math.prod(tensor.shape) for tensor in kept),
+            parameters=sum(math.prod(tensor.shape) for tensor in used),
             quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
             license=license if isinstance(license, str) and len(license) < 100 else "",
         )
@@ -126,16 +126,16 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
     if missing := [name for name in expected if name not in file.tensors]:
         message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
         raise damaged(file.path, message)
-    known = sizes(config)
-    used = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
+    numbers = sizes(config)
+    allowed = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
     for name, tensor in file.tensors.items():
-        if name not in used and not _is_neutral(tensor):
+        if name not in allowed and not _is_identity_table(tensor):
             raise UnsupportedModel(
                 f"{file.path.name} has a tensor {name[:80]!r} that akunu cannot import"
             )
         if name not in expected:
             continue
-        shape = tuple(known[size] for size in expected[name].shape)
+        shape = tuple(numbers[size] for size in expected[name].shape)
         if tensor.shape != shape:
             found = f"found {list(tensor.shape)}"
             raise damaged(file.path, f"expected the shape {list(shape)} for {name}, {found}")
@@ -144,7 +144,7 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
     return expected
 
 
-def _is_neutral(tensor: GgufTensor) -> bool:
+def _is_identity_table(tensor: GgufTensor) -> bool:
     """Return True if `tensor` is a table of rotary frequencies that changes nothing."""
     table = tensor.name == "rope_freqs.weight" and tensor.type.name == "F32"
     return table and bool((tensor.read().view("<f4") == 1).all())
@@ -158,7 +158,7 @@ def _float_type(tensors: list[GgufTensor], slots: dict[str, TensorSlot], family:
     matrices = {tensor.type.name for tensor in tensors if len(tensor.shape) > 1}
     if matrices == {"F32"}:
         return "F32"
-    if family.bfloat or "BF16" in matrices:
+    if family.needs_bfloat16 or "BF16" in matrices:
         return "BF16"
     fits = all(
         np.isfinite(weights.round_to(_vector(tensor, slots[tensor.name].shift), "F16")).all()
@@ -192,19 +192,19 @@ def _entries(
     """Return the entries of `tensor` in model.safetensors, with floats stored as `dtype`."""
     parts: dict[str, weights.Array] = {}  # of a quantized tensor, from the first entry to the last
 
-    def ordered(values: weights.Array) -> weights.Array:
+    def unpermuted(values: weights.Array) -> weights.Array:
         return weights.unpermute(values, config[slot.heads]) if slot.heads else values
 
     def vector() -> weights.Array:
         return weights.store(weights.round_to(_vector(tensor, slot.shift), dtype), dtype)
 
     def matrix() -> weights.Array:
-        return ordered(weights.convert_float(tensor, dtype))
+        return unpermuted(weights.convert_float(tensor, dtype))
 
     def quantized(part: str) -> weights.Array:
         if not parts:
             parts.update(weights.convert_quantized(tensor, dtype))
-        return ordered(parts.pop(part))
+        return unpermuted(parts.pop(part))
 
     if not tensor.type.bits:
         return [Entry(slot.name, dtype, tensor.shape, vector if len(tensor.shape) == 1 else matrix)]
@@ -282,16 +282,16 @@ class GgufSettings:
                 f"imports {self.architecture} models with {value!r}"
             )
 
-    def expect_nothing_else(self, read: set[str]) -> None:
-        """Raise UnsupportedModel for a setting outside `read` that has an effect."""
+    def check_ignored_settings(self, used_keys: set[str]) -> None:
+        """Raise UnsupportedModel for a setting outside `used_keys` that has an effect."""
         for key, value in _NEUTRAL.items():
-            if key not in read:
+            if key not in used_keys:
                 self.expect(key, value)
 
     def wrong(self, key: str, expected: str, found: object) -> DamagedModel:
-        shown = "nothing" if found is None else repr(found)[:60]
+        description = "nothing" if found is None else repr(found)[:60]
         key = f"{self.architecture}.{key}"
-        return damaged(self.file.path, f"expected {expected} for {key}, found {shown}")
+        return damaged(self.file.path, f"expected {expected} for {key}, found {description}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class Family:
     configure: Callable[[GgufSettings, Config], Config]  # returns further settings
     reads: frozenset[str] = frozenset()  # keys of _NEUTRAL that this family uses
     shift: float = 0.0  # of the last norm
-    bfloat: bool = False  # activations overflow half precision
+    needs_bfloat16: bool = False  # activations overflow half precision
 
 
 # Tensors that hold settings instead of weights.
@@ -585,7 +585,7 @@ FAMILIES = {
         _gemma3,
         frozenset({"attention.sliding_window"}),
         shift=1,
-        bfloat=True,
+        needs_bfloat16=True,
     ),
     # Neither mlx-lm nor llama.cpp uses the sliding window of some Phi 3 models.
     "phi3": Family(

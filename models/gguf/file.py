@@ -126,7 +126,7 @@ def read_gguf(path: Path) -> GgufFile:
     Raises DamagedModel if the file is not GGUF, is cut off, contradicts itself or lacks a part,
     UnsupportedModel for an unsupported version or tensor type, and OSError.
     """
-    first = _read_one(path)
+    first = _read_part(path)
     parts = first.metadata.get("split.count", 0)
     if parts in (0, 1):
         return first
@@ -137,7 +137,7 @@ def read_gguf(path: Path) -> GgufFile:
                 f"{path.name} is one of {parts} parts: expected {part.name} in the same "
                 "directory, found nothing; fetch that part too"
             )
-        for name, tensor in _read_one(part).tensors.items():
+        for name, tensor in _read_part(part).tensors.items():
             if name in tensors:
                 raise damaged(part, f"tensor {name[:80]!r} is in another part too")
             tensors[name] = tensor
@@ -165,7 +165,7 @@ def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
     return [first.path.with_name(name.format(number)) for number in range(2, parts + 1)]
 
 
-def _read_one(path: Path) -> GgufFile:
+def _read_part(path: Path) -> GgufFile:
     with open_regular(path) as file:
         if (size := file.seek(0, 2)) < 24:
             raise damaged(path, "it is too short to be a GGUF file")
@@ -187,12 +187,12 @@ def _read_one(path: Path) -> GgufFile:
             if key in metadata:
                 raise cursor.damaged(f"the metadata key {key[:80]!r} occurs twice")
             metadata[key] = cursor.value(cursor.number("I"))
-        entries = [_entry(cursor) for _ in range(tensor_count)]
+        entries = [_read_tensor_entry(cursor) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
         start = -(-cursor.at // alignment) * alignment
-        return GgufFile(cursor.path, metadata, _place(cursor, entries, start))
+        return GgufFile(cursor.path, metadata, _locate_tensors(cursor, entries, start))
 
 
 def damaged(path: Path, what: str) -> DamagedModel:
@@ -258,7 +258,7 @@ class _Cursor:
         return [self.string() for _ in range(count)]
 
 
-def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """Read one tensor's name, shape, type number and offset into the data."""
     name, dimensions = cursor.key(), cursor.number("I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -267,7 +267,7 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.number("I"), cursor.number("Q")
 
 
-def _place(
+def _locate_tensors(
     cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], int, int]], start: int
 ) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
@@ -318,10 +318,10 @@ def convert_quantized(tensor: GgufTensor, dtype: str) -> dict[str, Array]:
     blocks = _SLICE_WEIGHTS // tensor.type.block
     for first in range(0, tensor.blocks, blocks):
         part = tensor.read(first, blocks)
-        here = slice(first * per_block, (first + len(part)) * per_block)
+        target = slice(first * per_block, (first + len(part)) * per_block)
         with np.errstate(invalid="ignore", over="ignore"):  # infinite values are refused below
-            codes, scales[here], biases[here] = _groups(tensor.type, part, dtype)
-        packed[here] = pack(codes, tensor.type.bits)
+            codes, scales[target], biases[target] = _groups(tensor.type, part, dtype)
+        packed[target] = pack(codes, tensor.type.bits)
     if not np.isfinite(scales).all() or not np.isfinite(biases).all():
         raise UnsupportedModel(
             f"{tensor.path.name}: the scales of {tensor.name[:80]} exceed the range of {dtype}"
@@ -424,18 +424,18 @@ def requantize(values: Array, bits: int, dtype: str) -> Groups:
     return np.clip(np.rint(steps), 0, last).astype(np.uint8), scales, biases
 
 
-def _half(raw: Array, at: int) -> Array:
+def _float16(raw: Array, at: int) -> Array:
     """Return the float16 at byte `at` of every block, as float32 [blocks]."""
     return np.ascontiguousarray(raw[:, at : at + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
 def _simple_groups(type_: TensorType, raw: Array) -> Groups:
     """Convert blocks of 32 weights: scale, bias of the types _1, fifth bits of Q5, codes."""
-    scales = _half(raw, 0)
+    scales = _float16(raw, 0)
     if type_.name == "Q8_0":
         return raw[:, 2:] ^ np.uint8(0x80), scales, -128 * scales
     has_bias = type_.name.endswith("_1")
-    biases = _half(raw, 2) if has_bias else -(1 << type_.bits - 1) * scales
+    biases = _float16(raw, 2) if has_bias else -(1 << type_.bits - 1) * scales
     low, high = raw[:, -16:] & 0x0F, raw[:, -16:] >> 4  # weights j and j + 16 share byte j
     codes = np.concatenate([low, high], 1)
     if type_.bits == 5:
@@ -449,8 +449,8 @@ def _k_groups(type_: TensorType, raw: Array) -> Groups:
     from gguf.quants import Q4_K
 
     scales, minima = Q4_K.get_scale_min(np.ascontiguousarray(raw[:, 4:16]))
-    scales = _half(raw, 0)[:, None] * scales.astype(np.float32)
-    minima = _half(raw, 2)[:, None] * minima.astype(np.float32)
+    scales = _float16(raw, 0)[:, None] * scales.astype(np.float32)
+    minima = _float16(raw, 2)[:, None] * minima.astype(np.float32)
     # Two groups share 32 bytes: one has the low halves, the other the high halves.
     quarters = raw[:, -128:].reshape(-1, 4, 1, GROUP_SIZE)
     codes = np.concatenate([quarters & 0x0F, quarters >> 4], 2).reshape(-1, GROUP_SIZE)

@@ -16,7 +16,7 @@ import numpy as np
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile, damaged
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import as_error
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -73,7 +73,7 @@ _DEEPSEEK3 = (
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
 
-_BY_KIND = {
+_NAMES_BY_KIND = {
     PreTokenizer((), gpt2=True): "gpt-2 phi-2 olmo mpt jais mellum a.x-4.0 gigachat exaone4",
     PreTokenizer((r"\p{N}",), gpt2=True): "smollm starcoder refact command-r",
     PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True): (
@@ -87,7 +87,7 @@ _BY_KIND = {
     PreTokenizer(_DEEPSEEK3): "deepseek-v3 hunyuan-dense",
     PreTokenizer(_DEEPSEEK_CODER): "deepseek-coder",
 }
-PRE_TOKENIZERS = {name: kind for kind, names in _BY_KIND.items() for name in names.split()}
+PRE_TOKENIZERS = {name: kind for kind, names in _NAMES_BY_KIND.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu imports {known}")
     if metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
         raise UnsupportedModel(f"{name} adds an end token to every text (add_eos_token)")
-    tokens = _strings(file, "tokenizer.ggml.tokens")
+    tokens = _read_strings(file, "tokenizer.ggml.tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         raise damaged(file.path, "its vocabulary is empty or has a duplicate token")
     kinds = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), np.int32))
@@ -242,7 +242,7 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         raise damaged(file.path, f"expected the kinds of {len(tokens)} tokens")
     control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
     user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
-    roles = _roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
+    roles = _read_roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
     add_bos = metadata.get(
         "tokenizer.ggml.add_bos_token", model == "llama" or PRE_TOKENIZERS[str(pre)].add_bos
     )
@@ -265,14 +265,14 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         chat_template=template,
         context_length=context if isinstance(context, int) else 0,
     )
-    with boundary(f"{name} is damaged: its tokenizer cannot be built"):
+    with as_error(f"{name} is damaged: its tokenizer cannot be built"):
         plan.build()
     return plan
 
 
 def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePairs:
     merges: list[tuple[str, str]] = []
-    for text in _strings(file, "tokenizer.ggml.merges"):
+    for text in _read_strings(file, "tokenizer.ggml.merges"):
         left, _, right = text.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
             raise damaged(file.path, f"the merge {text[:60]!r} is not in its vocabulary")
@@ -289,8 +289,8 @@ def _sentence_pieces(
     scores = scores.astype(np.float64)
     if not np.isfinite(scores).all():
         raise damaged(file.path, "a token's score is not a number")
-    spelled = {tokens[i] for i in np.flatnonzero(kinds == _BYTE)}
-    if not {f"<0x{byte:02X}>" for byte in range(256)} <= spelled:
+    byte_tokens = {tokens[i] for i in np.flatnonzero(kinds == _BYTE)}
+    if not {f"<0x{byte:02X}>" for byte in range(256)} <= byte_tokens:
         raise UnsupportedModel(
             f"{file.path.name} has a SentencePiece tokenizer without a token for every byte; "
             "akunu needs one for each"
@@ -308,7 +308,7 @@ def _sentence_pieces(
     )
 
 
-def _roles(
+def _read_roles(
     file: GgufFile, tokens: list[str], control: list[int], defaults: dict[str, int]
 ) -> dict[str, int]:
     roles: dict[str, int] = {}
@@ -336,7 +336,7 @@ def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> froz
     return frozenset(i for i in special if tokens[i] not in _PHI3_KEEPS_SPACE)
 
 
-def _strings(file: GgufFile, key: str) -> list[str]:
+def _read_strings(file: GgufFile, key: str) -> list[str]:
     value = file.metadata.get(key)
     if not isinstance(value, list):
         raise damaged(file.path, f"{key} is missing")

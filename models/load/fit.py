@@ -22,7 +22,7 @@ _STEP = 256  # tokens by which mlx-lm's caches grow
 # enough memory, where Metal is a fifth faster.
 PREFILL_ROWS, WIDE_PREFILL_ROWS = 512, 2048
 _DRAFT_ROWS = 33  # rows of the widest decode step; only decode steps compute logits
-_COMFORT = 0.9  # share of the limit above which the system evicts other programs
+_SOFT_LIMIT = 0.9  # share of the limit above which the system evicts other programs
 # Head sizes with fused prefill attention on Metal; others keep all scores in memory.
 _FUSED_HEADS = (64, 80, 128)
 
@@ -37,13 +37,13 @@ class CacheGrowth:
 
     def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> int:
         """Return the bytes for `context` tokens, prefilled in steps of `prefill_rows`."""
-        whole = math.ceil(context / _STEP) * _STEP
+        rounded = math.ceil(context / _STEP) * _STEP
         # During prefill, a window also stores the rows of the current pass.
-        kept = sum(
+        windowed = sum(
             min(context, size + min(context, prefill_rows) - 1) * each
             for size, each in self.windows
         )
-        return whole * self.per_token + kept + self.fixed
+        return rounded * self.per_token + windowed + self.fixed
 
     def __add__(self, other: CacheGrowth) -> CacheGrowth:
         """Return the size of both caches together."""
@@ -56,7 +56,7 @@ class CacheGrowth:
 class Activations:
     """Working memory of a forward pass, in values per row."""
 
-    wide: int
+    per_row: int
     heads: int  # attention scores per token of context, 0 with fused attention
     vocabulary: int  # logits
     itemsize: int  # bytes per value
@@ -64,10 +64,10 @@ class Activations:
     def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> int:
         """Return the bytes at `context` tokens, for prefill or the widest decode step."""
         rows = min(context, prefill_rows)
-        prefill = rows * (self.wide + self.heads * context) * self.itemsize
+        prefill = rows * (self.per_row + self.heads * context) * self.itemsize
         # Logits, filtered logits and probabilities, in float32.
-        answer = _DRAFT_ROWS * self.vocabulary * 4 * 3
-        return max(prefill, answer)
+        decode = _DRAFT_ROWS * self.vocabulary * 4 * 3
+        return max(prefill, decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class FittedContext:
     @property
     def prefill_rows(self) -> int:
         """Maximum prompt tokens per forward pass."""
-        wide = self.needs.at(self.context, WIDE_PREFILL_ROWS).total <= comfortable(self.limit)
+        wide = self.needs.at(self.context, WIDE_PREFILL_ROWS).total <= soft_limit(self.limit)
         return WIDE_PREFILL_ROWS if wide and not self.needs.activations.heads else PREFILL_ROWS
 
     @property
@@ -128,9 +128,9 @@ class FittedContext:
         return self.needs.at(tokens, self.prefill_rows)
 
     @property
-    def cache_memory(self) -> int:
+    def prompt_cache_memory(self) -> int:
         """Bytes for all KV caches: a full context, and a quarter of the remaining memory."""
-        left = comfortable(self.limit) - self.estimate.total
+        left = soft_limit(self.limit) - self.estimate.total
         return self.estimate.cache + max(0, left // 4)
 
 
@@ -177,27 +177,27 @@ def choose_context(
             f"{name} supports {needs.context} tokens of context, --context is {requested}; use at "
             f"most {needs.context}"
         )
-    wanted = requested or needs.context
-    estimate = needs.at(wanted)
+    context = requested or needs.context
+    estimate = needs.at(context)
     if estimate.total <= limit:
-        tight = requested and estimate.total > comfortable(limit)
-        note = f"{_figures(name, estimate, limit)}: close other programs if it gets slow"
-        return FittedContext(needs, wanted, limit, note if tight else "")
+        tight = requested and estimate.total > soft_limit(limit)
+        note = f"{_describe(name, estimate, limit)}: close other programs if it gets slow"
+        return FittedContext(needs, context, limit, note if tight else "")
     if force:
         return FittedContext(
-            needs, wanted, limit, f"{_figures(name, estimate, limit)}; --force ignores this"
+            needs, context, limit, f"{_describe(name, estimate, limit)}; --force ignores this"
         )
-    most = largest_context(needs, limit)
-    if requested is not None or most < min(MIN_CONTEXT, needs.context):
+    best = largest_context(needs, limit)
+    if requested is not None or best < min(MIN_CONTEXT, needs.context):
         smallest = needs.at(requested or min(MIN_CONTEXT, needs.context))
-        raise DoesNotFit(f"{_figures(name, smallest, limit)}; {_way_out(limit, most, with_8_bits)}")
+        raise DoesNotFit(f"{_describe(name, smallest, limit)}; {_advice(limit, best, with_8_bits)}")
     note = (
-        f"{name} gets {most:,} of its {needs.context:,} tokens of context: all of them would need "
+        f"{name} gets {best:,} of its {needs.context:,} tokens of context: all of them would need "
         f"{_gb(estimate.total)}, this machine has {_gb(limit)} available"
     )
-    if (bigger := _most_with(with_8_bits, limit)) > most:
+    if (bigger := _best_with(with_8_bits, limit)) > best:
         note += f"; with --kv-bits 8 it gets {bigger:,}"
-    return FittedContext(needs, most, limit, note)
+    return FittedContext(needs, best, limit, note)
 
 
 def largest_context(needs: MemoryNeeds, limit: int) -> int:
@@ -208,9 +208,9 @@ def largest_context(needs: MemoryNeeds, limit: int) -> int:
     return _STEP * bisect_right(steps, limit, key=lambda step: needs.at(step * _STEP).total)
 
 
-def comfortable(memory: int) -> int:
+def soft_limit(memory: int) -> int:
     """Return the part of `memory` bytes that leaves other programs enough."""
-    return int(memory * _COMFORT)
+    return int(memory * _SOFT_LIMIT)
 
 
 def usable_memory(installed: int) -> int:
@@ -222,7 +222,7 @@ def usable_memory(installed: int) -> int:
     return installed * 2 // 3 if installed < 36 * GIB else installed * 3 // 4
 
 
-def _figures(name: str, estimate: Estimate, limit: int) -> str:
+def _describe(name: str, estimate: Estimate, limit: int) -> str:
     return (
         f"{name} needs about {_gb(estimate.total)} for {estimate.context:,} tokens of context "
         f"({_gb(estimate.weights)} weights, {_gb(estimate.cache)} KV cache, "
@@ -230,19 +230,19 @@ def _figures(name: str, estimate: Estimate, limit: int) -> str:
     )
 
 
-def _way_out(limit: int, most: int, with_8_bits: Callable[[], MemoryNeeds | None]) -> str:
-    ways = []
-    if most >= _STEP:
-        ways.append(f"--context {most}")
-    if (bigger := _most_with(with_8_bits, limit)) > max(most, _STEP - 1):
-        ways.append(f"--kv-bits 8 --context {bigger}")
-    ways.append("a smaller model (akunu models recommend)")
-    return f"try {', or '.join(ways)}; --force loads it anyway"
+def _advice(limit: int, best: int, with_8_bits: Callable[[], MemoryNeeds | None]) -> str:
+    suggestions = []
+    if best >= _STEP:
+        suggestions.append(f"--context {best}")
+    if (bigger := _best_with(with_8_bits, limit)) > max(best, _STEP - 1):
+        suggestions.append(f"--kv-bits 8 --context {bigger}")
+    suggestions.append("a smaller model (akunu models recommend)")
+    return f"try {', or '.join(suggestions)}; --force loads it anyway"
 
 
-def _most_with(other: Callable[[], MemoryNeeds | None], limit: int) -> int:
+def _best_with(with_8_bits: Callable[[], MemoryNeeds | None], limit: int) -> int:
     """Return the largest context with other requirements, 0 if there are none."""
-    needs = other()
+    needs = with_8_bits()
     return largest_context(needs, limit) if needs else 0
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import ModelError, UnsupportedModel
-from akunu_py.models.load.model_files import ModelFiles, boundary, head_files
+from akunu_py.models.load.model_files import ModelFiles, as_error, head_files
 from akunu_py.models.manifest import ModelFacts
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
-_WANTED = (
+_COPIED = (
     *_TOKENIZERS,
     "merges.txt",
     "added_tokens.json",
@@ -61,34 +61,34 @@ def plan_directory(source: Path) -> DirectoryPlan:
     """
     from akunu_py.models.load.mlx_loader import open_model
 
-    with boundary(f"{source} cannot be imported"):
+    with as_error(f"{source} cannot be imported"):
         opened = open_model(source)
-        found = opened.files
-        small = [source / name for name in _WANTED if (source / name).is_file()]
+        model = opened.files
+        small = [source / name for name in _COPIED if (source / name).is_file()]
         if not any((source / name).is_file() for name in _TOKENIZERS):
             raise UnsupportedModel(
                 f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
                 "one from the source of the model"
             )
-        quantization, bits = _quantization(found)
+        quantization, bits = _quantization(model)
         plan = DirectoryPlan(
             source=source,
-            settings={name: found.settings[name] for name in _SETTINGS if name in found.settings},
-            copies=[*found.weights, *head_files(source), *small],
+            settings={name: model.settings[name] for name in _SETTINGS if name in model.settings},
+            copies=[*model.weights, *head_files(source), *small],
             bits=bits,
             facts=ModelFacts(
-                context_length=found.context,
-                parameters=_parameters(found),
+                context_length=model.context,
+                parameters=_parameters(model),
                 quantization=quantization,
                 license=_license(source),
             ),
         )
-        _check_tokenizer(plan, found, small, opened.vocabulary)
+        _check_tokenizer(plan, model, small, opened.vocabulary)
         return plan
 
 
-def _quantization(found: ModelFiles) -> tuple[str, int]:
-    config, tensors = found.config, found.tensors
+def _quantization(model: ModelFiles) -> tuple[str, int]:
+    config, tensors = model.config, model.tensors
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
         return f"{settings['bits']}-bit, groups of {settings.get('group_size')}", settings["bits"]
@@ -98,16 +98,16 @@ def _quantization(found: ModelFiles) -> tuple[str, int]:
     return ", ".join(f"{name} x {count}" for name, count in types.most_common()), 0
 
 
-def _parameters(found: ModelFiles) -> int:
+def _parameters(model: ModelFiles) -> int:
     """Return the number of weights, including those in packed words."""
-    settings = found.config.get("quantization")
+    settings = model.config.get("quantization")
     settings = settings if isinstance(settings, dict) else {}
     total = 0
-    for name, entry in found.tensors.items():
+    for name, entry in model.tensors.items():
         module, _, part = name.rpartition(".")
         packed = part == "weight" and entry["dtype"] == "U32"
-        if packed and isinstance(own := settings.get(module, settings), dict):
-            total += math.prod(entry["shape"]) * 32 // (own.get("bits") or 32)
+        if packed and isinstance(module_settings := settings.get(module, settings), dict):
+            total += math.prod(entry["shape"]) * 32 // (module_settings.get("bits") or 32)
         elif part not in ("scales", "biases"):
             total += math.prod(entry["shape"])
     return total
@@ -125,7 +125,7 @@ def _license(source: Path) -> str:
 
 
 def _check_tokenizer(
-    plan: DirectoryPlan, found: ModelFiles, small: list[Path], vocabulary: int
+    plan: DirectoryPlan, model: ModelFiles, small: list[Path], vocabulary: int
 ) -> None:
     """Load the tokenizer from a copy without code."""
     from akunu_py.models.load.mlx_loader import load_tokenizer
@@ -136,6 +136,6 @@ def _check_tokenizer(
             (directory / path.name).symlink_to(path.resolve())
         plan.write_settings(directory)
         try:
-            load_tokenizer(replace(found, path=directory), vocabulary)
+            load_tokenizer(replace(model, path=directory), vocabulary)
         except ModelError as error:
             raise type(error)(str(error).replace(name, str(plan.source))) from error

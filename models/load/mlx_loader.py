@@ -1,6 +1,6 @@
 """Open a model directory with mlx-lm, transformers and tokenizers.
 
-`model_files` first checks everything that these libraries would trust, and its `boundary` surrounds
+`model_files` first checks everything that these libraries would trust, and its `as_error` surrounds
 their calls. No code of a model runs, and no module is imported because a model's file names it.
 """
 
@@ -23,15 +23,15 @@ from transformers.utils import logging as transformers_logging
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import read_bounded
 from akunu_py.models.load.model_files import (
-    AGAIN,
+    ADVICE,
     MAX_TOKENIZER_BYTES,
     ModelFiles,
-    boundary,
+    as_error,
     read_settings,
 )
 
 # By default, transformers prompts on the terminal whether to run a model's code.
-_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
+_TOKENIZER_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
 _TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
 _TOKEN_FIELDS = {
     "content", "lstrip", "rstrip", "single_word", "normalized", "special", "id", "__type",
@@ -52,7 +52,7 @@ class OpenModel:
 def open_model(source: Path) -> OpenModel:
     """Open the model in the directory `source`. Raises what `ModelFiles.read` does."""
     files = ModelFiles.read(source)
-    with boundary(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
+    with as_error(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
         model, config = utils.load_model(source, lazy=True)
         # A lazy forward pass finds errors that building the model does not.
         logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
@@ -75,33 +75,33 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     if (source / "tokenizer.json").exists():
         content = read_settings(source / "tokenizer.json", MAX_TOKENIZER_BYTES)
         _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
-    with boundary(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
+    with as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
         ends = files.end_tokens
-        loaded = utils.load_tokenizer(source, _OPTIONS, eos_token_ids=ends)
-        last = _last_token(content.get("model"), loaded)
+        loaded = utils.load_tokenizer(source, _TOKENIZER_OPTIONS, eos_token_ids=ends)
+        largest = _largest_token(content.get("model"), loaded)
         if not all(isinstance(end, int) for end in loaded.eos_token_ids):
             raise TypeError(f"expected integers as eos_token_id, found {ends!r:.60}")
-    if last >= vocabulary:
+    if largest >= vocabulary:
         raise DamagedModel(
-            f"the tokenizer in {source} has token {last}, but the weights only {vocabulary} "
-            f"tokens; {AGAIN}"
+            f"the tokenizer in {source} has token {largest}, but the weights only {vocabulary} "
+            f"tokens; {ADVICE}"
         )
     loaded.__class__ = _Tokenizer
     loaded._source = source
     return loaded
 
 
-def _last_token(model: Any, tokenizer: Any) -> int:
+def _largest_token(model: Any, tokenizer: Any) -> int:
     """Return the largest id of a token that is not added.
 
     model: from tokenizer.json, if present; the library needs 100 ms for 49,152 tokens.
     """
-    known = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(known, list):  # pairs of text and score
-        return len(known) - 1
-    if not isinstance(known, dict):
-        known = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    return int(max(known.values(), default=0))
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # pairs of text and score
+        return len(vocabulary) - 1
+    if not isinstance(vocabulary, dict):
+        vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    return int(max(vocabulary.values(), default=0))
 
 
 def _check_names(path: Path, settings: dict[str, Any]) -> None:
@@ -123,18 +123,18 @@ def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
 
     The library would print the field's name to stdout.
     """
-    found: list[tuple[str, Any]] = list(settings.items())
-    while found:
-        key, value = found.pop()
+    pending: list[tuple[str, Any]] = list(settings.items())
+    while pending:
+        key, value = pending.pop()
         if not isinstance(value, dict | list):
             continue
-        found += value.items() if isinstance(value, dict) else [(key, item) for item in value]
+        pending += value.items() if isinstance(value, dict) else [(key, item) for item in value]
         token = key.isdigit() or key.endswith(("_token", "_tokens")) or "__type" in value
         if isinstance(value, dict) and token and not value.keys() <= _TOKEN_FIELDS:
             if key == "extra_special_tokens":  # tokens by name
                 continue
             unknown = sorted(value.keys() - _TOKEN_FIELDS)[0]
-            raise DamagedModel(f"{path}: a token has an unknown field {unknown!r:.60}; {AGAIN}")
+            raise DamagedModel(f"{path}: a token has an unknown field {unknown!r:.60}; {ADVICE}")
 
 
 class _Tokenizer(TokenizerWrapper):
@@ -160,9 +160,9 @@ class _Tokenizer(TokenizerWrapper):
         return own or self._chat_template is not None
 
     def encode(self, *args: Any, **options: Any) -> Any:
-        with boundary(f"{self._source / 'tokenizer.json'} cannot encode this text"):
+        with as_error(f"{self._source / 'tokenizer.json'} cannot encode this text"):
             return self._tokenizer.encode(*args, **options)
 
     def decode(self, *args: Any, **options: Any) -> Any:
-        with boundary(f"{self._source / 'tokenizer.json'} cannot decode these tokens"):
+        with as_error(f"{self._source / 'tokenizer.json'} cannot decode these tokens"):
             return self._tokenizer.decode(*args, **options)

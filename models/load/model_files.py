@@ -1,6 +1,6 @@
 """The files of a model's directory, checked before any library opens them.
 
-`boundary` surrounds every library call that reads a model: all exceptions, including panics of
+`as_error` surrounds every library call that reads a model: all exceptions, including panics of
 `tokenizers`, become errors that name the file.
 """
 
@@ -18,11 +18,11 @@ from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedM
 from akunu_py.models.load import safetensors
 from akunu_py.text import did_you_mean
 
-AGAIN = "pull the model again (akunu models rm, akunu models pull), or use another"
+ADVICE = "pull the model again (akunu models rm, akunu models pull), or use another"
 MAX_SETTINGS_BYTES = 16_000_000
 MAX_TOKENIZER_BYTES = 48_000_000  # the largest known, of 262,000 tokens, have 33 MB
-_LARGE = ("tokenizer.json", "tekken.json", "model.safetensors.index.json")
-_OBJECTS = (  # besides config.json
+_LARGE_FILES = ("tokenizer.json", "tekken.json", "model.safetensors.index.json")
+_JSON_OBJECTS = (  # besides config.json
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -38,7 +38,7 @@ _LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # lists with one entr
 
 
 @contextlib.contextmanager
-def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]:
+def as_error(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]:
     """Turn any exception of the block into `kind`: "`what`: the reason; advice".
 
     Passes on AkunuError and exceptions that end the program. Rust libraries panic with a
@@ -51,7 +51,7 @@ def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise kind(f"{what}: {one_line(error)}; {AGAIN}") from error
+        raise kind(f"{what}: {one_line(error)}; {ADVICE}") from error
 
 
 def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]
             raise ValueError("expected an object")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DamagedModel(f"{path} is unreadable ({reason!s:.80}); {AGAIN}") from error
+        raise DamagedModel(f"{path} is unreadable ({reason!s:.80}); {ADVICE}") from error
     value.pop("auto_map", None)
     return value
 
@@ -127,48 +127,48 @@ def _read_objects(source: Path) -> dict[str, dict[str, Any]]:
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
         if path.suffix not in _READ or path.is_dir() or not path.exists():
             continue
-        if path.name in _OBJECTS:
+        if path.name in _JSON_OBJECTS:
             found[path.name] = read_settings(path)
             continue
         try:
             with files.open_regular(
-                path, MAX_TOKENIZER_BYTES if path.name in _LARGE else MAX_SETTINGS_BYTES
+                path, MAX_TOKENIZER_BYTES if path.name in _LARGE_FILES else MAX_SETTINGS_BYTES
             ):
                 pass
         except OSError as error:
-            raise DamagedModel(f"{path} is unreadable ({error.strerror}); {AGAIN}") from error
+            raise DamagedModel(f"{path} is unreadable ({error.strerror}); {ADVICE}") from error
     pieces = source / "tokenizer.model"
     if pieces.exists() and not (source / "tokenizer.json").exists():
         longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
         if longest > _LONGEST_PIECE:  # transformers splits pieces at every character
-            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {AGAIN}")
+            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {ADVICE}")
     return found
 
 
 def _longest_piece(data: bytes) -> int:
     """Return the size of the largest SentencePiece entry (field 1 of its protobuf)."""
-    longest = at = 0
+    longest = offset = 0
 
-    def number() -> int:
-        nonlocal at
+    def read_varint() -> int:
+        nonlocal offset
         value = shift = 0
-        while at < len(data):
-            value |= (data[at] & 127) << shift
-            shift, at = shift + 7, at + 1
-            if data[at - 1] < 128 or shift > 63:
+        while offset < len(data):
+            value |= (data[offset] & 127) << shift
+            shift, offset = shift + 7, offset + 1
+            if data[offset - 1] < 128 or shift > 63:
                 break
         return value
 
-    while at < len(data):
-        key = number()
+    while offset < len(data):
+        key = read_varint()
         if key & 7 == 2:
-            length = number()
+            length = read_varint()
             longest = max(longest, length if key == 10 else 0)
-            at += length
+            offset += length
         else:
-            at += {1: 8, 5: 4}.get(key & 7, 0)
+            offset += {1: 8, 5: 4}.get(key & 7, 0)
             if key & 7 == 0:
-                number()
+                read_varint()
     return longest
 
 
@@ -177,8 +177,8 @@ def known_architectures() -> list[str]:
     import mlx_lm.models
     from mlx_lm.utils import MODEL_REMAPPING
 
-    own = {path.stem for path in Path(mlx_lm.models.__path__[0]).glob("*.py") if _is_model(path)}
-    return sorted(own | {alias for alias, name in MODEL_REMAPPING.items() if name in own})
+    names = {path.stem for path in Path(mlx_lm.models.__path__[0]).glob("*.py") if _is_model(path)}
+    return sorted(names | {alias for alias, name in MODEL_REMAPPING.items() if name in names})
 
 
 def _is_model(path: Path) -> bool:
@@ -204,8 +204,8 @@ def check_config(source: Path) -> dict[str, Any]:
         )
     config = read_settings(source / "config.json")
     kind = config.get("model_type")
-    own = MODEL_REMAPPING.get(kind, kind) if isinstance(kind, str) else ""
-    if not own.isidentifier() or not _is_model(Path(mlx_lm.models.__path__[0]) / f"{own}.py"):
+    module = MODEL_REMAPPING.get(kind, kind) if isinstance(kind, str) else ""
+    if not module.isidentifier() or not _is_model(Path(mlx_lm.models.__path__[0]) / f"{module}.py"):
         known = known_architectures()
         hint = did_you_mean(kind, known) if isinstance(kind, str) else ""
         raise UnsupportedModel(
@@ -235,7 +235,7 @@ def _read_tensors(config_file: Path, config: dict[str, Any], weights: list[Path]
         if isinstance(count, int) and count > min(len(tensors), _MOST_LAYERS):
             raise DamagedModel(
                 f"{config_file} sets {key} to {count!r:.20} layers, but there are only "
-                f"{len(tensors)} tensors; {AGAIN}"
+                f"{len(tensors)} tensors; {ADVICE}"
             )
     return tensors
 
@@ -256,7 +256,7 @@ def weight_files(source: Path) -> list[Path]:
     """Return the files of weights. Raises DamagedModel if the index names a missing one."""
     found = sorted(source.glob("model*.safetensors"))  # all of which mlx-lm opens
     if other := [path for path in found if not path.is_file()]:
-        raise DamagedModel(f"{other[0]} is not a file; {AGAIN}")
+        raise DamagedModel(f"{other[0]} is not a file; {ADVICE}")
     if not found:
         others = sorted(path.name for path in source.iterdir() if path.is_file())
         if pickles := [name for name in others if name.endswith(_PICKLES)]:
@@ -264,13 +264,13 @@ def weight_files(source: Path) -> list[Path]:
                 f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu "
                 "reads safetensors only: download those, or convert the model if you trust it"
             )
-        near = next((name for name in others if name.endswith(".safetensors")), "none")
-        raise UnsupportedModel(f"{source}: expected model*.safetensors, found {near}")
+        example = next((name for name in others if name.endswith(".safetensors")), "none")
+        raise UnsupportedModel(f"{source}: expected model*.safetensors, found {example}")
     index = source / "model.safetensors.index.json"
     if not index.exists():
         return found
-    places = read_settings(index, MAX_TOKENIZER_BYTES).get("weight_map")
-    names = {str(place) for place in places.values()} if isinstance(places, dict) else set()
+    weight_map = read_settings(index, MAX_TOKENIZER_BYTES).get("weight_map")
+    names = {str(file) for file in weight_map.values()} if isinstance(weight_map, dict) else set()
     if missing := sorted(names - {path.name for path in found}):
         raise DamagedModel(
             f"{source} is incomplete: {len(missing)} files of weights are missing, the first is "

@@ -52,14 +52,14 @@ def write_safetensors(
 
     entries = list(entries)
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    at = 0
+    offset = 0
     for entry in entries:
         header[entry.name] = {
             "dtype": entry.dtype,
             "shape": list(entry.shape),
-            "data_offsets": [at, at + entry.nbytes],
+            "data_offsets": [offset, offset + entry.nbytes],
         }
-        at += entry.nbytes
+        offset += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     done = 0
@@ -87,14 +87,14 @@ def read_header(path: Path) -> dict[str, Any]:
             raise DamagedModel(f"{path} is cut off or not a safetensors file")
         text = file.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_unique)
+        header = json.loads(text, object_pairs_hook=_reject_duplicates)
         if not isinstance(header, dict):
             raise TypeError("expected an object")
-        places = sorted(_place(header[name]) for name in header if name != "__metadata__")
+        ranges = sorted(_byte_range(header[name]) for name in header if name != "__metadata__")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedModel(f"{path} is not a safetensors file: its header is unreadable") from error
     end = 0
-    for begin, after in places:
+    for begin, after in ranges:
         if begin != end:
             raise DamagedModel(f"{path} is damaged: its tensors overlap or leave gaps")
         end = after
@@ -104,14 +104,14 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise ValueError("a name occurs twice")
-    return made
+    return mapping
 
 
-def _place(entry: Any) -> tuple[int, int]:
+def _byte_range(entry: Any) -> tuple[int, int]:
     """Return the byte range of a tensor, after a check against its shape and type."""
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:

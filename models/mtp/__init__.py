@@ -38,7 +38,7 @@ from mlx_lm.utils import infer_quant_config
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import boundary, head_files, text_config, weight_files
+from akunu_py.models.load.model_files import as_error, head_files, text_config, weight_files
 
 HEAD_FILE = "mtp.safetensors"
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
@@ -56,13 +56,13 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
     family = FAMILIES.get(name)
     if family is None:
         return None
-    weights, raw = _find(directory, family, len(model.layers))
+    weights, raw = _find_weights(directory, family, len(model.layers))
     if not weights:
         return None
-    with boundary(f"the MTP head of {directory} does not belong to it", UnsupportedModel):
+    with as_error(f"the MTP head of {directory} does not belong to it", UnsupportedModel):
         head = Head(family, text_config(config))
-        weights = _converted(head, weights, deltas=family.deltas, raw=raw)
-        quantize = _quantize_as(config.get("quantization"), head, weights)
+        weights = _convert(head, weights, zero_centered=family.zero_centered, raw=raw)
+        quantize = _prepare_quantization(config.get("quantization"), head, weights)
         head.load_weights(list(weights.items()))
         head.eval()
         quantize()
@@ -71,17 +71,17 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
 
 def write_head(head: Head, path: Path) -> None:
     """Write a file of the head alone, which `load_head` can read."""
-    weights = {OWN + name: value for name, value in tree_flatten(head.parameters())}
+    weights = {HEAD_PREFIX + name: value for name, value in tree_flatten(head.parameters())}
     mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
 
 
-def _find(directory: Path, family: HeadFamily, layers: int) -> tuple[Weights, bool]:
+def _find_weights(directory: Path, family: HeadFamily, layers: int) -> tuple[Weights, bool]:
     """Return the head's weights by `Head`'s names, and whether the checkpoint is as published.
 
     A separate head file takes precedence over a head in the checkpoint.
     """
     raw = False
-    for files, alone in ((head_files(directory), True), (weight_files(directory), False)):
+    for files, separate in ((head_files(directory), True), (weight_files(directory), False)):
         found: Weights = {}
         for path in files:
             header = safetensors.read_header(path)
@@ -89,22 +89,22 @@ def _find(directory: Path, family: HeadFamily, layers: int) -> tuple[Weights, bo
                 name.endswith("conv1d.weight") and entry["shape"][-1] != 1
                 for name, entry in header.items()
             )
-            names = {name: family.own_name(name, layers, alone=alone) for name in header}
+            names = {name: family.head_name(name, layers, separate=separate) for name in header}
             names.pop("__metadata__", None)
             if any(names.values()):
                 tensors = mx.load(str(path))
-                found |= {own: tensors[name] for name, own in names.items() if own}
+                found |= {new: tensors[name] for name, new in names.items() if new}
         if found:
             return found, raw
     return {}, raw
 
 
-def _converted(head: Head, weights: Weights, *, deltas: bool, raw: bool) -> Weights:
+def _convert(head: Head, weights: Weights, *, zero_centered: bool, raw: bool) -> Weights:
     """Return published weights in mlx-lm's form; converted weights stay unchanged."""
     norms = {k: v for k, v in weights.items() if v.ndim == 1 and k.endswith("norm.weight")}
     # Gains are positive, so a negative mean shows gains minus one. mlx-lm converts only the
     # target's, and some conversions leave the head's unchanged (jundot/omlx#1507).
-    if deltas and (
+    if zero_centered and (
         raw or any(norm.astype(mx.float32).mean().item() < 0 for norm in norms.values())
     ):
         norms = {name: norm + 1.0 for name, norm in norms.items()}
@@ -115,11 +115,11 @@ def _converted(head: Head, weights: Weights, *, deltas: bool, raw: bool) -> Weig
         rest[f"{mlp}.switch_mlp.gate_proj.weight"] = gate
         rest[f"{mlp}.switch_mlp.up_proj.weight"] = up
         rest[f"{mlp}.switch_mlp.down_proj.weight"] = rest.pop(f"{mlp}.experts.down_proj")
-    rest = _stacked(head.body.sanitize(rest))
+    rest = _stack_experts(head.body.sanitize(rest))
     return norms | {f"body.{k}" if k.startswith("model.") else k: v for k, v in rest.items()}
 
 
-def _stacked(weights: Weights) -> Weights:
+def _stack_experts(weights: Weights) -> Weights:
     """Stack experts that are separate tensors; mlx-lm does it for some families only."""
     experts: dict[str, dict[int, mx.array]] = {}
     stacked: Weights = {}
@@ -134,7 +134,7 @@ def _stacked(weights: Weights) -> Weights:
     return stacked
 
 
-def _quantize_as(settings: Any, head: Head, weights: Weights) -> Any:
+def _prepare_quantization(settings: Any, head: Head, weights: Weights) -> Any:
     """Prepare `head` for weights that are quantized already.
 
     Returns a function to call after the weights are loaded: it quantizes plain weights by
@@ -142,26 +142,26 @@ def _quantize_as(settings: Any, head: Head, weights: Weights) -> Any:
     """
     if any(name.endswith(".scales") for name in weights):
 
-        def packed(path: str, module: Any) -> Any:
+        def is_packed(path: str, module: Any) -> Any:
             if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
                 return False
             return infer_quant_config(path, module, weights)
 
-        nn.quantize(head, class_predicate=packed)
+        nn.quantize(head, class_predicate=is_packed)
         return lambda: None
     if not isinstance(settings, dict) or not settings.get("bits"):
         return lambda: None
     group = int(settings["group_size"])
-    own = getattr(head.body, "quant_predicate", None)
+    predicate = getattr(head.body, "quant_predicate", None)
 
-    def wanted(path: str, module: Any) -> Any:
+    def is_quantizable(path: str, module: Any) -> Any:
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group:
             return False
-        return own(path, module) if own else True
+        return predicate(path, module) if predicate else True
 
     mode = settings.get("mode", "affine")
     return lambda: nn.quantize(
-        head, group, int(settings["bits"]), mode=mode, class_predicate=wanted
+        head, group, int(settings["bits"]), mode=mode, class_predicate=is_quantizable
     )
 
 
@@ -176,8 +176,8 @@ class Head(nn.Module):
         """config: the text configuration of the target."""
         super().__init__()
         module = importlib.import_module(f"mlx_lm.models.{family.module}")
-        one = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
-        args = getattr(module, family.args).from_dict(config | one)
+        single_layer = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
+        args = getattr(module, family.args).from_dict(config | single_layer)
         self.body = getattr(module, family.model)(args)
         self.body.pop("lm_head", None)
         self.body.model.embed_tokens = nn.Identity()
@@ -201,8 +201,8 @@ class Head(nn.Module):
 
     def make_cache(self) -> list[Any]:
         """Return an empty cache. It keeps tokens beyond a window, for rollbacks."""
-        made = self.body.make_cache() if hasattr(self.body, "make_cache") else [KVCache()]
-        return [KVCache() if type(entry) is RotatingKVCache else entry for entry in made[:1]]
+        entries = self.body.make_cache() if hasattr(self.body, "make_cache") else [KVCache()]
+        return [KVCache() if type(entry) is RotatingKVCache else entry for entry in entries[:1]]
 
     def __call__(self, embeddings: mx.array, hidden: mx.array, cache: list[Any]) -> mx.array:
         """Return the hidden states [1, rows, width] for the token after each row.
@@ -211,10 +211,10 @@ class Head(nn.Module):
         width]. Appends to `cache`, from `make_cache`. `Trunk.logits` turns the result into logits,
         and the next draft token takes it as `hidden`.
         """
-        both = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
+        inputs = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
         if not self._embedding_first:
-            both.reverse()
-        return self.body.model(self.project(mx.concatenate(both, -1)), [*cache, None])
+            inputs.reverse()
+        return self.body.model(self.project(mx.concatenate(inputs, -1)), [*cache, None])
 
 
 class Trunk:
@@ -233,9 +233,9 @@ class Trunk:
         if self._normed:
             normed = self._text.model(tokens, cache)
             return normed, normed
-        bare = copy.copy(self._text.model)  # shares the layers
-        bare.norm = nn.Identity()
-        hidden = bare(tokens, cache)
+        without_norm = copy.copy(self._text.model)  # shares the layers
+        without_norm.norm = nn.Identity()
+        hidden = without_norm(tokens, cache)
         return self._text.model.norm(hidden), hidden
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -253,9 +253,9 @@ class Trunk:
         return head(hidden) if "lm_head" in self._text else head.as_linear(hidden)
 
 
-OWN = "head."  # prefix of `Head`'s names in a file that akunu wrote
-_LAYER = "body.model.layers.0."
-_TEXT = r"(?:(?:model\.)?language_model\.)?"  # in multimodal models
+HEAD_PREFIX = "head."  # prefix of `Head`'s names in a file that akunu wrote
+_LAYER_PREFIX = "body.model.layers.0."
+_TEXT_PREFIX = r"(?:(?:model\.)?language_model\.)?"  # in multimodal models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,25 +265,25 @@ class HeadFamily:
     module: str  # of mlx-lm
     model: str = "Model"  # class in the module
     args: str = "ModelArgs"  # class in the module
-    home: str  # expression for the prefix of the first head; {layers}: the target's layers
+    prefix: str  # expression for the prefix of the first head; {layers}: the target's layers
     modules: Mapping[str, str]  # published names, and `Head`'s; all but the layer
-    layer: str = ""  # prefix of the layer's names after `home`
+    layer: str = ""  # prefix of the layer's names after `prefix`
     renamed: Mapping[str, str] = field(default_factory=dict)  # names in the layer, and mlx-lm's
     config: Mapping[str, Any] = field(default_factory=dict)  # changes for a model of one layer
     embedding_first: bool = True  # order of the inputs of the projection
     normed: bool = True  # hidden states come from after the target's norm
-    deltas: bool = False  # norms are published as gains minus one
-    bare: bool = False  # separate head files omit `home`
+    zero_centered: bool = False  # norms are published as gains minus one
+    optional_prefix: bool = False  # separate head files omit `prefix`
 
-    def own_name(self, name: str, layers: int, *, alone: bool = False) -> str | None:
+    def head_name(self, name: str, layers: int, *, separate: bool = False) -> str | None:
         """Return `Head`'s name of the weight `name`, None if it is not part of the head.
 
-        layers: of the target. alone: the weight is in a separate head file.
+        layers: of the target. separate: the weight is in a separate head file.
         """
-        if alone and name.startswith(OWN):
-            return name.removeprefix(OWN)
-        home = self.home.format(layers=layers)
-        found = re.match(f"(?:{home})?" if alone and self.bare else home, name)
+        if separate and name.startswith(HEAD_PREFIX):
+            return name.removeprefix(HEAD_PREFIX)
+        prefix = self.prefix.format(layers=layers)
+        found = re.match(f"(?:{prefix})?" if separate and self.optional_prefix else prefix, name)
         if not found:
             return None
         rest = name[found.end() :]
@@ -293,9 +293,9 @@ class HeadFamily:
         if not rest.startswith(self.layer) or rest.startswith(("embed_tokens.", "shared_head.")):
             return None
         rest = rest.removeprefix(self.layer)
-        for published, own in self.renamed.items():
-            rest = rest.replace(published, own)
-        return _LAYER + rest
+        for published, renamed in self.renamed.items():
+            rest = rest.replace(published, renamed)
+        return _LAYER_PREFIX + rest
 
 
 def _qwen(module: str, model: str = "Model", args: str = "ModelArgs") -> HeadFamily:
@@ -303,7 +303,7 @@ def _qwen(module: str, model: str = "Model", args: str = "ModelArgs") -> HeadFam
         module=module,
         model=model,
         args=args,
-        home=_TEXT + r"mtp\.",
+        prefix=_TEXT_PREFIX + r"mtp\.",
         modules={
             "fc": "project",
             "pre_fc_norm_embedding": "embedding_norm",
@@ -317,15 +317,15 @@ def _qwen(module: str, model: str = "Model", args: str = "ModelArgs") -> HeadFam
             "decoder_sparse_step": 1,
             "tie_word_embeddings": True,
         },
-        deltas=True,
-        bare=True,
+        zero_centered=True,
+        optional_prefix=True,
     )
 
 
 def _nextn(module: str) -> HeadFamily:
     return HeadFamily(
         module=module,
-        home=r"(?:language_model\.)?model\.layers\.{layers}\.",
+        prefix=r"(?:language_model\.)?model\.layers\.{layers}\.",
         modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
         config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
     )
@@ -342,7 +342,7 @@ FAMILIES = {
     **{name: _nextn(name) for name in _NEXTN_MODULES},
     "mimo": HeadFamily(
         module="mimo",
-        home=r"model\.mtp_layers\.0\.",
+        prefix=r"model\.mtp_layers\.0\.",
         modules={
             "input_proj": "project",
             "token_layernorm": "embedding_norm",
@@ -355,7 +355,7 @@ FAMILIES = {
     ),
     "mimo_v2_flash": HeadFamily(
         module="mimo_v2_flash",
-        home=r"model\.mtp\.layers\.0\.",
+        prefix=r"model\.mtp\.layers\.0\.",
         modules=_NEXTN | {"final_layernorm": "body.model.norm"},
         renamed={"pre_mlp_layernorm": "post_attention_layernorm"},
         # mlx-lm needs a layer of either kind of attention.

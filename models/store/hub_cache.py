@@ -21,7 +21,7 @@ from typing import Any
 from akunu_py.errors import FetchError, UnsupportedModel
 from akunu_py.files import open_regular, read_bounded
 from akunu_py.models.manifest import FileRecord
-from akunu_py.models.store.directories import open_own, store_errors
+from akunu_py.models.store.directories import open_writable, store_errors
 from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
@@ -31,7 +31,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The files that mlx-lm and transformers read: no code, no subdirectories, no pickle.
 _WEIGHTS = re.compile(r"model[A-Za-z0-9._-]*\.safetensors")
 _HEADS = re.compile(r"mtp[A-Za-z0-9._-]*\.safetensors")  # MTP heads
-_WANTED = re.compile(
+_NEEDED = re.compile(
     rf"{_WEIGHTS.pattern}|{_HEADS.pattern}|(?:config|generation_config|hf_quant_config|model\.safetensors\.index"
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
@@ -88,14 +88,14 @@ def choose_files(names: list[str]) -> list[str]:
                 f"the repository names a file outside its directory: {name[:80]!r}; "
                 "do not use it, and report it to the hub"
             )
-    wanted = [name for name in names if _WANTED.fullmatch(name)]
-    if not any(_WEIGHTS.fullmatch(name) for name in wanted):
-        raise UnsupportedModel(_no_weights(names))
-    if "config.json" not in wanted:
+    chosen = [name for name in names if _NEEDED.fullmatch(name)]
+    if not any(_WEIGHTS.fullmatch(name) for name in chosen):
+        raise UnsupportedModel(_no_weights_message(names))
+    if "config.json" not in chosen:
         raise UnsupportedModel("the repository has no config.json; it is not a model for mlx-lm")
-    if "tokenizer.json" in wanted:  # it includes these
-        wanted = [name for name in wanted if name not in ("vocab.json", "merges.txt", "vocab.txt")]
-    return wanted
+    if "tokenizer.json" in chosen:  # it includes these
+        chosen = [name for name in chosen if name not in ("vocab.json", "merges.txt", "vocab.txt")]
+    return chosen
 
 
 def is_commit(text: str) -> bool:
@@ -108,8 +108,8 @@ def is_valid_file(file: HubFile) -> bool:
         return False
     digest = _SHA256 if file.large else _COMMIT
     largest = _MAX_WEIGHT_BYTES if file.name.endswith(".safetensors") else _MAX_OTHER_BYTES
-    named = _WANTED.fullmatch(file.name) is not None and digest.fullmatch(file.digest) is not None
-    return named and type(file.size) is int and 0 <= file.size <= largest
+    valid = _NEEDED.fullmatch(file.name) is not None and digest.fullmatch(file.digest) is not None
+    return valid and type(file.size) is int and 0 <= file.size <= largest
 
 
 def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:
@@ -146,7 +146,7 @@ def _license(listing: dict[str, Any]) -> str:
     return on_one_line(named)[:100] if isinstance(named, str) else ""
 
 
-def _no_weights(names: list[str]) -> str:
+def _no_weights_message(names: list[str]) -> str:
     if any(name.endswith(".gguf") for name in names):
         return (
             "the repository contains only GGUF files; download one, then run "
@@ -209,7 +209,7 @@ class CachedRepository:
         if model.revision != model.commit:
             reference = self.root / "refs" / model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
-            with open(open_own(reference), "r+b") as file:
+            with open(open_writable(reference), "r+b") as file:
                 file.truncate()
                 file.write(model.commit.encode())
 
@@ -300,15 +300,15 @@ def verify(
     """Hash a file of the cache and return its record. Raises FetchError for a wrong hash."""
     sha256, done = hashlib.sha256(), 0
     # The hub names large files by SHA-256, others by git's SHA-1 of the object.
-    named = sha256 if file.large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    oid = sha256 if file.large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open_regular(path) as content:
         while block := content.read(1 << 20):
             sha256.update(block)
-            if named is not sha256:
-                named.update(block)
+            if oid is not sha256:
+                oid.update(block)
             done += len(block)
             progress(done)
-    if (found := named.hexdigest()) != file.digest:
+    if (found := oid.hexdigest()) != file.digest:
         raise FetchError(
             f"{file.name} was altered: expected hash {file.digest[:16]}, found {found[:16]}; "
             + (advice or f"delete {path} and pull again")

@@ -16,7 +16,7 @@ from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular
 from akunu_py.models.load.mlx_directory import plan_directory
-from akunu_py.models.load.model_files import boundary, text_config
+from akunu_py.models.load.model_files import as_error, text_config
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import Builder, install
@@ -44,30 +44,30 @@ def import_model(
     source = source.expanduser()
     if not source.exists():
         raise UnknownModel(f"expected a directory or a GGUF file at {source}, found nothing there")
-    name = _new_name(source, name)
+    name = _choose_name(source, name)
     build, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
 
     def refuse(model: model_store.StoredModel) -> bool:
-        raise _taken(name)  # another process installed the name meanwhile
+        raise _name_in_use(name)  # another process installed the name meanwhile
 
     return install(name, build, need, progress, keep=refuse)
 
 
-def _new_name(source: Path, name: str | None) -> str:
+def _choose_name(source: Path, name: str | None) -> str:
     path = source.resolve()
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name if path.is_dir() else path.stem)
-    chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-.")[:96]
-    if not model_store.is_name(chosen):
+    target = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-.")[:96]
+    if not model_store.is_name(target):
         raise UsageError(
-            f"invalid model name {chosen[:80]!r} (use letters, digits, '.', '_', '+', '-'); choose "
+            f"invalid model name {target[:80]!r} (use letters, digits, '.', '_', '+', '-'); choose "
             "another with --name"
         )
-    if (paths.models_dir() / chosen).exists():
-        raise _taken(chosen)
-    return chosen
+    if (paths.models_dir() / target).exists():
+        raise _name_in_use(target)
+    return target
 
 
-def _taken(name: str) -> UsageError:
+def _name_in_use(name: str) -> UsageError:
     return UsageError(
         f"model {name!r} is already installed; choose another name with --name, or run "
         f"`akunu models rm {name}` first"
@@ -82,12 +82,12 @@ def _from_directory(
         raise _quantized_already(source, plan.facts)
 
     def build(work: Path, directory: Path) -> ModelFacts:
-        kept = [path for path in plan.copies if not (bits and _is_weights(path))]
-        _copy(kept, directory, progress)
+        unchanged = [path for path in plan.copies if not (bits and _is_weights(path))]
+        _copy(unchanged, directory, progress)
         plan.write_settings(directory)
         if bits:
             _quantize(source, directory, bits, progress)
-        return _facts(plan.facts, f"folder {source.resolve()}", bits)
+        return _with_source(plan.facts, f"folder {source.resolve()}", bits)
 
     return build, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
 
@@ -111,7 +111,7 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
             plain = [path for path in work.iterdir() if path.is_file() and not _is_weights(path)]
             _copy(plain, directory, progress)
             _quantize(work, directory, bits, progress)
-        return _facts(plan.facts, f"file {source.resolve()}", bits)
+        return _with_source(plan.facts, f"file {source.resolve()}", bits)
 
     extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
     return build, plan.nbytes + extra
@@ -125,7 +125,7 @@ def _is_weights(path: Path) -> bool:
     return path.suffix == ".safetensors"
 
 
-def _facts(found: ModelFacts, source: str, bits: int | None) -> ModelFacts:
+def _with_source(found: ModelFacts, source: str, bits: int | None) -> ModelFacts:
     quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else found.quantization
     return replace(found, source=source, quantization=quantization)
 
@@ -162,7 +162,7 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     model, config = opened.model, opened.config
     _set_dtype(model, config)
     with (
-        boundary(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),
+        as_error(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),
         contextlib.redirect_stdout(io.StringIO()),  # it prints the resulting width
     ):
         model, config = quantize_model(model, config, GROUP_SIZE, bits)
@@ -171,7 +171,7 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
             f"{source}: no matrix has rows of a multiple of {GROUP_SIZE} weights; omit --quantize"
         )
     config.pop("auto_map", None)
-    with boundary(f"{source} cannot be quantized"):  # this reads the weights
+    with as_error(f"{source} cannot be quantized"):  # this reads the weights
         if head := mtp.load_head(source, model, config):
             mtp.write_head(head, directory / mtp.HEAD_FILE)
         save_model(directory, model, donate_model=True)
@@ -183,5 +183,5 @@ def _set_dtype(model: Any, config: dict[str, Any]) -> None:
     import mlx.core as mx
 
     types = (part.get(key) for part in (config, text_config(config)) for key in _DTYPE_KEYS)
-    if (wanted := next(filter(None, types), None)) in ("float16", "bfloat16"):
-        model.set_dtype(getattr(mx, wanted))
+    if (dtype := next(filter(None, types), None)) in ("float16", "bfloat16"):
+        model.set_dtype(getattr(mx, dtype))

@@ -73,12 +73,12 @@ def list_models() -> list[StoredModel]:
 
 def get(name: str) -> StoredModel:
     """Return the model called `name`. Raises UnknownModel, or DamagedModel for a bad manifest."""
-    path = _path(name)
+    path = _model_path(name)
     if not path.is_dir():
-        raise _unknown(name)
+        raise _unknown_error(name)
     model = _describe(name, path)
     if model.damaged:
-        raise _damaged(model, model.damaged)
+        raise _damaged_error(model, model.damaged)
     return model
 
 
@@ -91,13 +91,13 @@ def resolve(name_or_path: str) -> StoredModel:
     path = Path(name_or_path).expanduser()
     looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~"))
     if not looks_like_path:
-        in_store = is_name(name_or_path) and _path(name_or_path).is_dir()
+        in_store = is_name(name_or_path) and _model_path(name_or_path).is_dir()
         if in_store or not (path / "config.json").is_file():
             return get(name_or_path)
     if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
         return get(path.resolve().name)
     if not path.exists() and (reference := parse_reference(name_or_path)):
-        return _from_repository(*reference)
+        return _find_by_repository(*reference)
     if path.is_file():
         raise UnknownModel(f"expected a directory with config.json, found the file {path}")
     if not (path / "config.json").is_file():
@@ -113,9 +113,9 @@ def remove(name: str) -> int:
     Files in the hub's cache stay, because other programs share them (see `hub_cache.delete`).
     Raises UnknownModel, or StoreError if the disk refuses or another process is changing the model.
     """
-    path = _path(name)
+    path = _model_path(name)
     if not path.is_dir() and not path.is_symlink():
-        raise _unknown(name)
+        raise _unknown_error(name)
     with store_errors(f"cannot remove {path}"), lock_model(name):
         if path.is_symlink():
             path.unlink()
@@ -131,8 +131,8 @@ def remove(name: str) -> int:
 
 def check(model: StoredModel) -> None:
     """Check that the model's files exist in the right size. Raises DamagedModel with the repair."""
-    if problem := _problem(model):
-        raise _damaged(model, problem)
+    if problem := _find_problem(model):
+        raise _damaged_error(model, problem)
 
 
 def verify(
@@ -153,9 +153,9 @@ def verify(
         try:
             digest = sha256_file(model.path / name, report)
         except OSError as error:
-            raise _damaged(model, f"{name} is unreadable ({error.strerror})") from error
+            raise _damaged_error(model, f"{name} is unreadable ({error.strerror})") from error
         if digest != record.sha256:
-            raise _damaged(model, f"{name} was altered")
+            raise _damaged_error(model, f"{name} was altered")
         done += record.size
 
 
@@ -180,7 +180,7 @@ def partial_directories() -> Iterator[tuple[str, Path]]:
 _HINT = "run `akunu models list` to see the installed models"
 
 
-def _path(name: str) -> Path:
+def _model_path(name: str) -> Path:
     if not is_name(name):
         raise UnknownModel(
             f"invalid model name {name[:80]!r} (use letters, digits, '.', '_', '+', '-'); {_HINT}"
@@ -188,7 +188,7 @@ def _path(name: str) -> Path:
     return paths.models_dir() / name
 
 
-def _from_repository(repository: str, revision: str | None) -> StoredModel:
+def _find_by_repository(repository: str, revision: str | None) -> StoredModel:
     """Return the store's model from `repository`, at `revision` unless that is None."""
     for model in list_models():
         if model.repository == repository and revision in (None, model.commit):
@@ -200,7 +200,7 @@ def _from_repository(repository: str, revision: str | None) -> StoredModel:
     )
 
 
-def _unknown(name: str) -> UnknownModel:
+def _unknown_error(name: str) -> UnknownModel:
     if name in catalog.load_catalog():
         return UnknownModel(f"model {name!r} is not installed; run `akunu models pull {name}`")
     try:
@@ -226,7 +226,7 @@ def _describe(name: str, path: Path) -> StoredModel:
         manifest = read_manifest(path)
     except DamagedModel as error:
         return StoredModel(name, path, size=_size(path), damaged=str(error))
-    same = (
+    shared_fields = (
         "context_length",
         "source",
         "quantization",
@@ -235,7 +235,7 @@ def _describe(name: str, path: Path) -> StoredModel:
         "repository",
         "commit",
     )
-    facts: dict[str, Any] = {field: getattr(manifest, field) for field in same}
+    facts: dict[str, Any] = {field: getattr(manifest, field) for field in shared_fields}
     return StoredModel(name, path, manifest.size, manifest=manifest, **facts)
 
 
@@ -246,7 +246,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _problem(model: StoredModel) -> str:
+def _find_problem(model: StoredModel) -> str:
     if model.damaged:
         return model.damaged
     try:
@@ -270,11 +270,11 @@ def _problem(model: StoredModel) -> str:
     return ""
 
 
-def _damaged(model: StoredModel, problem: str) -> DamagedModel:
-    return DamagedModel(f"model {model.name!r} is damaged: {problem}; {_advice(model)}")
+def _damaged_error(model: StoredModel, problem: str) -> DamagedModel:
+    return DamagedModel(f"model {model.name!r} is damaged: {problem}; {_repair_advice(model)}")
 
 
-def _advice(model: StoredModel) -> str:
+def _repair_advice(model: StoredModel) -> str:
     """Return how to repair a damaged model."""
     if model.manifest is None and model.path.parent != paths.models_dir():
         return "download that file again"
@@ -296,7 +296,7 @@ Builder = Callable[[Path, Path], ModelFacts]
 """Writes the model's files to the second directory, and temporary files to the first."""
 
 
-def installed(name: str) -> StoredModel | None:
+def find_intact(name: str) -> StoredModel | None:
     """Return the model `name` if it is in the store and passes `check`."""
     try:
         model = get(name)
@@ -325,8 +325,8 @@ def install(
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(name, progress, cancelled):
-            if (model := installed(name)) and keep(model):
+        with _lock(name, progress, cancelled):
+            if (model := find_intact(name)) and keep(model):
                 return model
             _remove_stale(name)
             check_space(root, need_bytes)
@@ -340,7 +340,7 @@ def install(
 
 
 @contextmanager
-def _locked(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) -> Iterator[None]:
+def _lock(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) -> Iterator[None]:
     """Hold the model's lock; report the wait for another process."""
     with ExitStack() as stack:
         while True:
@@ -364,9 +364,9 @@ def _build(name: str, build: Builder, partial: Path, progress: ProgressCallback)
     facts = build(work, model)
     shutil.rmtree(work)
     size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
-    found = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    found["files"] = record_files(model, lambda done: progress("record", done, size), facts.files)
-    write_manifest(model, Manifest(name=name, created=_now(), **found))
+    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    values["files"] = record_files(model, lambda done: progress("record", done, size), facts.files)
+    write_manifest(model, Manifest(name=name, created=_now(), **values))
 
 
 def _now() -> str:
@@ -419,12 +419,12 @@ def read_usage(name: str) -> Usage:
     with contextlib.suppress(OSError, ValueError):
         raw = read_json(_usage_path(name), _MAX_USAGE_BYTES)
         if isinstance(raw, dict):
-            known: dict[str, Any] = {
+            valid: dict[str, Any] = {
                 field.name: raw.get(field.name)
                 for field in fields(Usage)
                 if type(raw.get(field.name)) is type(field.default)
             }
-            return Usage(**known)
+            return Usage(**valid)
     return Usage()
 
 

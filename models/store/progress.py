@@ -16,8 +16,8 @@ _WINDOW_S = 5.0  # the rate covers the last seconds, so that a stalled connectio
 _SHORTEST_S = 0.2  # a shorter measurement shows buffers instead of the network
 _LONGEST_S = 24 * 3600.0  # a longer time left is not shown
 # The share of a pull that is done when the phase ends.
-_ENDS = {"download": 0.9, "check": 0.94, "unpack": 0.96, "import": 1.0}
-_STALLED = 1000.0  # bytes/s; a slower transfer has no useful time left
+_PHASE_ENDS = {"download": 0.9, "check": 0.94, "unpack": 0.96, "import": 1.0}
+_STALLED_RATE = 1000.0  # bytes/s; a slower transfer has no useful time left
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     @property
-    def whole(self) -> float:
+    def total_share(self) -> float:
         """The finished share of the whole pull, from 0 to 1; 0 if the phase has none."""
-        end = _ENDS.get(self.phase, 0.0)
-        start = max((other for other in _ENDS.values() if other < end), default=0.0)
+        end = _PHASE_ENDS.get(self.phase, 0.0)
+        start = max((other for other in _PHASE_ENDS.values() if other < end), default=0.0)
         return start + self.share * (end - start)
 
     @property
     def stalled(self) -> bool:
         """True if almost nothing arrived in the last seconds."""
-        return self.rate is not None and self.rate < _STALLED and self.done < self.total
+        return self.rate is not None and self.rate < _STALLED_RATE and self.done < self.total
 
     def describe(self, separator: str = " · ") -> str:
         """Return text such as "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""

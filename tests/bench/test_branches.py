@@ -1,5 +1,7 @@
-"""Several candidates for a token: what comes out is distributed as the target has it; with keyed
-draws it is what comes out without any candidate."""
+"""Several candidates per token: the output keeps the target's distribution.
+
+With keyed draws, the output equals that without any candidate.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ Candidates = Sequence[tuple[int, np.ndarray]]
 Rule = Callable[[np.ndarray, Candidates, np.random.Generator], int]
 
 
-def test_multi_round_is_the_rule() -> None:
+def test_multi_round_sampling_keeps_the_distribution() -> None:
     assert min(fits(multi_round)) > 1e-3
 
 
 def unreduced(target: np.ndarray, candidates: Candidates, random: np.random.Generator) -> int:
-    """A planted bug: a rejected candidate leaves the next the target as it was."""
+    """A planted bug: the target is not reduced after a rejected candidate."""
     for token, drafted in candidates:
         if random.random() * drafted[token] < target[token]:
             return token
@@ -37,7 +39,7 @@ def unreduced(target: np.ndarray, candidates: Candidates, random: np.random.Gene
 
 
 def redrawn(target: np.ndarray, candidates: Candidates, random: np.random.Generator) -> int:
-    """Another: each candidate is held against a draw of its own."""
+    """A planted bug: each candidate gets its own random draw."""
     for token, _ in candidates:
         if token == pick(target, random):
             return token
@@ -45,7 +47,7 @@ def redrawn(target: np.ndarray, candidates: Candidates, random: np.random.Genera
 
 
 def likelier(target: np.ndarray, candidates: Candidates, random: np.random.Generator) -> int:
-    """Another: the likelier candidate is tried first, as if that were no choice."""
+    """A planted bug: the likelier candidate is always tried first."""
     ordered = sorted(candidates, key=lambda each: -target[each[0]])
     return multi_round(target, ordered, random)
 
@@ -56,7 +58,7 @@ def test_planted_bugs_are_found(bug: Rule) -> None:
 
 
 def fits(rule: Rule) -> list[float]:
-    """How well the outcomes fit the target, by what two candidates are drawn from."""
+    """Return the p-values of the outcomes, by the source of the two candidates."""
     found = []
     for drafted in ((FIRST, FIRST), (FIRST, SECOND), (GUESS, FIRST), (TARGET, SECOND)):
         random, counts = np.random.default_rng(11), np.zeros(VOCABULARY)
@@ -68,7 +70,7 @@ def fits(rule: Rule) -> list[float]:
 
 
 def logits(before: Sequence[int]) -> np.ndarray:
-    """A target's, [vocab], in which every token before counts."""
+    """Return target probabilities [vocab] that depend on all previous tokens."""
     seed = [len(before), *before]
     return np.random.default_rng(seed).normal(size=VOCABULARY).astype(np.float32)
 
@@ -84,10 +86,10 @@ def drawn(seed: int, before: Sequence[int]) -> int:
     st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=DEPTH), max_size=6),
     st.integers(0, DEPTH),
 )
-def test_with_keyed_draws_the_branch_that_has_the_token_is_followed(
+def test_keyed_draws_follow_the_branch_with_the_sampled_token(
     seed: int, drafts: list[list[int]], right: int
 ) -> None:
-    """The tokens of plain decoding, as many as the longest branch has of them, and one."""
+    """Return the tokens of plain decoding that the longest branch covers, and one more."""
     truth: list[int] = []
     for _ in range(DEPTH + 1):
         truth.append(drawn(seed, truth))
@@ -103,8 +105,8 @@ def test_with_keyed_draws_the_branch_that_has_the_token_is_followed(
 
 
 @pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
-def test_what_second_branches_are_worth(curve: str) -> None:
-    """Nothing at the published figures of MTP heads; all that they find where rows are free."""
+def test_gain_of_second_branches(curve: str) -> None:
+    """No gain at the published figures of MTP heads; the full gain if rows are free."""
     costs, accepted = parse_curve(curve), (0.8, 0.65, 0.5)
     assert best_shape(accepted, 0.06, 0.5, costs) == best_shape(
         accepted, 0.06, 0.5, costs, branches=False

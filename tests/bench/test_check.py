@@ -56,7 +56,7 @@ QUICK = CheckPlan(
         (None, 1.0, False, "not measured"),
     ],
 )
-def test_a_verdict_is_that_of_the_figure_shown(
+def test_verdict_uses_the_rounded_figure(
     value: float | None, limit: float, least: bool, verdict: str
 ) -> None:
     assert Promise("model", "promise", value, limit, least=least).verdict == verdict
@@ -69,7 +69,7 @@ def test_a_verdict_is_that_of_the_figure_shown(
 
 
 def _speed_result(off: float, auto: float, **more: Any) -> list[Promise]:
-    """The lines of three runners at these speeds, compared with 100 tokens per second of mlx-lm."""
+    """Return the lines of three runners at these speeds; mlx-lm has 100 tokens per second."""
     rates = {"mlx-lm": 100.0, "off": off, "auto": auto}
     result = fake_result(
         [
@@ -82,11 +82,11 @@ def _speed_result(off: float, auto: float, **more: Any) -> list[Promise]:
         Throughput("pp512", "akunu", [off * 10]),
     ]
     found = Check()
-    check.judge_speed("tiny", result, found)
+    check.check_speed("tiny", result, found)
     return found.lines
 
 
-def test_speed_is_held_against_mlx_lm_and_against_off() -> None:
+def test_speed_is_compared_with_mlx_lm_and_with_off() -> None:
     lines = {line.name: line for line in _speed_result(97.0, 98.0)}
     verdicts = {name: line.verdict for name, line in lines.items()}
     assert verdicts["edit: off compared with mlx-lm"] == "FAIL"
@@ -116,7 +116,9 @@ def test_answers_may_differ_at_near_ties(difference: dict[str, Any] | None, verd
     assert line.note.startswith("0 of" if difference else "3 of 3")
 
 
-def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_that_is_wrong_from_some_row_count_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device, "on_metal", lambda: True)
 
     def kernel(start: int, stop: int) -> mx.array:
@@ -134,8 +136,8 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
         assert f"up to {33 if wrong == 1 else 12} rows" in line.note
 
 
-def test_the_rows_of_a_causal_pass_are_those_of_one_at_a_time() -> None:
-    """In float32, where nothing but an error in what is compared could set them apart."""
+def test_causal_pass_over_rows_equals_one_row_at_a_time() -> None:
+    """Use float32, where only a wrong comparison could give a difference."""
     for found in (
         check.attention_rows(mx.float32, 16, 4),
         check.quantized_rows(4, mx.float32, 64, 64),
@@ -164,7 +166,7 @@ def test_a_process_that_fails_is_an_error(tmp_path: Path) -> None:
 def _run_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of it on a tiny model."""
+    """Run the whole check on a tiny model."""
     directory = write_chat_model(tmp_path / "model")
     monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
     monkeypatch.setattr(check, "default_plan", lambda: QUICK)
@@ -203,7 +205,7 @@ def _run_command(
     assert "tokens/pass" in report.stdout
 
 
-def test_what_breaks_off_a_model_is_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [StoredModel("first", Path("a")), StoredModel("second", Path("b"))]
 
     def measure(model: StoredModel, *_: object) -> None:
@@ -220,7 +222,7 @@ def test_what_breaks_off_a_model_is_a_line_that_fails(monkeypatch: pytest.Monkey
     assert "ended with 1" in line.note
 
 
-def test_an_interrupt_keeps_what_was_found(
+def test_interrupt_keeps_finished_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(model: Path, directory: str) -> None:
@@ -238,7 +240,9 @@ def test_an_interrupt_keeps_what_was_found(
     assert len(found["lines"]) == 6
 
 
-def test_the_largest_4_bit_model_that_is_quick_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_4_bit_model_below_the_size_limit_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def model(name: str, size: float, quantization: str, damaged: str = "") -> StoredModel:
         return StoredModel(name, Path(name), int(size), quantization=quantization, damaged=damaged)
 

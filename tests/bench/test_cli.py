@@ -6,11 +6,13 @@ import gzip
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from akunu_py.bench.subcommands import _ACTIONS, _MODULES
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import write_quick_model
 from tests.support.command import assert_one_line_error, run_here
@@ -18,7 +20,7 @@ from tests.support.command import assert_one_line_error, run_here
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text that repeats itself, and one that does not."""
+    """A trace with a repetitive workload and one without repetition."""
     loop = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
     fresh = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
     content = {"tokenizer": "none", "workloads": {"loop": [loop, loop], "fresh": [fresh]}}
@@ -38,7 +40,12 @@ def bench(*args: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_replay_prints_what_it_promises(trace: Path) -> None:
+def test_every_action_has_a_module() -> None:
+    for name in _ACTIONS:
+        assert find_spec(f"akunu_py.bench.{_MODULES.get(name, name)}"), name
+
+
+def test_replay_prints_all_counts(trace: Path) -> None:
     result = bench("replay", str(trace), "--curve", "m5max")
     assert (result["curve"], result["draft"]) == ("m5max", "auto")
     loop, fresh = result["workloads"]["loop"], result["workloads"]["fresh"]
@@ -72,7 +79,7 @@ def test_memory_learns_from_item_to_item(tmp_path: Path) -> None:
     assert learned["passes"] < 0.7 * without["passes"]
 
 
-def test_compare_puts_them_side_by_side(trace: Path) -> None:
+def test_compare_prints_drafters_side_by_side(trace: Path) -> None:
     table = run_here("bench", "replay", str(trace), "--compare").stdout
     for word in ("fixed 4", "prompt lookup", "auto", "loop", "fresh"):
         assert word in table
@@ -81,7 +88,7 @@ def test_compare_puts_them_side_by_side(trace: Path) -> None:
     assert both["auto"]["loop"]["score"] > both["fixed 4"]["loop"]["score"]
 
 
-def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None:
+def test_replay_rejects_unreadable_traces(trace: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gz"
     damaged.write_bytes(trace.read_bytes()[:40])
     for args, word in (
@@ -96,7 +103,7 @@ def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None
         assert_one_line_error(run_here("bench", "replay", *args), 2, word)
 
 
-def test_recording_ones_own_prompts(quick: str, tmp_path: Path) -> None:
+def test_record_answers_to_given_prompts(quick: str, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
     prompts.write_text('Name a colour.\n{"workload": "sums", "prompt": "What is 2 + 2?"}\n')
     record = ("--record", str(out), "--prompts", str(prompts))
@@ -108,7 +115,7 @@ def test_recording_ones_own_prompts(quick: str, tmp_path: Path) -> None:
 
 
 def test_speed_compares_with_mlx_lm(quick: str) -> None:
-    """One short run of everything that a run can have, one peer that is not there among it."""
+    """One short run with every kind of runner, including a missing peer."""
     result = bench(
         "-p", "16", "-n", "4", "-d", "0,32", "--workload", "summary", "--workload", "multi-turn",
         "--max-tokens", "8", "--repeats", "1", "--draft-model", quick, "--model", quick,
@@ -131,7 +138,7 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
     assert summary["off"]["tokens_per_pass"] == 1
     turns = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
-    assert list(turns) == ["mlx-lm", *drafted, *ours]  # a failed one is not run again
+    assert list(turns) == ["mlx-lm", *drafted, *ours]  # a failed runner is skipped
     assert all(row["repeats"][0]["tokens"] == 21 for row in turns.values())
     assert turns["auto"]["identical"] is True
     assert result["machine"]["versions"]["mlx"]
@@ -139,7 +146,7 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert "1" in result["curve_s"]
 
 
-def test_above_temperature_0_ours_draw_the_same_with_the_same_seed(quick: str) -> None:
+def test_sampled_answers_are_equal_for_the_same_seed(quick: str) -> None:
     result = bench(
         "--workload", "summary", "--temperature", "0.7", "--max-tokens", "8", "--repeats", "2",
         "--draft", "off", "--draft", "auto", "--model", quick,
@@ -149,7 +156,7 @@ def test_above_temperature_0_ours_draw_the_same_with_the_same_seed(quick: str) -
     assert auto["reference"] == "off"
 
 
-def test_speed_refuses_what_it_cannot_measure(quick: str) -> None:
+def test_speed_rejects_impossible_measurements(quick: str) -> None:
     for args, word in (
         (("--workload", "wibble"), "multi-turn"),
         (("--workload", "none"), "nothing to measure"),
@@ -161,7 +168,7 @@ def test_speed_refuses_what_it_cannot_measure(quick: str) -> None:
         assert_one_line_error(run_here("bench", *args, "--model", quick), 2, word)
 
 
-def test_the_module_prints_tables_and_keeps_the_figures(quick: str, tmp_path: Path) -> None:
+def test_module_prints_tables_and_saves_results(quick: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = subprocess.run(
         [sys.executable, "-m", "akunu_py.bench", "--max-tokens", "2", "--repeats", "1",

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from akunu_py.bench.compare import least_p, rank_test
+from akunu_py.bench.compare import rank_test_p, smallest_p
 from akunu_py.bench.result import half_range, median
 from tests.support.bench_fakes import PLAIN, Simulated, simulate
 from tests.support.command import assert_one_line_error, run_here
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 3), (5, 4), (2, 9), (8, 8)])
-def test_the_rank_test_is_mann_and_whitneys_exact_one(m: int, n: int) -> None:
+def test_rank_test_equals_the_exact_mann_whitney_test(m: int, n: int) -> None:
     from scipy.stats import mannwhitneyu  # takes longer to import than the tests to run
 
     draw = random.Random(m * 100 + n)
@@ -25,11 +25,11 @@ def test_the_rank_test_is_mann_and_whitneys_exact_one(m: int, n: int) -> None:
         left = [draw.random() for _ in range(m)]
         right = [draw.random() + shift for _ in range(n)]
         expected = mannwhitneyu(left, right, method="exact").pvalue
-        assert rank_test([(left, right)]) == pytest.approx(expected)
+        assert rank_test_p([(left, right)]) == pytest.approx(expected)
 
 
 def test_strata_are_summed_exactly() -> None:
-    """Against all ways to deal out the values within each pair."""
+    """Compare with all permutations of the values within each pair."""
     pairs = [([1.0, 2.0], [1.5, 4.0]), ([5.0, 9.0], [6.0, 10.0])]
 
     def u(left: tuple[float, ...], right: tuple[float, ...]) -> float:
@@ -42,14 +42,14 @@ def test_strata_are_summed_exactly() -> None:
     seen = sum(u(tuple(left), tuple(right)) for left, right in pairs)
     sums = [a + b for a in first for b in second]
     extreme = sum(abs(total - 4) >= abs(seen - 4) for total in sums)
-    assert rank_test(pairs) == pytest.approx(extreme / len(sums))
+    assert rank_test_p(pairs) == pytest.approx(extreme / len(sums))
 
 
-def test_equal_values_and_missing_sides_say_nothing() -> None:
-    assert rank_test([([1.0, 1.0], [1.0, 1.0])]) == 1
-    assert rank_test([([], [1.0]), ([2.0], [])]) == 1
-    assert least_p([([0.0] * 3, [0.0] * 3)]) == pytest.approx(0.1)
-    assert least_p([([0.0] * 3, [0.0] * 3)] * 3) < 0.001
+def test_equal_values_and_missing_sides_are_insignificant() -> None:
+    assert rank_test_p([([1.0, 1.0], [1.0, 1.0])]) == 1
+    assert rank_test_p([([], [1.0]), ([2.0], [])]) == 1
+    assert smallest_p([([0.0] * 3, [0.0] * 3)]) == pytest.approx(0.1)
+    assert smallest_p([([0.0] * 3, [0.0] * 3)] * 3) < 0.001
     assert (median([3, 1, 2]), half_range([3, 1, 2]), median([]), half_range([])) == (2, 1, 0, 0)
 
 
@@ -65,7 +65,7 @@ def compare(*args: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_two_runs_of_the_same_thing_do_not_differ(tmp_path: Path) -> None:
+def test_two_runs_of_the_same_loop_do_not_differ(tmp_path: Path) -> None:
     for seed in range(4):
         a = save(tmp_path / "a.json", seed)
         b = save(tmp_path / "b.json", seed + 100)
@@ -110,7 +110,7 @@ def test_few_repetitions_are_reported_as_too_few(tmp_path: Path) -> None:
     assert compare(a, b, "--threshold", "40", "--alpha", "5%")[1]["slower"] is False
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_incomparable_results_are_rejected(tmp_path: Path) -> None:
     a = save(tmp_path / "a.json", 1, repeats=2)
     other = save(tmp_path / "other.json", 1, repeats=2, workloads=("story",))
     damaged = tmp_path / "damaged.json"

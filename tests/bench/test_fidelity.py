@@ -23,7 +23,7 @@ from tests.support.command import run_here
 from tests.support.engines import altered
 
 
-def test_the_prompts_are_many_and_all_different() -> None:
+def test_prompts_are_many_and_distinct() -> None:
     prompts = load_prompts(300)
     assert len(set(prompts)) == 300
     assert not any("{" in prompt and "}" in prompt for prompt in prompts)
@@ -32,7 +32,7 @@ def test_the_prompts_are_many_and_all_different() -> None:
         load_prompts(301)
 
 
-def test_in_float32_nothing_differs(shallow_starter: Engine) -> None:
+def test_answers_are_identical_in_float32(shallow_starter: Engine) -> None:
     comparisons = list(compare_answers(shallow_starter, load_prompts(2), 16))
     assert [each.mode for each in comparisons] == list(MODES) * 2
     for row in summarize(comparisons):
@@ -41,7 +41,7 @@ def test_in_float32_nothing_differs(shallow_starter: Engine) -> None:
         assert row.drafting_passes > 1
 
 
-def test_sampled_answers_are_another_measurement(shallow_starter: Engine) -> None:
+def test_sampled_answers_are_measured_separately(shallow_starter: Engine) -> None:
     engine = altered(shallow_starter, kv_bits=8)
     prompts = load_prompts(2)
     greedy = list(compare_answers(engine, prompts, 8))
@@ -52,19 +52,19 @@ def test_sampled_answers_are_another_measurement(shallow_starter: Engine) -> Non
     assert all(each.difference is None for each in sampled)
 
 
-def test_what_is_done_is_not_done_again(shallow_starter: Engine) -> None:
+def test_finished_comparisons_are_skipped(shallow_starter: Engine) -> None:
     prompts = load_prompts(2)
     first = list(compare_answers(shallow_starter, prompts[:1], 4))
     rest = list(compare_answers(shallow_starter, prompts, 4, done=first))
     assert {each.prompt for each in rest} == {prompts[1]}
-    # Another length is another answer.
+    # A different limit gives a different comparison.
     assert len(list(compare_answers(shallow_starter, prompts[:1], 3, done=first))) == len(MODES)
 
 
-def test_an_answer_that_differs_is_found(
+def test_different_answer_is_reported(
     shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = fidelity._answer
+    answer = fidelity._generate
 
     def altered(
         session: Session, prompt: list[int], options: GenerateOptions, *rest: object
@@ -74,7 +74,7 @@ def test_an_answer_that_differs_is_found(
             output[3] += 1
         return output
 
-    monkeypatch.setattr(fidelity, "_answer", altered)
+    monkeypatch.setattr(fidelity, "_generate", altered)
     for row in summarize(list(compare_answers(shallow_starter, load_prompts(1), 6))):
         ((_, difference),) = row.differences
         assert difference.position == 3
@@ -83,9 +83,7 @@ def test_an_answer_that_differs_is_found(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 3.0])
-def test_the_best_score_is_that_of_the_token_that_is_sampled(
-    shallow_starter: Engine, temperature: float
-) -> None:
+def test_sampled_token_has_the_best_score(shallow_starter: Engine, temperature: float) -> None:
     prompt = shallow_starter.tokens.encode("Once upon a time")
     for seed in range(3):
         sampling = SamplingOptions(temperature=temperature, seed=seed)
@@ -100,7 +98,7 @@ def test_the_best_score_is_that_of_the_token_that_is_sampled(
 
 
 @pytest.mark.usefixtures("loaded_shallow_starter")
-def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_command_resumes_an_interrupted_run(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     ask = ("bench", "fidelity", "--max-tokens", "4", "--weights", "float32", "--format", "json",
            "--keep", str(kept))  # fmt: skip
@@ -110,7 +108,7 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [each["mode"] for each in found] == ["fixed", "auto"]
     assert all(each["answers"] == 1 and each["differences"] == [] for each in found)
     before = kept.read_text()
-    kept.write_text(before + '{"model": "star')  # a run that was cut off
+    kept.write_text(before + '{"model": "star')  # a truncated line
     done = run_here(*ask, "--answers", "2")
     assert done.returncode == 0, done.stderr
     assert kept.read_text().startswith(before)
@@ -119,7 +117,7 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["rubbish", "{}", "[]", '{"difference": null, "x": 1}'])
-def test_a_file_that_is_none_of_ours_is_refused(line: str, tmp_path: Path) -> None:
+def test_foreign_file_is_rejected(line: str, tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(StoreError, match="line 1"):

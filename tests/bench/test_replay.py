@@ -38,7 +38,7 @@ class Scripted:
         return list(self.drafts.pop(0))[:limit]
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         self.calls.append((accepted, seconds))
 
@@ -90,7 +90,7 @@ def test_memory_learns_from_item_to_item() -> None:
     def passes(memory: AnswerCache | None) -> int:
         counts = replay(
             items,
-            lambda: AutoDrafter(CostCurve(curve.points), memory=memory),
+            lambda: AutoDrafter(CostCurve(curve.points), answer_cache=memory),
             curve,
             memory,
         )
@@ -118,13 +118,13 @@ def test_named_curves(name: str) -> None:
 
 
 @pytest.mark.parametrize("latency", [0.002, 0.2, 24.0])
-def test_behind_a_network_a_plain_step_is_still_one_and_rows_cost_less(latency: float) -> None:
+def test_network_latency_makes_rows_cheaper_relative_to_a_plain_step(latency: float) -> None:
     curve = parse_curve("m5max")
-    behind = curve.behind(latency)
-    assert behind(1) == 1
+    delayed = curve.with_latency(latency)
+    assert delayed(1) == 1
     for rows in range(2, 40):
-        assert 1 < behind(rows) < curve(rows)
-        seconds = behind(rows) * (1 + latency)
+        assert 1 < delayed(rows) < curve(rows)
+        seconds = delayed(rows) * (1 + latency)
         assert seconds == pytest.approx(curve(rows) + latency)
 
 
@@ -157,7 +157,7 @@ def test_curves_are_linear_between_points_and_beyond() -> None:
         "1:x",
     ],
 )
-def test_what_is_no_curve_is_refused(text: str) -> None:
+def test_invalid_curve_is_rejected(text: str) -> None:
     with pytest.raises(UsageError):
         parse_curve(text)
 
@@ -175,7 +175,7 @@ def test_trace_files(tmp_path: Path, compress: bool) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\x1f\x8bnot gzip", gzip.compress(b"{}", mtime=0)[:-4], b"[]", b"\xff\xfe"]
 )
-def test_files_that_are_no_traces_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_invalid_trace_files_are_rejected(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "trace"
     path.write_bytes(data)
     with pytest.raises(UsageError):

@@ -1,4 +1,4 @@
-"""The client that times servers, on one of known answers; in the slow run the whole comparison."""
+"""The client that times servers, on a fake server; the slow test runs the whole comparison."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Answering(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_a_server_streams_is_timed_and_joins_the_conversation(
+def test_streamed_answer_is_timed_and_appended_to_the_conversation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Server("mlx-lm", tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", server._port), Answering) as fake:
         thread = threading.Thread(target=fake.serve_forever)
         thread.start()
-        talk = HttpConversation(1)
+        chat = HttpConversation(1)
         with pytest.raises(AkunuError, match="mlx-lm"):
-            server.ask(talk)
-        talk.say(3)
-        found = server.ask(talk)
-        assert not server.ask(HttpConversation(2), hang_up_s=0.0).times
+            server.ask(chat)
+        chat.add_message(3)
+        found = server.ask(chat)
+        assert not server.ask(HttpConversation(2), abort_s=0.0).times
         assert server.check_health(3) > 0
         fake.shutdown()
         thread.join()
@@ -57,7 +57,7 @@ def test_what_a_server_streams_is_timed_and_joins_the_conversation(
     assert len(found.times) == 2
     assert 0 < found.ttft <= found.times[1]
     assert found.token_s == found.worst_gap == found.times[1] - found.times[0]
-    assert talk.messages[-1] == {"role": "assistant", "content": "two words"}
+    assert chat.messages[-1] == {"role": "assistant", "content": "two words"}
     times = ServerTimes({"a": found}, found, found, {2: 5.0}, 100.0)
     print_servers({"akunu": times, "mlx-lm": times})
     assert "tokens/s of 2" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""How the speed bench measures: turns, repetitions, failures, interruptions."""
+"""The speed bench: order of runners, repetitions, failures, interruptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from akunu_py.bench import tables
 from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
-from akunu_py.bench.result import Throughput, load_result, loop_start, merged
+from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
@@ -36,7 +36,7 @@ from tests.support.bench_fakes import (
 )
 
 
-def test_runners_take_turns_and_every_repetition_is_kept() -> None:
+def test_runners_alternate_and_every_repetition_is_recorded() -> None:
     order: list[str] = []
     runners = [
         Simulated(name, before=lambda conditions, name=name: order.append(name))  # type: ignore[misc]
@@ -51,7 +51,7 @@ def test_runners_take_turns_and_every_repetition_is_kept() -> None:
     assert result.runs[0].identical is None
 
 
-def test_a_peer_that_fails_does_not_end_the_run() -> None:
+def test_failing_peer_does_not_end_the_run() -> None:
     def fail(conditions: Conditions) -> None:
         if conditions.seed == 2:
             raise RuntimeError("out of memory")
@@ -66,7 +66,7 @@ def test_a_peer_that_fails_does_not_end_the_run() -> None:
     assert any("out of memory" in line for line in tables.notes(result))
 
 
-def test_our_own_failure_is_not_hidden() -> None:
+def test_own_failure_is_raised() -> None:
     def fail(conditions: Conditions) -> None:
         raise RuntimeError("a bug of ours")
 
@@ -87,7 +87,7 @@ def test_different_output_is_reported() -> None:
     assert any("differs from plain at token 10" in line for line in tables.notes(result))
 
 
-def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine) -> None:
+def test_margin_at_the_first_divergence_comes_from_the_model(starter_engine: Engine) -> None:
     prompt = starter_engine.tokens.encode("The capital of France is")
     output = starter_engine.tokens.encode(" the city")
     found = first_divergence(starter_engine, [(prompt, [*output, 5])], [(prompt, [*output, 7, 8])])
@@ -101,7 +101,7 @@ def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine
     assert cut == Divergence(0, len(output) - 1, output[-1], -1, None)
 
 
-def test_loops_are_seen() -> None:
+def test_loops_are_detected() -> None:
     assert loop_start([1, 2, 3, 4, 5, 4, 5, 4, 5]) == 3
     assert loop_start([9, *[1, 2, 3] * 3, 1]) == 1
     assert loop_start([7] * 4) == 0
@@ -109,7 +109,7 @@ def test_loops_are_seen() -> None:
     assert loop_start([]) is None
 
 
-def test_interrupted_keeps_what_was_measured() -> None:
+def test_interrupt_keeps_measurements() -> None:
     def stop(line: str) -> None:
         if line.endswith("edit, temperature 0: repetition 2 of 5"):
             raise KeyboardInterrupt
@@ -120,7 +120,7 @@ def test_interrupted_keeps_what_was_measured() -> None:
     assert [len(series.repeats) for series in runs] == [5, 5, 1, 1]
 
 
-def test_a_result_file_holds_everything(tmp_path: Path) -> None:
+def test_result_file_contains_all_fields(tmp_path: Path) -> None:
     result = fake_result([plain_series(), drafted_series()])
     result.throughput = [Throughput("pp512", "akunu", [900.0, 1100.0])]
     path = tmp_path / "deep" / "result.json"
@@ -134,7 +134,7 @@ def test_a_result_file_holds_everything(tmp_path: Path) -> None:
     assert auto["speedup"] == pytest.approx(1.91, abs=0.01)
     # Four passes over 5, 5, 1 and 3 rows cost 2 + 2 + 1 + 1.5.
     assert auto["score"] == pytest.approx(9 / 6.5, abs=1e-4)
-    (both,) = merged([result, fake_result([plain_series("chat")])])
+    (both,) = merge_results([result, fake_result([plain_series("chat")])])
     assert [series.workload for series in both.runs] == ["edit", "edit", "chat"]
     assert len(result.runs) == 2
 
@@ -152,7 +152,7 @@ def test_tables_have_the_columns_of_llama_bench() -> None:
     assert "yes" in tables.to_text(tables.speed_table(result)).splitlines()[2]
 
 
-def test_workloads_name_their_maker_and_licence() -> None:
+def test_workloads_name_maker_and_license() -> None:
     workloads = load_workloads()
     assert [workload.name for workload in workloads] == list(NAMES)
     for workload in workloads:
@@ -161,7 +161,7 @@ def test_workloads_name_their_maker_and_licence() -> None:
         assert any(turn.assistant is None for turn in workload.turns)
 
 
-def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
+def test_given_answers_are_examples_and_the_rest_is_generated() -> None:
     turns = (WorkloadTurn("a", "given"), WorkloadTurn("b"), WorkloadTurn("c"))
     seen: list[list[str]] = []
 
@@ -169,12 +169,12 @@ def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
         seen.append([message.content for message in messages])
         return f"answer {len(seen)}"
 
-    assert Workload("talk", turns).talk(answer) == ["answer 1", "answer 2"]
+    assert Workload("talk", turns).run_turns(answer) == ["answer 1", "answer 2"]
     assert seen == [["a", "given", "b"], ["a", "given", "b", "answer 1", "c"]]
 
 
 @pytest.mark.parametrize("drafter", [AutoDrafter(), FixedDrafter(4)])
-def test_recording_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
+def test_recording_drafter_counts_passes_without_changing_drafts(drafter: Any) -> None:
     text = list(range(20)) * 3
     twin = AutoDrafter() if isinstance(drafter, AutoDrafter) else FixedDrafter(4)
     passes = Passes()
@@ -196,8 +196,8 @@ def test_recording_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
     assert passes.draft_s > 0
 
 
-def test_the_starter_does_the_edit_that_is_measured(starter_engine: Engine) -> None:
-    """Copying is only an achievement where the prompt asks for it."""
+def test_starter_completes_the_edit_workload(starter_engine: Engine) -> None:
+    """Copied text counts only if the prompt asks for it."""
     (edit,) = load_workloads(["edit"])
     run = Akunu(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
     prompt = edit.turns[-1].user

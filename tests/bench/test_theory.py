@@ -51,7 +51,7 @@ def test_limits() -> None:
     assert expected_tokens(0.0, 4) == 1
     assert best_length(0.0, 0.0, lambda rows: rows) == 0
     assert best_length(0.9, 0.0, lambda rows: 1.0) == 32
-    # A pass over 5 rows costs little, one over 6 much: 4 it is.
+    # A pass over 6 rows is expensive, so 4 draft tokens are best.
     assert best_length(0.8, 0.0, lambda rows: 1.1 if rows <= 5 else 3.0) == 4
 
 

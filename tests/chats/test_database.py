@@ -1,4 +1,4 @@
-"""The database as a file: versions, damage, other programs, and disks that refuse."""
+"""The database file: versions, damage, concurrent processes, and disk errors."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def filled(path: Path, conversations: int = 1) -> Path:
 
 
 @pytest.mark.parametrize("version", range(1, VERSION + 1))
-def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version: int) -> None:
-    """Golden files are made by golden/make_conversations.py, before a version is released."""
+def test_every_schema_version_is_migrated(path: Path, tmp_path: Path, version: int) -> None:
+    """golden/make_conversations.py writes the golden files before a release."""
     database = sqlite3.connect(path)
     database.executescript((GOLDEN / f"conversations_v{version}.sql").read_text("utf-8"))
     assert schema_version(database) == version
@@ -60,7 +60,7 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
     with opened(path) as store:
         assert [info.title for info in store.list()] == ["Lists", "What is a queue?"]
         tree, kept = branched(), store.load("queue")
-        assert (kept.messages, kept.path()) == (tree.messages, tree.path())
+        assert (kept.messages, kept.active_branch()) == (tree.messages, tree.active_branch())
         for words, found in {"welcome": "queue", "想": "lists", "lists": "lists"}.items():
             assert [each.info.id for each in store.search(words)] == [found]
         store.save("queue", ChatMessage("user", "One more", "queue-5"))
@@ -91,7 +91,7 @@ def test_a_migration_that_fails_leaves_the_old_version(
     assert schema_of(path) == before
 
 
-def test_a_newer_database_is_refused_and_stays_as_it_is(path: Path) -> None:
+def test_newer_database_is_refused_and_unchanged(path: Path) -> None:
     filled(path)
     database = sqlite3.connect(path)
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -142,7 +142,7 @@ def test_a_damaged_database_is_set_aside(path: Path, damage: str) -> None:
     assert path.with_name("conversations.db.damaged-1").read_bytes() == damaged
 
 
-def test_a_damaged_database_that_another_program_has_open_stays(path: Path) -> None:
+def test_damaged_database_in_use_is_not_set_aside(path: Path) -> None:
     with opened(filled(path)):
         path.write_bytes(b"garbage" * 1000)
         with pytest.raises(ConversationError, match="another akunu has it open"):
@@ -191,17 +191,17 @@ def writer(path: Path, name: str, messages: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_two_programs_write_at_once(path: Path) -> None:
+def test_concurrent_writers(path: Path) -> None:
     writers = [writer(path, name, 60) for name in ("one", "two")]
     for process in writers:
         process.communicate(timeout=60)
         assert process.returncode == 0
     with opened(path) as store:
         for name in ("one", "two"):
-            assert len(store.load(name).path()) == 60
+            assert len(store.load(name).active_branch()) == 60
 
 
-def test_many_open_a_new_database_at_once(path: Path) -> None:
+def test_concurrent_first_opens(path: Path) -> None:
     def open_and_close(path: Path, start: threading.Barrier) -> list[str]:
         start.wait()
         with opened(path) as store:
@@ -216,7 +216,7 @@ def test_many_open_a_new_database_at_once(path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
+def test_killed_process_loses_no_saved_message(path: Path) -> None:
     process = writer(path, "killed", 100_000)
     assert process.stdout is not None
     while int(process.stdout.readline()) < 50:
@@ -226,7 +226,7 @@ def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
     process.wait()
     with opened(path) as store:
         assert store.warnings == []
-        assert len(store.load("killed").path()) >= written + 1
+        assert len(store.load("killed").active_branch()) >= written + 1
 
 
 # Disks that refuse
@@ -246,7 +246,7 @@ def test_a_full_disk(path: Path) -> None:
 
 @contextlib.contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Root may write everywhere, so root is somebody else meanwhile."""
+    """Root can write everywhere, so become another user meanwhile."""
     if os.geteuid() != 0:
         yield
         return
@@ -259,7 +259,7 @@ def ordinary_user() -> Iterator[None]:
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A folder that every user can look into."""
+    """A directory that every user can read."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     yield directory

@@ -1,4 +1,4 @@
-"""Conversations as Markdown and JSON, and JSON back again."""
+"""Markdown and JSON export, and JSON import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from akunu_py.chats.export import as_markdown, file_name, self_contained, write_new
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 
@@ -81,7 +81,7 @@ def headings(text: str) -> list[str]:
         "<script>\n```\n",
     ],
 )
-def test_an_unfinished_block_does_not_swallow_what_follows(unfinished: str) -> None:
+def test_unfinished_block_does_not_include_next_message(unfinished: str) -> None:
     tree = exchange_of("c", "Go on", unfinished, T0)
     add_prompt(tree, "And now?", "c-1")
     assert headings(as_markdown(tree)) == ["Go on", "You", "starter", "You"]
@@ -94,22 +94,26 @@ def test_any_markdown_is_self_contained(text: str) -> None:
     assert headings(around)[-1:] == ["after"]
 
 
-def test_a_title_is_no_markdown() -> None:
+def test_title_is_escaped() -> None:
     tree = exchange_of("c", "*bold* <b> [link](x) `code`", "Yes", T0)
     parsed = MarkdownIt("commonmark").parse(as_markdown(tree))
     assert [token.type for token in parsed[1].children or []] == ["text"]
 
 
-def test_json_holds_everything() -> None:
-    trees = [branched(), exchange_of("lists", "我想 \ud83d\ude00", "Yes", T0), Tree("empty")]
+def test_json_round_trips() -> None:
+    trees = [
+        branched(),
+        exchange_of("lists", "我想 \ud83d\ude00", "Yes", T0),
+        ConversationTree("empty"),
+    ]
     again = read_json(as_json(trees), "file")
     for one, other in zip(trees, again, strict=True):
         assert (one.conversation, one.title) == (other.conversation, other.title)
-        assert (one.messages, one.path()) == (other.messages, other.path())
+        assert (one.messages, one.active_branch()) == (other.messages, other.active_branch())
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> str:
-    """The JSON of a conversation in which something was changed."""
+    """Return the JSON of a conversation with one change."""
     content = json.loads(as_json([branched()]))
     change(content)
     return json.dumps(content)
@@ -147,7 +151,7 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
         (lambda it: message(it).clear(), "a role, found None"),
     ],
 )
-def test_what_is_not_ours_is_refused(
+def test_invalid_exports_are_refused(
     change: Callable[[dict[str, Any]], object], expected: str
 ) -> None:
     with pytest.raises(ConversationError) as caught:
@@ -158,28 +162,28 @@ def test_what_is_not_ours_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"format": 1}'])
-def test_what_is_no_json_of_ours_is_refused(text: str) -> None:
+def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(ConversationError, match="cannot import"):
         read_json(text, "file")
 
 
-def test_what_a_later_version_measures_is_left_out() -> None:
+def test_unknown_statistics_are_ignored() -> None:
     text = broken(lambda it: message(it)["stats"].update(new_measure={"a": 1}))
     assert read_json(text, "file")[0].messages == branched().messages
 
 
-def test_an_answer_that_was_never_begun_is_left_out() -> None:
-    tree = Tree("c", "Hello")
+def test_empty_answer_is_not_exported() -> None:
+    tree = ConversationTree("c", "Hello")
     asked = add_prompt(tree, "Hello")
     add_answer(tree, "", asked.id, finish=None)
     assert as_markdown(tree).count("##") == 1
     tree.replace(replace(tree["c-1"], text="Hi the"))
     assert as_markdown(tree).endswith("Hi the\n\n*not finished*\n")
-    assert as_markdown(Tree("c")) == "# Untitled\n"
+    assert as_markdown(ConversationTree("c")) == "# Untitled\n"
 
 
 def test_authors() -> None:
-    tree = Tree("c", "Hello")
+    tree = ConversationTree("c", "Hello")
     tree.add(ChatMessage("system", "Be kind.", id="s"))
     asked = add_prompt(tree, "Hello", "s")
     tree.add(replace(add_answer(copy.copy(tree), "Hi", asked.id), model="", id="other"))
@@ -198,7 +202,7 @@ def test_authors() -> None:
         ("word " * 30, "-".join(["word"] * 12) + ".md"),
     ],
 )
-def test_names_of_files(title: str, name: str) -> None:
+def test_file_names(title: str, name: str) -> None:
     assert file_name(title, "markdown") == name
 
 

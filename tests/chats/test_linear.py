@@ -1,4 +1,4 @@
-"""Twice the messages take twice the work, counted and not timed."""
+"""Work grows linearly with messages; counted in SQLite steps or calls, not timed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from akunu_py.chats import export, search
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json
-from akunu_py.chats.tree import ChatMessage, Tree, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, tree_of
 
 _STEPS = 100  # of SQLite's machine, between two calls of its progress handler
 _LINEAR = 2.6  # twice as much, and what sorting and merging add
 
 
-def long(messages: int, text: str = "a word") -> Tree:
-    """Prompts and answers, each pair with a second answer beside it."""
+def long(messages: int, text: str = "a word") -> ConversationTree:
+    """Prompts, each with two answers."""
     found: list[ChatMessage] = []
     parent = None
     for number in range(messages // 3):
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[ConversationStore]:
 
 
 def steps(store: ConversationStore, action: Callable[[], object]) -> int:
-    """What SQLite's machine does for `action`."""
+    """Return the number of SQLite virtual machine steps of `action`."""
     calls = 0
 
     def count() -> int:
@@ -53,11 +53,11 @@ def steps(store: ConversationStore, action: Callable[[], object]) -> int:
     return calls
 
 
-def test_import_choice_and_removal(store: ConversationStore) -> None:
+def test_import_choose_and_remove_are_linear(store: ConversationStore) -> None:
     counted = []
     for size in (600, 1200):
         tree = long(size)
-        branch = tree.path()
+        branch = tree.active_branch()
         actions: list[Callable[[], object]] = [
             lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
             lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
@@ -71,7 +71,7 @@ def test_import_choice_and_removal(store: ConversationStore) -> None:
         assert 10 < two < _LINEAR * one + 10, counted
 
 
-def test_a_word_that_a_message_repeats(store: ConversationStore) -> None:
+def test_search_of_repeated_word_is_linear(store: ConversationStore) -> None:
     """FTS5's own snippets took 120 s for 0.8 MB of one word."""
     store.save("one", ChatMessage("user", "walrus " * 120_000))
     (found,) = store.search("walrus")
@@ -89,7 +89,7 @@ def test_a_word_that_a_message_repeats(store: ConversationStore) -> None:
         ("cat", "cat"),
     ],
 )
-def test_a_snippet_is_short_and_has_most_of_the_words(
+def test_snippet_is_short_and_has_most_terms(
     store: ConversationStore, text: str, snippet: str
 ) -> None:
     store.save("one", ChatMessage("user", text))
@@ -99,7 +99,7 @@ def test_a_snippet_is_short_and_has_most_of_the_words(
     assert len(found.hit.snippet) <= search._BEFORE * 2 + search._AFTER + 2
 
 
-def test_markdown_is_read_only_where_a_block_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markdown_is_parsed_only_for_possible_open_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
     blocks = export._block_parser()
 
@@ -119,5 +119,5 @@ def test_markdown_is_read_only_where_a_block_may_be_open(monkeypatch: pytest.Mon
     assert len(parsed) <= 2 + export._MAX_FENCES
 
 
-def test_json_of_a_long_conversation() -> None:
+def test_json_of_a_long_conversation_is_linear() -> None:
     assert as_json([long(3000)]).count('"role"') == 3000

@@ -1,4 +1,4 @@
-"""Keeping, finding, renaming and deleting conversations."""
+"""Saving, finding, renaming and deleting conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.chats.conversation_store import UNDO_S, ConversationStore
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 
@@ -30,12 +30,12 @@ def store(path: Path) -> Iterator[ConversationStore]:
     store.close()
 
 
-def same(one: Tree, other: Tree) -> bool:
-    return (one.conversation, one.title, one.messages, one.path()) == (
+def same(one: ConversationTree, other: ConversationTree) -> bool:
+    return (one.conversation, one.title, one.messages, one.active_branch()) == (
         other.conversation,
         other.title,
         other.messages,
-        other.path(),
+        other.active_branch(),
     )
 
 
@@ -51,7 +51,7 @@ def test_only_its_owner_can_read_it(store: ConversationStore, path: Path) -> Non
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
-def test_everything_comes_back(path: Path) -> None:
+def test_saved_tree_round_trips(path: Path) -> None:
     tree = branched()
     store = ConversationStore.open(path)
     assert store.save_tree(tree) == 6
@@ -65,14 +65,14 @@ def test_everything_comes_back(path: Path) -> None:
 
 
 def test_message_by_message(store: ConversationStore) -> None:
-    """As the chat does it: each as it is made, and an answer again while it grows."""
+    """As the chat saves them: each new message, and a growing answer repeatedly."""
     tree = branched()
     for message in tree.messages:
         store.save("queue", replace(message, text="", thinking="", stats=None))
         store.save("queue", message)
     store.choose("queue", "queue-5")
     kept = store.load("queue")
-    assert (kept.messages, kept.path()) == (tree.messages, tree.path())
+    assert (kept.messages, kept.active_branch()) == (tree.messages, tree.active_branch())
     assert kept.title == "What is a queue?"
 
 
@@ -82,7 +82,7 @@ def test_the_active_branch_is_remembered(store: ConversationStore) -> None:
     for message in ("queue-3", "queue-2", "queue-5"):
         store.choose("queue", message)
         tree.choose(message)
-        assert store.load("queue").path() == tree.path()
+        assert store.load("queue").active_branch() == tree.active_branch()
 
 
 def test_a_message_and_what_follows_it_can_be_removed(store: ConversationStore) -> None:
@@ -95,7 +95,7 @@ def test_a_message_and_what_follows_it_can_be_removed(store: ConversationStore) 
     assert titles(store, "thanks") == ["What is a queue?"]
 
 
-def test_changing_what_is_not_here_changes_nothing(store: ConversationStore) -> None:
+def test_changing_unknown_ids_has_no_effect(store: ConversationStore) -> None:
     store.save_tree(branched())
     store.remove("queue", "nothing")
     store.remove("nowhere", "queue-0")
@@ -103,11 +103,11 @@ def test_changing_what_is_not_here_changes_nothing(store: ConversationStore) -> 
     assert same(store.load("queue"), branched())
 
 
-def test_what_follows_an_erased_message_is_kept(store: ConversationStore) -> None:
-    """Another program may erase a conversation in which this one goes on."""
+def test_descendants_of_an_erased_message_are_kept(store: ConversationStore) -> None:
+    """Another process may erase a conversation that this process continues."""
     store.save("gone", ChatMessage("user", "More", "erased", id="a"))
     store.save("gone", ChatMessage("assistant", "Of course", "a", id="b"))
-    assert [(each.text, each.parent) for each in store.load("gone").path()] == [
+    assert [(each.text, each.parent) for each in store.load("gone").active_branch()] == [
         ("More", None),
         ("Of course", "a"),
     ]
@@ -151,7 +151,7 @@ def test_search(store: ConversationStore) -> None:
         assert [hit.info.id for hit in store.search(words)] == list(found), words
 
 
-def test_where_it_was_found(store: ConversationStore) -> None:
+def test_snippets_and_marks(store: ConversationStore) -> None:
     store.save_tree(exchange_of("c", "我想学习中文", "很好！\nLet us begin.", T0))
     (found,) = store.search("学习")
     assert (found.hit.message, found.hit.snippet, found.hit.marks) == (
@@ -183,8 +183,8 @@ def test_any_text_can_be_saved_and_searched_for(
         assert all(0 <= start < end <= len(found.hit.snippet) for start, end in found.hit.marks)
 
 
-def test_a_growing_answer_is_found_by_its_present_words(store: ConversationStore) -> None:
-    tree = Tree("c")
+def test_growing_answer_is_indexed_by_its_current_text(store: ConversationStore) -> None:
+    tree = ConversationTree("c")
     asked = add_prompt(tree, "Tell me")
     answer = add_answer(tree, "apple", asked.id, finish=None)
     for message in tree.messages:
@@ -231,7 +231,7 @@ def test_an_answer_does_not_restore_a_deleted_conversation(
     assert titles(store, "most welcome") == ["What is a queue?"]
 
 
-def test_what_was_deleted_is_erased_a_day_later(
+def test_deleted_conversations_are_erased_after_a_day(
     store: ConversationStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save_tree(exchange_of("a", "Something zxqsecret", "zxqsecret", T0))
@@ -262,7 +262,7 @@ def bytes_of(path: Path) -> bytes:
     return b"".join(file.read_bytes() for file in path.parent.iterdir())
 
 
-def test_an_import_changes_nothing_that_is_here(store: ConversationStore) -> None:
+def test_import_keeps_existing_messages(store: ConversationStore) -> None:
     tree = branched()
     store.save_tree(tree)
     store.rename("queue", "Mine")
@@ -274,10 +274,10 @@ def test_an_import_changes_nothing_that_is_here(store: ConversationStore) -> Non
     kept = store.load("queue")
     assert kept.title == "Mine"
     assert kept["queue-5"].text == "You are welcome."
-    assert [message.text for message in kept.path()][-1] == "A new one"
+    assert [message.text for message in kept.active_branch()][-1] == "A new one"
 
 
-def test_ids_by_their_beginning(store: ConversationStore) -> None:
+def test_resolve_id_prefix(store: ConversationStore) -> None:
     for name in ("abc1", "abd2"):
         store.save_tree(exchange_of(name, name, "yes", T0))
     assert store.resolve("abc").id == "abc1"

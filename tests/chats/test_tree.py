@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.chats.tree import ChatMessage, Tree, title_of, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, title_of, tree_of
 from tests.support.chats import branched
 
 
-def texts(tree: Tree) -> list[str]:
-    return [message.text for message in tree.path()]
+def texts(tree: ConversationTree) -> list[str]:
+    return [message.text for message in tree.active_branch()]
 
 
 def test_the_active_branch() -> None:
@@ -25,20 +25,20 @@ def test_the_active_branch() -> None:
     assert texts(tree)[2:] == ["Thank you!", "You are welcome."]  # as it was left
 
 
-def test_choosing_a_message_makes_all_before_it_active() -> None:
+def test_choose_activates_all_ancestors() -> None:
     tree = branched()
     tree.activate("queue-2")
     tree.choose("queue-3")
     assert texts(tree)[1:] == ["First in, first *out*.", "Thanks."]
 
 
-def test_a_message_that_is_removed_takes_along_what_follows() -> None:
+def test_removing_a_message_removes_its_descendants() -> None:
     tree = branched()
     tree.remove("queue-4")
     assert len(tree) == 4
     assert texts(tree)[2:] == ["Thanks."]
     tree.remove("queue-0")
-    assert (len(tree), tree.path(), tree.messages) == (0, [], [])
+    assert (len(tree), tree.active_branch(), tree.messages) == (0, [], [])
     tree.add(ChatMessage("user", "again"))
     assert texts(tree) == ["again"]
 
@@ -51,7 +51,7 @@ def test_replacing() -> None:
         tree.replace(ChatMessage("assistant", "Other", "queue-0", id="queue-5"))
 
 
-def test_messages_that_follow_nothing_are_refused() -> None:
+def test_unknown_parents_are_refused() -> None:
     tree = branched()
     with pytest.raises(ValueError, match="unknown"):
         tree.add(ChatMessage("user", "?", "nobody"))
@@ -61,8 +61,8 @@ def test_messages_that_follow_nothing_are_refused() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_any_tree_is_made_again_from_its_messages_and_what_is_chosen(data: st.DataObject) -> None:
-    tree = Tree("c", "title")
+def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
+    tree = ConversationTree("c", "title")
     for number in range(data.draw(st.integers(0, 20))):
         parents = [None, *(message.id for message in tree.messages)]
         parent = data.draw(st.sampled_from(parents))
@@ -71,12 +71,12 @@ def test_any_tree_is_made_again_from_its_messages_and_what_is_chosen(data: st.Da
             tree.choose(data.draw(st.sampled_from([each.id for each in tree.messages])))
     again = tree_of("c", "title", tree.messages, tree.chosen())
     assert again.messages == tree.messages
-    assert again.path() == tree.path()
+    assert again.active_branch() == tree.active_branch()
     for message in tree.messages:
         tree.choose(message.id)
         again.choose(message.id)
-        assert message in tree.path()
-        assert again.path() == tree.path()
+        assert message in tree.active_branch()
+        assert again.active_branch() == tree.active_branch()
 
 
 @pytest.mark.parametrize(

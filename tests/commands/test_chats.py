@@ -50,7 +50,7 @@ def test_search(capsys: Out) -> None:
     assert (found["id"], found["found"]) == ("queue", "First in, first *out*.")
     assert main(["chats", "search", "first first"]) == 0
     out = capsys.readouterr()
-    assert (out.out, out.err) == ("", f"nothing found in {paths.conversations_file()}\n")
+    assert (out.out, out.err) == ("", f"no chats found in {paths.conversations_file()}\n")
 
 
 def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.Monk
     assert "0 of 6 messages are new" in capsys.readouterr().out
     assert ids(capsys) == ["escape", "queue"]
     store = ConversationStore.open(paths.conversations_file())
-    assert store.load("queue").path() == branched().path()
+    assert store.load("queue").active_branch() == branched().active_branch()
     store.close()
 
 

@@ -145,7 +145,7 @@ def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_shallow_starte
     outputs = {
         json.loads(
             run_here("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
-                  "--no-memory", "--max-tokens", "40").stdout
+                  "--no-answer-cache", "--max-tokens", "40").stdout
         )["text"]
         for mode in ("off", "fixed")
     }  # fmt: skip

@@ -116,9 +116,9 @@ def test_few_files_are_kept_and_none_is_needed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     failing(monkeypatch, ValueError("x"))
-    for _ in range(crashes.MAX_KEPT + 3):
+    for _ in range(crashes.MAX_REPORTS + 3):
         main(["info"])
-    assert len(list((paths.cache_dir() / "crashes").iterdir())) == crashes.MAX_KEPT
+    assert len(list((paths.cache_dir() / "crashes").iterdir())) == crashes.MAX_REPORTS
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     capsys.readouterr()
     assert main(["info"]) == 1
@@ -267,7 +267,7 @@ def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
 
 
 def test_what_cannot_be_encoded_is_json() -> None:
-    text.escape_what_cannot_be_encoded()
+    text.escape_unencodable()
     for word in ("é", "\U0001f600", "\ud800", "a\u2028b"):
         written = json.dumps(word, ensure_ascii=False).encode("ascii", "akunu-escape")
         assert json.loads(written) == word

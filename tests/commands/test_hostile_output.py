@@ -21,7 +21,7 @@ def command(tmp_path: Path) -> list[str]:
     tokenizer = byte_level(["<|end|>"])
     (token,) = tokenizer.encode(ESCAPE).ids
     model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
-    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-memory", "--model", str(model),
+    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-answer-cache", "--model", str(model),
             "--logit-bias", f"{token}=1000", "Red:"]  # fmt: skip
 
 

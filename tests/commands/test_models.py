@@ -54,7 +54,7 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     assert (tmp_path / "hf" / "hub" / "models--mlx-community--Qwen3-0.6B-4bit").is_dir()
     capsys.readouterr()
     assert main(["models", "pull", "qwen3-0.6b"]) == 0
-    assert "here already" in capsys.readouterr().out
+    assert "already installed" in capsys.readouterr().out
 
     done = akunu("run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     listed = capsys.readouterr().out
     assert f"{server.repository}" in listed.splitlines()[1]
     removed = akunu("models", "rm", "qwen3-0.6b", "--yes")
-    assert "stay in the hub's cache" in removed.stdout
+    assert "remain in the hub's cache" in removed.stdout
     assert list((tmp_path / "hf").rglob(WEIGHTS))
     assert akunu("models", "pull", "qwen3-0.6b").returncode == 0
     removed = akunu("models", "rm", "qwen3-0.6b", "--yes", "--hub-files")

@@ -40,7 +40,7 @@ def complete(
         {"id": number, "prefix": prefix, "suffix": suffix, "path": path, "max_tokens": 40}
         for number, (prefix, suffix) in enumerate(asked)
     ]
-    command = [*AKUNU, "complete", "--no-memory", "--model", str(model), *BUDGETS, *options]
+    command = [*AKUNU, "complete", "--no-answer-cache", "--model", str(model), *BUDGETS, *options]
     lines = "\n".join(map(json.dumps, requests))
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -87,7 +87,7 @@ def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:
 
 @every_family
 def test_every_family_can_draft(name: str) -> None:
-    assert kv_cache.why_no_rollback(kv_cache.new_cache(build(name))) is None
+    assert kv_cache.no_rollback_reason(kv_cache.new_cache(build(name))) is None
 
 
 @every_family

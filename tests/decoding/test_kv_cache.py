@@ -70,7 +70,7 @@ def make(kind: str) -> Any:
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "concatenate", "quantized", "rotating", "chunked"])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) -> None:
+def test_rejected_tokens_leave_no_trace(kind: str, recurrent: bool, seed: int) -> None:
     """Beside recurrent state a layer goes all the way back, and reads again what was kept."""
     randomly = random.Random(seed)
     entry, state = make(kind), ArraysCache(1)
@@ -154,7 +154,7 @@ def test_the_cache_of_deepseek_v41_goes_back_whole() -> None:
     assert entry.pending_kv.tolist() == [[[5.0]]]
 
 
-def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
+def test_an_unknown_cache_kind_is_named_and_does_not_draft() -> None:
     class MyCache(KVCache):  # type: ignore[misc]
         """May keep state of its own."""
 
@@ -162,8 +162,8 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
         """Only by name the one that is known."""
 
     known = [KVCache(), CacheList(ArraysCache(2), make("rotating"))]
-    assert kv_cache.why_no_rollback(known) is None
-    reason = kv_cache.why_no_rollback(
+    assert kv_cache.no_rollback_reason(known) is None
+    reason = kv_cache.no_rollback_reason(
         [*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()]
     )
     assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"

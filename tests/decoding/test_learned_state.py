@@ -15,14 +15,14 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding import learned_state as learned_module
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, forget
+from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
-from tests.measure.neural_drafters import NetworkCosts, NetworkFigures, SimulatedNetworks
+from tests.measure.neural_drafters import CostsWithDrafting, DrafterFigures, SimulatedDrafters
 from tests.support.command import run_here
 
 MODEL = Path("/models/tiny")
@@ -44,12 +44,12 @@ class SteadyCosts(CostCurve):
 
 
 def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32") -> LearnedState:
-    return LearnedState(MODEL, tokenizer, layout, memory=memory)
+    return LearnedState(MODEL, tokenizer, layout, answer_cache=memory)
 
 
 def recalled(learned: LearnedState) -> int | None:
-    assert learned.memory is not None
-    found = learned.memory.lookup([11, 12, 13])
+    assert learned.answer_cache is not None
+    found = learned.answer_cache.lookup([11, 12, 13])
     return found.token if found else None
 
 
@@ -57,10 +57,10 @@ def files() -> list[Path]:
     return sorted(opened(memory=False).directory.glob("memory-*"))
 
 
-def test_answers_are_remembered_by_the_next_run() -> None:
+def test_the_next_run_has_the_answers() -> None:
     first = opened()
     assert recalled(first) is None
-    first.remember(ANSWER)
+    first.add_answer(ANSWER)
     assert recalled(first) == 14
     assert recalled(opened()) == 14
     assert recalled(opened(tokenizer="another")) is None
@@ -68,7 +68,7 @@ def test_answers_are_remembered_by_the_next_run() -> None:
 
 def test_files_are_for_the_owner_alone() -> None:
     learned = opened()
-    learned.remember(ANSWER)
+    learned.add_answer(ANSWER)
     learned.curve.observe(1, 0.03, 100)
     learned.save_costs()
     kept = [path for path in learned.directory.iterdir() if path.name != "lock"]
@@ -79,33 +79,33 @@ def test_files_are_for_the_owner_alone() -> None:
 
 def test_off_means_nothing_is_kept() -> None:
     learned = opened(memory=False)
-    learned.remember(ANSWER)
-    assert learned.memory is None
+    learned.add_answer(ANSWER)
+    assert learned.answer_cache is None
     assert files() == []
 
 
-def test_forgetting_deletes_it() -> None:
-    opened().remember(ANSWER)
+def test_delete_answer_cache_deletes_its_files() -> None:
+    opened().add_answer(ANSWER)
     assert answer_cache_bytes(MODEL) > 0
-    assert forget(MODEL) > 0
+    assert delete_answer_cache(MODEL) > 0
     assert answer_cache_bytes(MODEL) == 0
     assert recalled(opened()) is None
-    assert forget(MODEL) == 0
+    assert delete_answer_cache(MODEL) == 0
 
 
 def test_the_journal_is_folded_into_a_bounded_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned_module, "_JOURNAL_TOKENS", 50)
     one, other = opened(), opened()  # two processes at once
-    one.remember(ANSWER)
+    one.add_answer(ANSWER)
     for _ in range(12):
-        other.remember([1, 2, 3, 4, 5])
+        other.add_answer([1, 2, 3, 4, 5])
     assert [path.suffix for path in files()] in ([""], ["", ".journal"])
     assert recalled(opened()) == 14, "the other process's answers were lost"
     assert answer_cache_bytes(MODEL) < 64e6
 
 
 def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
-    opened().remember(ANSWER)
+    opened().add_answer(ANSWER)
     (journal,) = files()
     data = bytearray(journal.read_bytes())
     data[12] ^= 0xFF
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
     assert "set aside" in learned.warnings[0]
     assert recalled(learned) is None
     assert [path.suffix for path in files()] == [".damaged"]
-    learned.remember(ANSWER)
+    learned.add_answer(ANSWER)
     again = opened()
     assert again.warnings == []
     assert recalled(again) == 14
@@ -124,15 +124,15 @@ def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
 def test_foreign_files_are_set_aside() -> None:
     learned = opened()
     learned.directory.mkdir(parents=True)
-    learned._memory_file.write_bytes(b"PNG what is this doing here" * 100)
+    learned._answer_file.write_bytes(b"PNG what is this doing here" * 100)
     learned._curve_file.write_text('{"surprise": []}')
     assert len(opened().warnings) == 2
     assert opened().warnings == []
 
 
 def test_a_record_that_was_cut_off_is_left_out() -> None:
-    opened().remember(ANSWER)
-    opened().remember([21, 22, 23, 24])
+    opened().add_answer(ANSWER)
+    opened().add_answer([21, 22, 23, 24])
     (journal,) = files()
     os.truncate(journal, journal.stat().st_size - 5)
     learned = opened()
@@ -146,7 +146,7 @@ def test_a_disk_that_refuses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(learned_module, "_append", refuse)
     learned = opened()
-    learned.remember(ANSWER)
+    learned.add_answer(ANSWER)
     assert "No space left" in learned.warnings[0]
     assert recalled(learned) == 14
 
@@ -163,19 +163,22 @@ def test_costs_are_kept_by_layout() -> None:
     assert other[4] / other[0] > 1.6
 
 
-def test_networks_are_kept_with_the_costs() -> None:
+def test_neural_drafters_are_saved_with_the_costs() -> None:
     """What one takes, and how often it is right; what nobody learns is set aside."""
-    neural_drafter = SimulatedNetworks([NetworkFigures("model", 0.2, (0.9, 0.1))])
+    neural_drafter = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
     neural_drafter.item = TraceItem((1,) * 9, tuple(range(200)))
     for share in (0.2, 3.0):  # what is learned counts, not what is assumed of it
         learned = opened()
-        (made,) = neural_drafter.made("model")
-        made.share = share
+        (made,) = neural_drafter.make("model")
+        made.relative_cost = share
         curve = CostCurve({1: 1.0, 33: 1.5})
         drafter = AutoDrafter(curve, neural_drafters=[made], learned=learned.neural_drafters)
         counts = ReplayCounts()
         replay_item(
-            neural_drafter.item, drafter, NetworkCosts(lambda rows: 1.0, neural_drafter), counts
+            neural_drafter.item,
+            drafter,
+            CostsWithDrafting(lambda rows: 1.0, neural_drafter),
+            counts,
         )
         learned.save_costs()
         assert counts.tokens > 1.5 * counts.passes
@@ -203,7 +206,7 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
     answers = []
     for _ in range(2):
         learned = LearnedState(
-            starter_engine.path, starter_engine.tokens.digest, "test", memory=True
+            starter_engine.path, starter_engine.tokens.digest, "test", answer_cache=True
         )
         learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})
         answer = Session(starter_engine, learned).chat(messages, options).answer()
@@ -215,8 +218,8 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
 
 def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
     settings_file().parent.mkdir(parents=True)
-    settings_file().write_text("memory = false\n")
-    assert load_settings() == Settings(memory=False)
+    settings_file().write_text("answer_cache = false\n")
+    assert load_settings() == Settings(answer_cache=False)
     assert run_here("run", "--quiet", "--max-tokens", "3", "hi").returncode == 0
     assert answer_cache_bytes(loaded_shallow_starter.path) == 0
 
@@ -224,10 +227,10 @@ def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("memory = 1", "true or false"),
+        ("answer_cache = 1", "true or false"),
         ("model = false", "a text"),
-        ("memmory = true", "did you mean memory"),
-        ("memory = ", "settings.toml"),
+        ("memmory = true", "did you mean answer_cache"),
+        ("answer_cache = ", "settings.toml"),
     ],
 )
 def test_wrong_settings_are_named(text: str, expected: str) -> None:
@@ -243,28 +246,28 @@ def test_no_settings_are_the_built_in_ones() -> None:
 
 def test_what_follows_a_record_that_was_cut_off_is_kept() -> None:
     """A writer is killed in the middle of a record, or the disk is full there."""
-    opened().remember(ANSWER)
+    opened().add_answer(ANSWER)
     (journal,) = files()
     whole = journal.read_bytes()
     for cut in (1, 7, 9, len(whole) - 1):
         journal.write_bytes(whole + whole[:cut])
         learned = opened()
-        learned.remember([21, 22, 23, 24])
+        learned.add_answer([21, 22, 23, 24])
         again = opened()
         assert (learned.warnings, again.warnings) == ([], [])
-        assert again.memory is not None
-        assert again.memory.total == len(ANSWER) + 1 + 5
+        assert again.answer_cache is not None
+        assert again.answer_cache.total == len(ANSWER) + 1 + 5
 
 
 def test_a_full_disk_leaves_the_journal_whole() -> None:
     learned = opened()
-    learned.remember(ANSWER)
+    learned.add_answer(ANSWER)
     (journal,) = files()
     size = journal.stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))  # half a record fits
     try:
-        learned.remember(ANSWER)
+        learned.add_answer(ANSWER)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert learned.warnings == ["cannot store the answer: No space left on device"]
@@ -274,11 +277,11 @@ def test_a_full_disk_leaves_the_journal_whole() -> None:
 def test_unfinished_files_of_killed_writers_go() -> None:
     """They hold output too."""
     learned = opened()
-    learned.remember(ANSWER)
-    left = learned.directory / f".{learned._memory_file.name}-k1lled"
+    learned.add_answer(ANSWER)
+    left = learned.directory / f".{learned._answer_file.name}-k1lled"
     left.write_bytes(b"x" * 1000)
     assert answer_cache_bytes(MODEL) > 1000
-    assert forget(MODEL) > 1000
+    assert delete_answer_cache(MODEL) > 1000
     assert not left.exists()
     curve = learned.directory / f".{learned._curve_file.name}-k1lled"
     curve.touch()

@@ -281,12 +281,12 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     long = {"type": "array", "items": {"enum": list(range(61))}, "uniqueItems": True}
     with pytest.raises(SchemaError, match="60 values at most"):
         grammar(long)
-    monkeypatch.setattr(rules, "_MOST_SYMBOLS", 500)
+    monkeypatch.setattr(rules, "_MAX_SYMBOLS", 500)
     grammar({"properties": {f"{number}": {} for number in range(20)}})
     with pytest.raises(SchemaError, match="grammar becomes too large"):
         grammar({"properties": {f"{number}": {} for number in range(90)}})
     monkeypatch.undo()
-    monkeypatch.setattr(scalars, "_MOST_STATES", 50)
+    monkeypatch.setattr(scalars, "_MAX_STATES", 50)
     with pytest.raises(SchemaError, match="too many states") as refused:
         grammar({"items": {"multipleOf": 97}})
     assert refused.value.place == "#/items"

@@ -1,9 +1,8 @@
-"""Which prompt caches stay when memory is short: recorded sessions, replayed without a model.
+"""Compare eviction policies for prompt caches on recorded sessions, without a model.
 
-The target and its caches are the engine's own; only what a token takes is made up. Several agents
-work at once, each through one recorded session after the other, with requests between that never
-come again, as agents make for titles and summaries. What is counted is tokens that were read once
-and have to be read again.
+The target and its caches are the engine's own; only the size of a token is made up. Several agents
+work at once, each on one recorded session after the other. One-off requests come in between, as
+agents send them for titles and summaries. The figure is the tokens that are prefilled again.
 """
 
 from __future__ import annotations
@@ -27,23 +26,24 @@ from tests.measure.tool import run_tool
 
 SUMMARY = "Compare policies for prompt caches on recorded sessions"
 POLICIES = ("akunu", "lru", "best")
-_ASIDE = 3  # requests of a session to one that stands aside, about
-_ANSWER = 1024  # tokens that room is made for
+_ONE_OFF_INTERVAL = 3  # requests of a session per one-off request, on average
+_ANSWER_TOKENS = 1024  # tokens to reserve for an answer
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Of one policy at one budget: tokens in all prompts, those that were read, and those of them
-    that had been read before."""
+    """Token counts of one policy at one budget."""
 
-    prompts: int
-    read: int
-    again: int
+    prompts: int  # in all prompts
+    read: int  # prefilled
+    again: int  # prefilled although an earlier request had prefilled them
 
 
 def sessions_of(trace: Trace) -> list[list[TraceItem]]:
-    """The sessions of a trace: items of which each begins as the one before it did, for the most
-    part."""
+    """Return the sessions of a trace.
+
+    An item continues a session if it shares at least half of the previous prompt.
+    """
     sessions: list[list[TraceItem]] = []
     for items in trace.workloads.values():
         before: Sequence[int] = ()
@@ -59,60 +59,66 @@ def sessions_of(trace: Trace) -> list[list[TraceItem]]:
 def schedule(
     sessions: Sequence[Sequence[TraceItem]], agents: int, seed: int, *, aside: bool
 ) -> list[TraceItem]:
-    """The requests in the order in which so many agents make them: now one goes on for some turns,
-    then another. aside: with requests that never come again."""
+    """Interleave the sessions of `agents` agents at random.
+
+    aside: add one-off requests.
+    """
     draw = random.Random(seed)
-    left = [list(session) for session in sessions]
-    draw.shuffle(left)
+    remaining = [list(session) for session in sessions]
+    draw.shuffle(remaining)
     working: list[list[TraceItem]] = []
-    found = []
-    last = None
-    while left or working:
-        while left and len(working) < agents:
-            working.append(left.pop())
-        if last is None or last not in working or draw.random() < 0.4:
-            last = draw.choice(working)
-        found.append(last.pop(0))
-        if aside and draw.randrange(_ASIDE) == 0:
-            found.append(_one_off(found[-1], draw))
+    requests = []
+    session = None
+    while remaining or working:
+        while remaining and len(working) < agents:
+            working.append(remaining.pop())
+        if session is None or session not in working or draw.random() < 0.4:
+            session = draw.choice(working)
+        requests.append(session.pop(0))
+        if aside and draw.randrange(_ONE_OFF_INTERVAL) == 0:
+            requests.append(_one_off(requests[-1], draw))
         working = [each for each in working if each]
-    return found
+    return requests
 
 
 def _one_off(item: TraceItem, draw: random.Random) -> TraceItem:
-    """A request about the end of a conversation, behind words of its own."""
+    """Return a one-off request about the end of a conversation, with its own instruction."""
     about = item.prompt[-draw.randrange(200, 1500) :]
     instruction = tuple(draw.randrange(1 << 30, 1 << 31) for _ in range(60))
     return TraceItem((*instruction, *about), item.output[:20])
 
 
 def replay_caches(requests: Sequence[TraceItem], budget: int, policy: str) -> CacheCounts:
-    """budget: tokens that all histories may hold together, the one in use with its answer too.
-    policy: one of POLICIES; "best" knows the requests that come."""
-    caches = {"akunu": PromptCaches, "lru": _Oldest, "best": _Latest}[policy](budget)
-    target = _Replayed(caches)
+    """Replay the requests with one policy of POLICIES; "best" knows all later requests.
+
+    budget: tokens that all histories may hold together, including the current one and its answer.
+    """
+    caches = {"akunu": PromptCaches, "lru": _LeastRecentlyUsed, "best": _Belady}[policy](budget)
+    target = _ReplayTarget(caches)
     seen: list[Sequence[int]] = []
-    read = again = 0
+    prefilled = repeated = 0
     for number, item in enumerate(requests):
         prompt = list(item.prompt)
-        if isinstance(caches, _Latest):
+        if isinstance(caches, _Belady):
             caches.coming = requests[number:]
-        needed = len(prompt) + min(_ANSWER, len(item.output))
+        needed = len(prompt) + min(_ANSWER_TOKENS, len(item.output))
         reuse = target.reuse_prefix(prompt, min(needed, budget))
-        read += len(prompt) - reuse.cached
-        known = max((common_prefix(each, prompt) for each in seen), default=0)
-        again += max(0, min(known, len(prompt) - 1) - reuse.cached)
+        prefilled += len(prompt) - reuse.cached
+        shared = max((common_prefix(each, prompt) for each in seen), default=0)
+        repeated += max(0, min(shared, len(prompt) - 1) - reuse.cached)
         target.commit(list(item.output), len(target.pending) + len(item.output) - 1)
         seen = [each for each in seen if common_prefix(each, target.tokens) < len(each)]
         seen.append(tuple(target.tokens))
-    return CacheCounts(sum(len(item.prompt) for item in requests), read, again)
+    return CacheCounts(sum(len(item.prompt) for item in requests), prefilled, repeated)
 
 
 def compare_policies(
     trace: Trace, budgets: Sequence[int], agents: int, repeats: int
 ) -> list[dict[str, Any]]:
-    """Rows of tokens that each policy read again, by budget, with and without requests that stand
-    aside; each the sum of as many orders as there are repeats."""
+    """Return the tokens that each policy prefills again, one row per budget.
+
+    Each row sums `repeats` random orders. The rows come without and with one-off requests.
+    """
     sessions = sessions_of(trace)
     rows = []
     for aside in (False, True):
@@ -129,15 +135,15 @@ def compare_policies(
 
 
 def print_policies(rows: Sequence[dict[str, Any]]) -> None:
-    print("tokens that are read again; best: whole texts, by what is known to come\n")
+    print("tokens that are prefilled again; best: knows all later requests\n")
     print(f"{'aside':<7}{'budget':>8}{'prompts':>11}", *(f"{name:>10}" for name in POLICIES))
     for row in rows:
         cells = (f"{row['again'][name]:>10,}" for name in POLICIES)
         print(f"{row['aside']!s:<7}{row['budget']:>8,}{row['prompts']:>11,}", *cells)
 
 
-class _Sized(TokenHistory):
-    """A history of which only the size counts: a byte a token."""
+class _SizedHistory(TokenHistory):
+    """A history that stores only its size: a byte per token."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         super().__init__([], tokens)
@@ -146,8 +152,8 @@ class _Sized(TokenHistory):
     def nbytes(self) -> int:
         return len(self.tokens)
 
-    def branch(self, length: int) -> _Sized:
-        return _Sized(self.tokens[:length])
+    def branch(self, length: int) -> _SizedHistory:
+        return _SizedHistory(self.tokens[:length])
 
 
 class _NoModel:
@@ -157,18 +163,18 @@ class _NoModel:
         return []
 
 
-class _Replayed(Target):
+class _ReplayTarget(Target):
     """A target without a model."""
 
     def __init__(self, caches: PromptCaches) -> None:
         super().__init__(_NoModel(), caches=caches)
 
     def reset(self) -> None:
-        self.history = _Sized()
+        self.history = _SizedHistory()
 
 
-class _Oldest(PromptCaches):
-    """What was used longest ago goes first, as a whole."""
+class _LeastRecentlyUsed(PromptCaches):
+    """Evicts the least recently used history as a whole."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
@@ -176,27 +182,27 @@ class _Oldest(PromptCaches):
 
     def add(self, history: TokenHistory) -> None:
         super().add(history)
-        for kept in self._kept:
-            if kept.history is history:
-                kept.since = next(self._uses)
+        for entry in self._cached:
+            if entry.history is history:
+                entry.last_request = next(self._uses)
 
-    def _lose(self, kept: Any, nbytes: int) -> None:
-        self._kept.remove(kept)
+    def _evict(self, entry: Any, nbytes: int) -> None:
+        self._cached.remove(entry)
 
-    def _value(self, kept: Any) -> float:
-        return float(kept.since)
+    def _value_per_byte(self, entry: Any) -> float:
+        return float(entry.last_request)
 
 
-class _Latest(_Oldest):
-    """What is asked for latest goes first, as a whole: Belady's rule, which knows what comes."""
+class _Belady(_LeastRecentlyUsed):
+    """Evicts the history whose next use is the latest: Belady's rule."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self.coming: Sequence[TraceItem] = ()
 
-    def _value(self, kept: Any) -> float:
-        tokens = kept.history.tokens
-        others = [each.history.tokens for each in self._kept if each is not kept]
+    def _value_per_byte(self, entry: Any) -> float:
+        tokens = entry.history.tokens
+        others = [each.history.tokens for each in self._cached if each is not entry]
         for distance, item in enumerate(self.coming):
             shared = common_prefix(tokens, item.prompt)
             if shared > max((common_prefix(each, item.prompt) for each in others), default=0) + 64:
@@ -206,17 +212,25 @@ class _Latest(_Oldest):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="TRACES", help="recorded sessions of agents, gzipped or not"
+        "file", metavar="TRACES", help="Trace file with sessions of agents, gzipped or not"
     )
     parser.add_argument(
         "--budget",
         type=lengths,
         default=[12_000, 16_000, 24_000, 32_000, 48_000],
         metavar="N,...",
-        help="tokens that memory holds (default: 12000,16000,24000,32000,48000)",
+        help="Tokens in memory (default: 12000,16000,24000,32000,48000)",
     )
-    parser.add_argument("--agents", type=positive, default=4, metavar="N", help="at once")
-    parser.add_argument("--repeats", type=positive, default=4, metavar="N", help="in other orders")
+    parser.add_argument(
+        "--agents", type=positive, default=4, metavar="N", help="Number of agents (default: 4)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="Number of random orders (default: 4)",
+    )
     add_format(parser)
 
 

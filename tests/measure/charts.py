@@ -1,6 +1,6 @@
-"""Charts: a report's figures, drawn as SVG for a page, and in plain characters for a terminal.
+"""Charts of results, as SVG for a page and as characters for a terminal.
 
-SVG takes its colours and fonts from the page's style sheet, and has no scripts.
+Colors and fonts of the SVG come from the page's style sheet. There are no scripts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ svg .whisker{stroke:var(--ink);stroke-width:1.5}
 .c5{--c:#c9506b}.c6{--c:#3aa3b5}.c7{--c:#a38a3c}
 svg .fill{fill:var(--c)} svg .line{stroke:var(--c);stroke-width:2;fill:none}
 """
-_COLOURS = 8
-_ONE = 3  # the colour of what stands alone
+_COLORS = 8
+_ONE = 3  # color of a single line or group
 
 _BAR, _SPARKLINE = 40, 60  # characters
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -34,7 +34,7 @@ _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 Points = list[tuple[float, float]]
 
-_LEAST_TESTED = 5  # drafted tokens; a share of fewer says nothing
+_LEAST_TESTED = 5  # drafted tokens, for a meaningful share
 _WINDOW = 4  # passes to either side
 
 
@@ -43,29 +43,29 @@ _WINDOW = 4  # passes to either side
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """low, high: the ends of the spread of `value`. note: shown at the end of the bar."""
+    """A bar with its spread."""
 
     label: str
     value: float
-    low: float
+    low: float  # ends of the spread
     high: float
-    note: str = ""
+    note: str = ""  # shown at the end of the bar
 
 
 def drafting_series(result: Result) -> list[Series]:
-    """The series whose passes were recorded, and that drafted."""
+    """Return the series with recorded drafts."""
     return [series for series in result.runs if sum(series.drafted)]
 
 
 def auto_series(result: Result) -> list[Series]:
-    """Those of `auto` at the lowest temperature that was measured."""
+    """Return the series of `auto` at the lowest measured temperature."""
     found = [series for series in drafting_series(result) if series.runner == "auto"]
     lowest = min((series.temperature for series in found), default=0.0)
     return [series for series in found if series.temperature == lowest]
 
 
 def speed_bars(result: Result) -> list[tuple[str, list[Bar]]]:
-    """By workload and temperature: the median of each runner, and its range."""
+    """Return the median and range of each runner, by workload and temperature."""
     groups: dict[str, list[Bar]] = {}
     for series in result.runs:
         if series.rates:
@@ -80,31 +80,33 @@ def speed_bars(result: Result) -> list[tuple[str, list[Bar]]]:
 
 
 def curve_points(result: Result) -> Points:
-    """Cost of a pass by its positions, where one position costs 1."""
+    """Return the cost of a pass by its rows; one row costs 1."""
     curve = result.curve_s
     return [(rows, seconds / curve[1]) for rows, seconds in curve.items()] if 1 in curve else []
 
 
 def acceptance_by_position(series: Sequence[Series]) -> Points:
-    """(position in the draft from 1, share accepted of the tokens tested there): a token is tested
-    where all before it were accepted."""
+    """Return (position in the draft from 1, share accepted of the tokens tested there).
+
+    A token is tested if all previous tokens of the draft are accepted.
+    """
     tested: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
-    for one in series:
-        for drafted, kept in zip(one.drafted, one.accepted, strict=True):
-            for position in range(min(drafted, kept + 1)):
+    for each in series:
+        for drafted, accepted_tokens in zip(each.drafted, each.accepted, strict=True):
+            for position in range(min(drafted, accepted_tokens + 1)):
                 tested[position + 1] += 1
-                accepted[position + 1] += position < kept
+                accepted[position + 1] += position < accepted_tokens
     return [(p, accepted[p] / tested[p]) for p in sorted(tested) if tested[p] >= _LEAST_TESTED]
 
 
 def passes_by_length(series: Sequence[Series]) -> Points:
-    """(tokens that a pass yielded, share of passes)."""
+    """Return (tokens that a pass yielded, share of passes)."""
     return _shares(1 + kept for one in series for kept in one.accepted)
 
 
 def chosen_lengths(series: Sequence[Series]) -> Points:
-    """(tokens drafted, share of passes): what the planner chose."""
+    """Return (draft length that the planner chose, share of passes)."""
     return _shares(drafted for one in series for drafted in one.drafted)
 
 
@@ -115,8 +117,8 @@ def _shares(values: Iterable[int]) -> Points:
     return [(value, counts[value] / total) for value in range(min(counts, default=0), last + 1)]
 
 
-def along(series: Series) -> Points:
-    """(token of the answer, tokens per pass thereabouts)."""
+def yields_along_answer(series: Series) -> Points:
+    """Return (token of the answer, mean tokens per pass around it)."""
     yields = [1 + kept for kept in series.accepted]
     points: Points = []
     before = 0
@@ -131,7 +133,7 @@ def along(series: Series) -> Points:
 
 
 def svg_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
-    """Horizontal bars in groups, each bar with its spread; a bar's colour goes with its label."""
+    """Draw horizontal bars in groups, with spreads and one color per label."""
     if not groups:
         return ""
     labels = list(dict.fromkeys(bar.label for _, group in groups for bar in group))
@@ -144,12 +146,12 @@ def svg_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
             parts.append(_text(0, y + 15, title, "quiet"))
             y += _LINE
         for bar in group:
-            # Runners keep their colour from group to group; without groups there are none.
-            colour = labels.index(bar.label) % _COLOURS if title else _ONE
+            # Runners keep their color from group to group; without groups there are none.
+            color = labels.index(bar.label) % _COLORS if title else _ONE
             middle = y + _LINE / 2
             parts.append(_text(_LABELS - 8, middle + 4, bar.label, anchor="end"))
             parts.append(
-                f'<rect class="fill c{colour}" x="{_LABELS}" y="{y + 3:.1f}" '
+                f'<rect class="fill c{color}" x="{_LABELS}" y="{y + 3:.1f}" '
                 f'width="{max(1.0, bar.value * scale):.1f}" height="{_LINE - 6}" rx="2"/>'
             )
             low, high = (_LABELS + end * scale for end in (bar.low, bar.high))
@@ -163,7 +165,7 @@ def svg_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
 
 
 def svg_columns(points: Points, x_label: str) -> str:
-    """Vertical columns of shares, in per cent."""
+    """Draw vertical columns of shares in percent."""
     if not points:
         return ""
     width, height = _WIDTH, 220.0
@@ -189,7 +191,7 @@ def svg_columns(points: Points, x_label: str) -> str:
 
 
 def svg_lines(curves: Mapping[str, Points], x_label: str, *, percent: bool = False) -> str:
-    """Lines through points, with a legend where there are several."""
+    """Draw lines through points, with a legend for several lines."""
     curves = {name: points for name, points in curves.items() if points}
     if not curves:
         return ""
@@ -205,17 +207,17 @@ def svg_lines(curves: Mapping[str, Points], x_label: str, *, percent: bool = Fal
         at = _LEFT + (x - xs[0]) * across
         parts.append(_text(at, height - _BOTTOM + 16, f"{x:g}", anchor="middle"))
     for index, (name, points) in enumerate(curves.items()):
-        colour = index % _COLOURS if len(curves) > 1 else _ONE
+        color = index % _COLORS if len(curves) > 1 else _ONE
         path = " ".join(
             f"{_LEFT + (x - xs[0]) * across:.1f},{height - _BOTTOM - y * factor * up:.1f}"
             for x, y in points
         )
-        parts.append(f'<polyline class="line c{colour}" points="{path}"/>')
+        parts.append(f'<polyline class="line c{color}" points="{path}"/>')
         if len(curves) > 1:
             left = _LEFT + 12 + 168 * (index % 4)
             y = height + 8 + 18 * (index // 4)
             parts.append(
-                f'<rect class="fill c{colour}" x="{left}" y="{y - 9:g}" width="10" height="10"/>'
+                f'<rect class="fill c{color}" x="{left}" y="{y - 9:g}" width="10" height="10"/>'
             )
             parts.append(_text(left + 15, y, name))
     parts.append(_text((_LEFT + width) / 2, height - 6, x_label, "quiet", "middle"))
@@ -233,7 +235,7 @@ def _grid(width: float, height: float, ticks: Sequence[float], form: str) -> lis
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`."""
+    """Return round numbers that span `low` to `high`."""
     span = max(high - low, 1e-9)
     rough = span / 5
     power = 10.0 ** floor(log10(rough))
@@ -260,7 +262,7 @@ def _text(x: float, y: float, text: str, css_class: str = "", anchor: str = "sta
 
 
 def text_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
-    """Horizontal bars, and the range of each where it has one."""
+    """Draw horizontal bars as text."""
     most = max((bar.value for _, group in groups for bar in group), default=1.0) or 1.0
     wide = max((len(bar.label) for _, group in groups for bar in group), default=0)
     lines = []
@@ -274,7 +276,7 @@ def text_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
 
 
 def text_columns(points: Points) -> str:
-    """One line a value: `4  ████  12 %`."""
+    """Draw one line per value: `4  ████  12 %`."""
     most = max((share for _, share in points), default=1.0) or 1.0
     return "\n".join(
         f"  {x:>4g}  {text_bar(share / most, _BAR):<{_BAR}}  {share:.1%}".rstrip()
@@ -284,7 +286,7 @@ def text_columns(points: Points) -> str:
 
 
 def sparklines(curves: Mapping[str, Points]) -> str:
-    """One line a curve, its height in eighths of a line; all have the same scale."""
+    """Draw one line per curve, in eighths of a line, on a common scale."""
     most = max((y for points in curves.values() for _, y in points), default=1.0) or 1.0
     wide = max(map(len, curves), default=0)
     lines = []
@@ -298,7 +300,7 @@ def sparklines(curves: Mapping[str, Points]) -> str:
 
 
 def _sampled(points: Points, width: int) -> list[float]:
-    """The curve at `width` places, each the mean of the points there; gaps keep the last value."""
+    """Return the mean of the points in each of `width` cells; gaps repeat the last value."""
     last = points[-1][0] + 1
     cells: list[float] = []
     for cell in range(width):
@@ -308,6 +310,6 @@ def _sampled(points: Points, width: int) -> list[float]:
 
 
 def text_bar(share: float, width: int) -> str:
-    """A bar of `share` of `width` characters, to an eighth of one."""
+    """Draw a bar of `share` of `width` characters, rounded to eighths."""
     eighths = round(8 * width * min(max(share, 0.0), 1.0))
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")

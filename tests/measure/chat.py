@@ -1,9 +1,8 @@
-"""How soon the chat answers a key, and what drawing takes from decoding.
+"""Measure the key latency of the chat, and what drawing costs decoding.
 
-`akunu chat` runs in a pseudo-terminal, and keys are typed into it. A key is answered when the
-terminal is sent the letter: nothing is read but what a terminal would. `akunu run` gives the same
-answers without a screen. Every program has a data directory of its own, in a temporary one; nothing
-of the user's is read or written but the model.
+`akunu chat` runs in a pseudo-terminal, which the tool types into. The latency ends when the
+terminal receives the letter. `akunu run` gives the same answers without a screen. Each program has
+its own temporary data directory; of the user's files, only the model is read.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from akunu_py.bench.result import describe_machine, half_range, median, today
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.types import DRAFT_MODES, DraftMode, Stats, WeightMode
@@ -54,21 +53,20 @@ GOAL_MS, GOAL_RATIO = 50, 0.95  # the median of a key while decoding, at most; t
 GOAL_WORST_MS = 150
 IDLE, DECODING, LONG = "idle", "decoding", "decoding, long chat"
 HEAVY = "decoding, heavy chat"
-# Letters that no answer is likely to have, a column wide, a new one for each key. There are fewer
-# than fit into a line of the box, which is cleared in between.
+# One letter per key: rare in answers, one column wide, and few enough for one line of the box.
 LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
-_GAPS_S = (0.08, 0.18)  # between an echo and the next key: a fast typist's
-_LOST_S = 3.0  # a user would not wait longer for a letter
+_GAPS_S = (0.08, 0.18)  # between an echo and the next key, as by a fast typist
+_LOST_S = 3.0  # timeout for a letter
 _TIMEOUT_S = 120.0
-_OVERLAP = 64  # bytes; more than the longest text that is looked for
+_OVERLAP = 64  # bytes; longer than any text to find
 _CLEAR, _QUIT, _ENTER, _CHATS = b"\x15", b"\x11", b"\r", b"\x0f"  # Ctrl+U, Ctrl+Q, Enter, Ctrl+O
-_ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # what kind of terminal we are
+_ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # the terminal identifies itself
 _READY, _ENDED = "● ready", "● ready|■ stopped|× failed"
 _BEGUN = f" answering|{_ENDED}"
 _EMPTY = "Ask something"  # what an empty box shows
 _WARM_UP_TOKENS = 32
 _IDLE_KEYS = 8
-_MOST_ANSWERS = 6  # that keys are typed into, where answers are short
+_MOST_ANSWERS = 6  # to type into, if answers are short
 _LONG_CHAT = "An earlier chat with a long answer"
 _LONG_END = "So ends the long answer."
 _LONG_LENGTH = 6500  # characters: about 1,500 tokens
@@ -89,10 +87,10 @@ _SEQUENCE = re.compile(rb"\x1b(\[[0-9;?<>=$]*[@-~]|[\]P_][^\x1b\x07]*(\x07|\x1b\
 
 @dataclass
 class KeyTimes:
-    """Seconds from a key to its letter on the terminal. lost: keys with no letter after 3 s."""
+    """Key latencies in seconds."""
 
-    seconds: list[float] = field(default_factory=list)
-    lost: int = 0
+    seconds: list[float] = field(default_factory=list)  # from the key to its letter
+    lost: int = 0  # keys without a letter after 3 s
 
     @property
     def median(self) -> float:
@@ -100,17 +98,17 @@ class KeyTimes:
 
     @property
     def worst(self) -> float:
-        """The slowest, 0 for none."""
+        """The longest latency, 0 for no keys."""
         return max(self.seconds, default=0.0)
 
     @property
     def p95(self) -> float:
-        """95 in 100 are as fast (nearest rank), 0 for none."""
+        """The 95th percentile (nearest rank), 0 for no keys."""
         rank = math.ceil(0.95 * len(self.seconds)) - 1
         return sorted(self.seconds)[rank] if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """In milliseconds, ready for JSON."""
+        """Return the latencies in milliseconds, ready for JSON."""
         return {
             "count": len(self.seconds),
             "lost": self.lost,
@@ -123,35 +121,34 @@ class KeyTimes:
 
 @dataclass
 class ChatResult:
-    """All figures, as far as they go: keys by what went on meanwhile, and the answers without the
-    chat and in it, as (text, statistics). history: tokens of the long chat before its answer."""
+    """All measurements so far."""
 
     keys: dict[str, KeyTimes] = field(
         default_factory=lambda: {IDLE: KeyTimes(), DECODING: KeyTimes()}
     )
-    alone: list[tuple[str, Stats]] = field(default_factory=list)
+    alone: list[tuple[str, Stats]] = field(default_factory=list)  # by `akunu run`
     chat: list[tuple[str, Stats]] = field(default_factory=list)
-    history: int = 0
+    history: int = 0  # prompt tokens of the long conversation
 
     @property
     def ratio(self) -> float:
-        """Tokens/s in the chat over those without it, of the medians; 0 where one is missing."""
+        """Median tokens/s in the chat divided by that without it; 0 if one is missing."""
         alone = median(speeds(self.alone))
         return median(speeds(self.chat)) / alone if alone else 0.0
 
     @property
     def identical(self) -> bool:
-        """Whether all answers are the same."""
+        """True if all answers are equal."""
         return len({text for text, _ in (*self.alone, *self.chat)}) == 1
 
     @property
     def spread(self) -> float:
-        """Half the way from the least to the greatest ratio of neighbours."""
+        """Half the range of the ratios of consecutive answers."""
         both = zip(speeds(self.chat), speeds(self.alone), strict=False)
         return half_range([chat / alone for chat, alone in both if alone])
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return all measurements, ready for JSON."""
         return {
             "keys": {name: keys.as_dict() for name, keys in self.keys.items()},
             "long_chat_tokens": self.history,
@@ -164,29 +161,27 @@ class ChatResult:
 
 
 def speeds(answers: Sequence[tuple[str, Stats]]) -> list[float]:
-    """Tokens/s of each answer."""
+    """Return the tokens/s of each answer."""
     return [stats.tokens_per_s for _, stats in answers]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """model: its directory. keys: typed while it decodes, a repetition.
-    long: whether keys are also typed in a chat that has a long answer already."""
+    """Options of the measurement."""
 
-    model: Path
+    model: Path  # its directory
     prompt: str
     repeats: int
     max_tokens: int
-    keys: int
-    long: bool
+    keys: int  # typed during decoding, per repetition
+    long: bool  # type in long conversations too
     draft: DraftMode
     weights: WeightMode
     force: bool
 
 
 class ChatBench:
-    """Programs that are started one after the other, each with a data directory of its own.
-    directory: a temporary one, for all of them."""
+    """Runs the programs one after the other, each with its own data directory."""
 
     def __init__(
         self, options: ChatOptions, directory: Path, progress: Callable[[str], None]
@@ -195,14 +190,16 @@ class ChatBench:
         self._program = [sys.executable, "-m", "akunu_py"]
         self._common = [
             *("--draft", options.draft, "--weights", options.weights),
-            *("--temperature", "0", "--no-memory"),
+            *("--temperature", "0", "--no-answer-cache"),
             *(["--force"] if options.force else []),
         ]
         self._chats = 0
 
     def measure(self, result: ChatResult) -> None:
-        """The answer without the chat and in it, in turn, and each chat is typed into after that;
-        every round starts with the other one."""
+        """Measure the answer without the chat and in it, then type into each chat.
+
+        The two alternate in order from round to round.
+        """
         repeats = self._options.repeats
         self._progress("warm-up")
         self.run_alone(min(_WARM_UP_TOKENS, self._options.max_tokens))
@@ -219,7 +216,7 @@ class ChatBench:
         result.alone.append(self.run_alone(self._options.max_tokens))
 
     def run_alone(self, max_tokens: int) -> tuple[str, Stats]:
-        """The answer of `akunu run`, in a process of its own."""
+        """Return the answer of `akunu run` in a new process."""
         model = str(self._options.model)
         command = [*self._program, "run", self._options.prompt, "--model", model, *self._common]
         command += ["--max-tokens", str(max_tokens), "--format", "json"]
@@ -228,7 +225,7 @@ class ChatBench:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=self._environment("run"),
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # Ctrl-C ends only this process
         )
         if done.returncode:
             why = done.stderr.decode(errors="replace").strip()
@@ -238,7 +235,7 @@ class ChatBench:
         return answer["text"], Stats(**{k: v for k, v in answer["stats"].items() if k in names})
 
     def _in_chat(self, result: ChatResult, round_: str) -> None:
-        """One answer without typing, for its speed; then another chat, and keys."""
+        """Measure one answer without typing, then the keys in another conversation."""
         name = self._next_chat()
         self._progress(f"in the chat, {round_}")
         with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
@@ -261,14 +258,16 @@ class ChatBench:
         end = "more characters"  # the prompt is folded
         self._type_in(_heavy_tree(), end, result.keys.setdefault(HEAVY, KeyTimes()))
 
-    def _type_in(self, tree: Tree, end: str, into: KeyTimes) -> str:
-        """Opens an earlier chat, which ends with `end`, and types while it answers there. Returns
-        the name of its data directory."""
+    def _type_in(self, tree: ConversationTree, end: str, into: KeyTimes) -> str:
+        """Open an earlier conversation, and type while the model answers there.
+
+        end: the last text of the conversation. Returns the name of the data directory.
+        """
         name = self._next_chat()
         path = self._conversations(name)
         path.parent.mkdir(parents=True)
-        with contextlib.closing(ConversationStore.open(path)) as model_store:
-            model_store.save_tree(tree)
+        with contextlib.closing(ConversationStore.open(path)) as store:
+            store.save_tree(tree)
         with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
             terminal.open_chat(tree.title, end)
             keys = self._options.keys * min(2, self._options.repeats)
@@ -285,7 +284,7 @@ class ChatBench:
         return f"chat-{self._chats}"
 
     def _environment(self, data: str) -> dict[str, str]:
-        """data: the directory for conversations. The settings are the built-in ones."""
+        """Return the environment. data: the name of the data directory."""
         places = {"DATA": data, "CACHE": "cache", "CONFIG": "config"}
         return {
             **os.environ,
@@ -299,11 +298,10 @@ class ChatBench:
         return self._directory / name / "akunu" / "conversations.db"
 
     def _answers(self, name: str) -> list[tuple[str, Stats]]:
-        """The answers that the chat saved, the first one first. Raises AkunuError where one did not
-        come to its end."""
-        with contextlib.closing(ConversationStore.open(self._conversations(name))) as model_store:
-            (saved,) = model_store.list()
-            messages = model_store.load(saved.id).messages
+        """Return the saved answers in order. Raises AkunuError for an unfinished one."""
+        with contextlib.closing(ConversationStore.open(self._conversations(name))) as store:
+            (saved,) = store.list()
+            messages = store.load(saved.id).messages
         answers = [each for each in messages if each.role == "assistant"]
         if unfinished := [each for each in answers if each.finish_reason not in ("stop", "length")]:
             raise AkunuError(
@@ -313,7 +311,7 @@ class ChatBench:
 
 
 class ChatTerminal:
-    """A terminal of 80 x 24 with a program in it, and the user who types."""
+    """A pseudo-terminal of 80 x 24 with a program and a simulated user."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._master, slave = pty.openpty()
@@ -327,64 +325,67 @@ class ChatTerminal:
             start_new_session=True,
         )
         os.close(slave)
-        self._shown = bytearray()  # since the last `write`
+        self._output = bytearray()  # since the last `write`
         self._gaps = random.Random(0)
 
     def wait_for(self, pattern: str, seconds: float = _TIMEOUT_S, start: int = 0) -> str:
-        """What of `pattern` was sent to the terminal since the last `write`, as soon as it was.
-        start: how many bytes since then do not count.
+        """Return the first match of `pattern` in the output since the last `write`.
 
-        Raises AkunuError where it does not come.
+        start: bytes of that output to ignore. Raises AkunuError on timeout.
         """
         wanted = re.compile(pattern.encode())
         end = time.perf_counter() + seconds
-        while not (found := wanted.search(self._shown, start)):
-            start = max(start, len(self._shown) - _OVERLAP)  # to search takes time from the chat
+        while not (found := wanted.search(self._output, start)):
+            start = max(start, len(self._output) - _OVERLAP)  # searching takes time from the chat
             if not self._read(end):
-                last = _visible_text(bytes(self._shown))[-300:]
+                last = _visible_text(bytes(self._output))[-300:]
                 raise AkunuError(
-                    f"the chat did not come to show {pattern!r} within {seconds:.0f} s; the end of "
-                    f"what it showed: {last}"
+                    f"the chat did not show {pattern!r} within {seconds:.0f} s; the end of its "
+                    f"output: {last}"
                 )
         return found[0].decode()
 
     def write(self, keys: bytes) -> None:
-        self._shown.clear()
+        self._output.clear()
         os.write(self._master, keys)
 
     def ask(self, prompt: str) -> None:
-        """Pastes a prompt, sends it, and waits until the answer has begun."""
+        """Paste and send a prompt, and wait for the beginning of the answer."""
         self.write(b"\x1b[200~%b\x1b[201~" % prompt.encode())
         self.wait_for(re.escape(prompt.split()[-1]))
         self.write(_ENTER)
         self.wait_for(_BEGUN)
 
     def wait_for_end(self) -> None:
-        """Raises AkunuError where the answer does not come to its end."""
+        """Wait for the end of the answer. Raises AkunuError if it fails or stops."""
         if (end := self.wait_for(_ENDED)) != _READY:
-            shown = _visible_text(bytes(self._shown))[-300:]
-            raise AkunuError(f"an answer in the chat {end[2:]}; the end of what it showed: {shown}")
+            shown = _visible_text(bytes(self._output))[-300:]
+            raise AkunuError(f"an answer in the chat {end[2:]}; the end of its output: {shown}")
 
     def type_keys(self, count: int, into: KeyTimes, *, while_answering: bool) -> int:
-        """Types up to `count` letters and clears them; fewer where an answer ends before. Returns
-        how many."""
+        """Type up to `count` letters, clear them, and return their number.
+
+        while_answering: stop early at the end of the answer.
+        """
         ended = re.compile(_ENDED.encode())
         typed = start = 0
         for letter in LETTERS[:count]:
             self._read_for(self._gaps.uniform(*_GAPS_S))
-            if while_answering and ended.search(self._shown, start):
+            if while_answering and ended.search(self._output, start):
                 break
-            start = max(0, len(self._shown) - _OVERLAP)
+            start = max(0, len(self._output) - _OVERLAP)
             self._type(letter, into)
             typed += 1
         if typed:
-            before = len(self._shown)
-            os.write(self._master, _CLEAR)  # the end of an answer is still to be found
+            before = len(self._output)
+            os.write(
+                self._master, _CLEAR
+            )  # keeps the output, which may contain the end of the answer
             self.wait_for(_EMPTY, start=before)
         return typed
 
     def open_chat(self, title: str, end: str) -> None:
-        """Opens the earlier chat of that title; `end` is what its last line has."""
+        """Open the earlier conversation `title`; `end` is in its last line."""
         self.write(_CHATS)
         self.wait_for(re.escape(title))
         self._read_for(1.0)
@@ -393,7 +394,7 @@ class ChatTerminal:
         self._read_for(1.0)
 
     def quit(self) -> None:
-        """Leaves the chat, so that all is saved. Raises AkunuError where it does not end well."""
+        """Quit the chat, which saves everything. Raises AkunuError for a bad exit."""
         self.write(_QUIT)
         end = time.perf_counter() + _TIMEOUT_S
         while self._process.poll() is None and time.perf_counter() < end:
@@ -402,7 +403,7 @@ class ChatTerminal:
             raise AkunuError(f"the chat ended with {self._process.poll()}, expected 0")
 
     def close(self) -> None:
-        """Ends what is left."""
+        """Terminate the program if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -412,51 +413,53 @@ class ChatTerminal:
         os.close(self._master)
 
     def _type(self, letter: str, into: KeyTimes) -> None:
-        key, before = letter.encode(), len(self._shown)
+        key, before = letter.encode(), len(self._output)
         started = time.perf_counter()
         os.write(self._master, key)
-        while self._shown.find(key, before) < 0:
+        while self._output.find(key, before) < 0:
             if not self._read(started + _LOST_S):
                 into.lost += 1
                 return
         into.seconds.append(time.perf_counter() - started)
 
     def _read_for(self, seconds: float) -> None:
-        """Reads what comes meanwhile: a terminal that does not read stops the program."""
+        """Read for `seconds`: a full terminal buffer would stop the program."""
         end = time.perf_counter() + seconds
         while self._read(end):
             pass
 
     def _read(self, end: float) -> bool:
-        """Reads once what comes before `end`; False where nothing did."""
+        """Read once before `end`. Returns False on timeout or at the end of the output."""
         left = end - time.perf_counter()
         if left <= 0 or not select.select([self._master], [], [], left)[0]:
             return False
         try:
             read = os.read(self._master, 1 << 16)
-        except OSError:  # what Linux raises when the program has gone
+        except OSError:  # Linux raises this when the program has exited
             read = b""
-        self._shown += read
+        self._output += read
         if _ATTRIBUTES_QUERY in read:
             os.write(self._master, _ATTRIBUTES)
         return bool(read)
 
 
-def _long_tree() -> Tree:
-    """A chat with an answer made of the workloads' prompts, which are ours."""
+def _long_tree() -> ConversationTree:
+    """Return a conversation with a long answer, made of the workloads' prompts."""
     prompts = [turn.user for each in load_workloads(["summary", "question"]) for turn in each.turns]
     part = "\n\n".join([*prompts, _CODE])
     parts = [f"## Part {number}\n\n{part}" for number in range(1, _LONG_LENGTH // len(part) + 2)]
     answer = "\n\n".join(parts)[:_LONG_LENGTH] + f"\n```\n\n{_LONG_END}"
-    tree = Tree(title=_LONG_CHAT)
+    tree = ConversationTree(title=_LONG_CHAT)
     _add_turn(tree, "Tell me all of it.", answer)
     return tree
 
 
-def _heavy_tree() -> Tree:
-    """A chat of many turns, the last ones with a table and a very long prompt. What was not
-    answered is seen, and no model reads it again."""
-    tree, parent = Tree(title=_HEAVY_CHAT), None
+def _heavy_tree() -> ConversationTree:
+    """Return a conversation of many turns, the last ones with a table and a very long prompt.
+
+    The prompts without an answer are drawn, but no model prefills them.
+    """
+    tree, parent = ConversationTree(title=_HEAVY_CHAT), None
     for number in range(_HEAVY_TURNS):
         parent = _add_turn(tree, f"Prompt {number}.", "", parent)
     rows = "".join(f"|{number}|a|\n" for number in range(_HEAVY_ROWS))  # five tokens each
@@ -466,8 +469,8 @@ def _heavy_tree() -> Tree:
     return tree
 
 
-def _add_turn(tree: Tree, prompt: str, answer: str, parent: str | None = None) -> str:
-    """Adds a turn, without an end where it has no answer; returns the id of the reply."""
+def _add_turn(tree: ConversationTree, prompt: str, answer: str, parent: str | None = None) -> str:
+    """Add a turn and return the id of the reply; an empty answer is unfinished."""
     asked = ChatMessage("user", prompt, parent)
     reply = ChatMessage(
         "assistant", answer, asked.id, model="bench", finish_reason="stop" if answer else None
@@ -478,13 +481,13 @@ def _add_turn(tree: Tree, prompt: str, answer: str, parent: str | None = None) -
 
 
 def _visible_text(shown: bytes) -> str:
-    """What was sent to a terminal, without escape sequences."""
+    """Return terminal output without escape sequences."""
     return " ".join(_SEQUENCE.sub(b" ", shown).decode(errors="replace").split())
 
 
 @contextlib.contextmanager
 def chat_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[ChatTerminal]:
-    """A chat whose model is loaded; it is ended whatever happens."""
+    """Start a chat, wait until its model is loaded, and terminate it at the end."""
     terminal = ChatTerminal(command, environment)
     try:
         terminal.wait_for(_READY)
@@ -494,7 +497,7 @@ def chat_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Ite
 
 
 def type_while_answering(terminal: ChatTerminal, prompt: str, count: int, into: KeyTimes) -> None:
-    """Asks, and types while the answer comes; asks again until `count` keys were typed."""
+    """Type while the model answers; repeat the prompt until `count` keys are typed."""
     for _ in range(_MOST_ANSWERS):
         terminal.ask(prompt)
         count -= terminal.type_keys(count, into, while_answering=True)
@@ -521,7 +524,7 @@ def print_chat(model: str, draft: str, result: ChatResult) -> None:
         same = "the same answer" if result.identical else "NOT the same answer each time"
         print(f"in the chat: x{result.ratio:.3f} ± {result.spread:.3f}; {same}")
     goals = f"a median of {GOAL_MS} ms and {GOAL_WORST_MS} ms at worst while decoding"
-    print(f"goals: {goals}, x{GOAL_RATIO} at least")
+    print(f"goals: {goals}, at least x{GOAL_RATIO}")
     if result.history:
         print(f"the long chat: {result.history} tokens before the answer")
 
@@ -538,19 +541,23 @@ def _speed_cells(answers: Sequence[Stats]) -> list[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_repeats(parser, 4)
-    parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="an answer")
     parser.add_argument(
-        "--keys", type=positive, default=24, metavar="N", help="typed while it decodes, a repeat"
+        "--max-tokens", type=positive, default=96, metavar="N", help="Maximum tokens of an answer"
+    )
+    parser.add_argument(
+        "--keys", type=positive, default=24, metavar="N", help="Keys to type during each answer"
     )
     parser.add_argument(
         "--long",
         action="store_true",
-        help="also type in a chat that has a long answer, and in one of 300 turns, with a table of "
+        help="Also type in a chat with a long answer, and in one of 300 turns with a table of "
         "200 rows and a prompt of 250,000 characters",
     )
-    parser.add_argument("--workload", default="chat", metavar="NAME", help="its last turn is asked")
+    parser.add_argument(
+        "--workload", default="chat", metavar="NAME", help="Workload whose last turn is the prompt"
+    )
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto")
-    parser.add_argument("--force", action="store_true", help="load a model that will not fit")
+    parser.add_argument("--force", action="store_true", help="Load a model that does not fit")
     add_model(parser)
     add_format(parser)
 

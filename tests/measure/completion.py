@@ -1,9 +1,9 @@
-"""Completion, counted: what drafting from the buffer is worth, and what a keystroke costs.
+"""Measure drafting from the buffer, and the cost of a keystroke, in completion.
 
-The workload (completion.toml) is small projects with every function body held out once. A replay
-counts the passes over the held-out text, in the model's tokens, and needs no model: it is exact,
-and the same everywhere. `run_live` counts passes over what the model completes at the same places.
-The planner is given a published cost curve, so that no count depends on how busy the machine is.
+The workload (completion.toml) is small projects; each function body is held out once. A replay
+counts the passes over the held-out text in the model's tokens. It runs no model, so it is exact.
+`run_live` counts the passes over the model's own completions at the same places. The planner uses a
+published cost curve, so that no count depends on the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from akunu_py.bench.command import add_format, add_model, progress, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
@@ -33,49 +33,49 @@ from tests.measure.tool import run_tool
 SUMMARY = "Measure what drafting from the buffer is worth and what a keystroke costs"
 _CONTEXTS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")
 PREFIX, BUFFER, FILES = "prefix", "buffer", "files"
-CONTEXTS = (PREFIX, BUFFER, FILES)  # what drafts are made from, each with those before it
+CONTEXTS = (PREFIX, BUFFER, FILES)  # sources of drafts; each includes the previous ones
 TOGETHER = "all"
-_SHORTEST = 60  # characters of a body that is worth completing
-_LONGEST = 128  # tokens counted of one
+_SHORTEST = 60  # characters of a held-out body
+_LONGEST = 128  # tokens of a body that are counted
 _COUNTS = ("tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One held-out function body. request: up to its first word, and from its end on."""
+    """A held-out function body."""
 
     project: str
-    request: CompletionRequest
+    request: CompletionRequest  # ends before the body's first word, continues after its end
     body: str
 
 
 @dataclass(frozen=True, slots=True)
 class Keystrokes:
-    """What keystrokes cost, in tokens read and passes run.
+    """The cost of keystrokes."""
 
-    first: read of the buffer when it is opened. typed: read again after a letter that was not
-    predicted. predicted: passes after one that was. superseded: passes that were begun after the
-    request was cancelled.
-    """
-
-    first: int
-    typed: int
-    predicted: int
-    superseded: int
+    first: int  # tokens prefilled when the buffer is opened
+    typed: int  # tokens prefilled after a letter that was not predicted
+    predicted: int  # passes after a letter that was predicted
+    superseded: int  # passes after the request was cancelled
 
 
 def measure_completion(
     engine: Engine,
     options: CompleteOptions,
     curve: Curve,
-    live: int,
+    live_places: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """All of it, ready for JSON. live: places that the model itself completes too."""
+    """Return all measurements, ready for JSON.
+
+    live: number of places that the model also completes.
+    """
     places = load_places()
     replayed = replay_places(Completer(engine, options), places, curve)
-    live = max(0, min(live, len(places)))
-    chosen = [places[index * len(places) // live] for index in range(live)]  # evenly apart
+    live_places = max(0, min(live_places, len(places)))
+    chosen = [
+        places[index * len(places) // live_places] for index in range(live_places)
+    ]  # evenly spaced
     completed = run_live(engine, options, chosen, curve, progress)
     keystrokes = count_keystrokes(engine, options, places[len(places) // 2])
     projects = {
@@ -107,7 +107,7 @@ def _live_counts(completed: Mapping[str, Sequence[Completion]]) -> dict[str, Any
 
 
 def _gains(contexts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The counts by draft context, and how many times the tokens per pass of the prompt alone."""
+    """Add `gain` to the counts: tokens per pass relative to the prompt alone."""
     alone = next(iter(contexts.values()))["tokens_per_pass"]
     return {
         context: {name: counts[name] for name in _COUNTS if name in counts}
@@ -117,7 +117,7 @@ def _gains(contexts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def load_places() -> list[Place]:
-    """All places of the workload, in the order of its files."""
+    """Return all places of the workload, in file order."""
     rows = tomllib.loads(
         resources.files(__package__).joinpath("completion.toml").read_text(encoding="utf-8")
     )["file"]
@@ -135,8 +135,7 @@ def load_places() -> list[Place]:
 
 
 def _bodies(text: str) -> Iterator[tuple[str, str, str]]:
-    """(before, body, after) of every function whose head fits a line: before ends where the
-    body's first word begins."""
+    """Yield (before, body, after) of each function with a one-line head."""
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if not (line.lstrip().startswith("def ") and line.rstrip().endswith(":")):
@@ -159,21 +158,21 @@ def _width(line: str) -> int:
 def replay_places(
     completer: Completer, places: Sequence[Place], curve: Curve
 ) -> dict[str, dict[str, ReplayCounts]]:
-    """Passes over the held-out text, by project (and all of them) and by draft context."""
+    """Count the passes over the held-out text, by project (and "all") and draft context."""
     counts: dict[str, dict[str, ReplayCounts]] = {}
     for place in places:
-        made = completer.prompt(place.request)
-        # What follows the prompt: the held-out text, from where the prompt ends in a token.
-        output = completer.code.encode(made.healed + place.body)[:_LONGEST]
-        for context, pieces in _contexts(made).items():
+        prompt = completer.prompt(place.request)
+        # The prompt may end within a token: the output starts with the healed part.
+        output = completer.code.encode(prompt.healed + place.body)[:_LONGEST]
+        for context, pieces in _contexts(prompt).items():
             drafter = AutoDrafter(
                 FixedCosts(curve.points), stop_tokens=completer.engine.tokens.stop_tokens
             )
             end = sorted(completer.engine.tokens.stop_tokens)[:1]
             unread = [token for tokens in pieces for token in (*tokens, *end)]
             drafter.extend(unread)
-            drafter.unread = len(unread)
-            item = TraceItem(tuple(made.tokens), output)
+            drafter.draft_only_tokens = len(unread)
+            item = TraceItem(tuple(prompt.tokens), output)
             total = counts.setdefault(place.project, {}).setdefault(context, ReplayCounts())
             replay_item(item, drafter, curve, total)
     together = {context: _sum([each[context] for each in counts.values()]) for context in CONTEXTS}
@@ -185,9 +184,9 @@ def _sum(counts: Sequence[ReplayCounts]) -> ReplayCounts:
     return ReplayCounts(**{name: sum(getattr(each, name) for each in counts) for name in names})
 
 
-def _contexts(made: Prompt) -> dict[str, list[tuple[int, ...]]]:
-    """The draft context by what it is from. Of a prompt it begins with the files."""
-    return {PREFIX: [], BUFFER: made.draft_context[made.files :], FILES: made.draft_context}
+def _contexts(prompt: Prompt) -> dict[str, list[tuple[int, ...]]]:
+    """Return the draft context of each of `CONTEXTS`; the prompt begins with the files."""
+    return {PREFIX: [], BUFFER: prompt.draft_context[prompt.files :], FILES: prompt.draft_context}
 
 
 def run_live(
@@ -197,15 +196,15 @@ def run_live(
     curve: Curve,
     progress: Callable[[str], None],
 ) -> dict[str, list[Completion]]:
-    """What the model itself completes at `places`, by draft context."""
-    done: dict[str, list[Completion]] = {context: [] for context in CONTEXTS}
+    """Return the model's completions at `places`, by draft context."""
+    completions: dict[str, list[Completion]] = {context: [] for context in CONTEXTS}
     for number, place in enumerate(places, start=1):
         for context in CONTEXTS:
             progress(f"{place.request.path}: {context}, {number}/{len(places)}")
             completer = _LimitedCompleter(engine, options, context)
             completer.session.drafting.curve = FixedCosts(curve.points)
-            done[context].append(completer.complete(place.request))
-    return done
+            completions[context].append(completer.complete(place.request))
+    return completions
 
 
 class _LimitedCompleter(Completer):
@@ -216,13 +215,12 @@ class _LimitedCompleter(Completer):
         self._context = context
 
     def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
-        made = super().prompt(request, session)
-        return replace(made, draft_context=_contexts(made)[self._context])
+        prompt = super().prompt(request, session)
+        return replace(prompt, draft_context=_contexts(prompt)[self._context])
 
 
 def count_keystrokes(engine: Engine, options: CompleteOptions, place: Place) -> Keystrokes:
-    """Opens a buffer, types a letter that was predicted and one that was not, and cancels a request
-    while it runs."""
+    """Open a buffer, type a predicted letter and another one, and cancel a request."""
     completer = Completer(engine, options)
     request = place.request
     first = completer.complete(request)
@@ -230,16 +228,19 @@ def count_keystrokes(engine: Engine, options: CompleteOptions, place: Place) -> 
     other = next(letter for letter in "xyz" if not first.text.startswith(letter))
     typed = completer.complete(replace(request, prefix=request.prefix + other))
     return Keystrokes(
-        _read(first), _read(typed), predicted.stats.target_passes, _passes_after(completer, request)
+        _prefilled_tokens(first),
+        _prefilled_tokens(typed),
+        predicted.stats.target_passes,
+        _passes_after(completer, request),
     )
 
 
-def _read(done: Completion) -> int:
+def _prefilled_tokens(done: Completion) -> int:
     return done.stats.prompt_tokens - done.stats.cached_tokens
 
 
 def _passes_after(completer: Completer, request: CompletionRequest) -> int:
-    """Passes that are begun after a request was cancelled, which is when its first text came."""
+    """Return the passes after a request is cancelled at its first text."""
     target = completer.session.target
     forward = target.forward
     passes = 0
@@ -263,9 +264,9 @@ def _passes_after(completer: Completer, request: CompletionRequest) -> int:
 
 
 def print_completion(found: dict[str, Any]) -> None:
-    """found: as in JSON."""
+    """Print all measurements. found: as in JSON."""
     replay, live = found["replay"], found["live"]
-    print(f"what really stands at {replay['places']} places, planned for {found['curve']}")
+    print(f"held-out text at {replay['places']} places, planned for {found['curve']}")
     for name, contexts in replay["projects"].items():
         _print_contexts(name, contexts)
     if live["places"]:
@@ -275,9 +276,9 @@ def print_completion(found: dict[str, Any]) -> None:
         _print_contexts("", contexts)
     keys = found["keystrokes"]
     print(
-        f"\nopening a buffer: {keys['first']} tokens read; a letter that was not predicted: "
-        f"{keys['typed']}; one that was: {keys['predicted']} passes; a request that was given up: "
-        f"{keys['superseded']} passes more"
+        f"\nopening a buffer: {keys['first']} tokens prefilled; a letter that was not predicted: "
+        f"{keys['typed']}; one that was: {keys['predicted']} passes; a cancelled request: "
+        f"{keys['superseded']} more passes"
     )
 
 
@@ -291,7 +292,7 @@ def _print_contexts(name: str, contexts: Mapping[str, Any]) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_curve(parser)
+    add_curve_option(parser)
     parser.add_argument(
         "--live",
         type=int,

@@ -1,11 +1,9 @@
-"""`python -m tests.measure.device TRACES --device OPTIONS`: replay recorded outputs through the
-decode loop itself, on a simulated device in virtual time.
+"""`python -m tests.measure.device TRACES`: replay traces through the decode loop in virtual time.
 
-A host builds passes and launches them, a device runs them in the order in which they came. A pass
-over n rows takes the device `curve(n)`; building one takes the host a share of a plain step (the
-gap), and the device idles meanwhile, unless a pass that was launched before is still running. The
-drafter learns what passes cost from what it is told, as it does on a real machine: with noise,
-outliers, and first uses of a row count, for which a kernel is compiled.
+A simulated device runs the forward passes in launch order. A pass over n rows takes `curve(n)`.
+Building a pass takes the host a share of a plain step (the gap). The device idles during the gap
+unless an earlier pass is still running. The drafter learns the costs from observed times, as on a
+real machine: with noise, outliers, and slow first passes, when kernels are compiled.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from akunu_py.bench.command import add_format, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
-from akunu_py.bench.replay import ReplayCounts, add_drafting, load_selected, print_replay
+from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
+from akunu_py.bench.replay import ReplayCounts, add_draft_options, load_selected, print_replay
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.generate.decode import decode
 from akunu_py.decoding.prompt_cache.history import TokenHistory
@@ -32,69 +30,62 @@ from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import (
-    NetworkFigures,
-    SimulatedNetworks,
-    add_networks,
-    network_drafter,
-    parse_network,
+    DrafterFigures,
+    SimulatedDrafters,
+    add_figures_option,
+    mixture_drafter,
+    parse_figures,
 )
 from tests.measure.tool import run_tool
 
 SUMMARY = "Replay recorded answers through the decode loop, on a simulated device"
-_SLOWER = 10.0  # times as long as usual takes an outlier
-_LEAST = 0.5  # of its time a pass takes at least, whatever the noise
+_OUTLIER_FACTOR = 10.0  # times as long as usual takes an outlier
+_MIN_SHARE = 0.5  # of its time a pass takes at least, whatever the noise
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """What a simulated device is like; times are in plain steps.
+    """Properties of a simulated device; times are in plain steps.
 
-    gap: of the host, to build a pass and launch it. reader: of whoever reads the answer, a piece.
-    noise: the standard deviation of the times that are told, as a share. outliers: the share of
-    passes told to have taken ten times as long. first: how much longer the first pass over each
-    number of rows is told to take. seed: of the noise. known: 1 where the drafter knows the costs
-    beforehand.
-
-    Noise, outliers and first uses are told but do not count in the score: chance would blur it, and
-    kernels are compiled once, however short the traces.
+    Noise, outliers and first passes affect observed times only. They do not count in the score.
     """
 
-    gap: float = 0.0
-    reader: float = 0.0
-    noise: float = 0.0
-    outliers: float = 0.0
-    first: float = 0.0
-    seed: float = 1.0
-    known: float = 0.0
+    gap: float = 0.0  # host time to build and launch a pass
+    reader: float = 0.0  # host time to deliver a piece of text to the client
+    noise: float = 0.0  # standard deviation of observed times, as a share
+    outliers: float = 0.0  # share of passes observed as ten times slower
+    first: float = 0.0  # extra observed time of the first pass over each number of rows
+    seed: float = 1.0  # of the noise
+    known: float = 0.0  # 1 if the drafter knows the costs from the start
 
 
 def parse_device(text: str) -> DeviceOptions:
-    """Options from a text such as `gap:0.15,noise:0.05`. Raises UsageError for anything else."""
+    """Parse text such as `gap:0.15,noise:0.05`. Raises UsageError."""
     names = [field.name for field in fields(DeviceOptions)]
-    given: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition(":")
         try:
             number = float(value)
         except ValueError:
             number = -1.0
-        if name not in names or name in given or not 0.0 <= number < float("inf"):
+        if name not in names or name in values or not 0.0 <= number < float("inf"):
             raise UsageError(
                 f"--device: expected {', '.join(names)} with a number from 0 up each, such as "
                 f"gap:0.15,noise:0.05, found {part!r}"
             )
-        given[name] = number
-    return DeviceOptions(**given)
+        values[name] = number
+    return DeviceOptions(**values)
 
 
 class _Clock:
-    """The time of the host, and when the device will be free."""
+    """The time of the host, and the time when the device becomes idle."""
 
     def __init__(self) -> None:
         self.now = self._free = 0.0
 
     def launch(self, host: float, device: float) -> float:
-        """When a pass is done that the host builds now."""
+        """Return the completion time of a pass that the host builds now."""
         self.now += host
         self._free = max(self.now, self._free) + device
         return self._free
@@ -104,43 +95,42 @@ class _Clock:
 
 
 class Device:
-    """true: the time that counts. told: what the drafter sees of it."""
+    """A simulated device with two clocks: `true` for the score, `observed` for the drafter."""
 
     def __init__(self, curve: Callable[[int], float], options: DeviceOptions) -> None:
-        self.true, self.told = _Clock(), _Clock()
+        self.true, self.observed = _Clock(), _Clock()
         self._curve = curve
         self._options = options
         self._random = random.Random(options.seed)
         self._used: set[int] = set()
 
     def launch(self, rows: int) -> tuple[float, float]:
-        """When a pass over `rows` rows is done, in true and in told time."""
+        """Return the completion time of a pass over `rows` rows, in true and in observed time."""
         options = self._options
         cost = self._curve(rows)
         first = 0.0 if rows in self._used else options.first
         self._used.add(rows)
-        factor = max(_LEAST, self._random.gauss(1.0, options.noise))
+        factor = max(_MIN_SHARE, self._random.gauss(1.0, options.noise))
         if self._random.random() < options.outliers:
-            factor *= _SLOWER
-        return self.true.launch(options.gap, cost), self.told.launch(
+            factor *= _OUTLIER_FACTOR
+        return self.true.launch(options.gap, cost), self.observed.launch(
             options.gap, cost * factor + first
         )
 
     def draft(self, cost: float) -> None:
-        """A pass of a network that drafts, which the host waits for; building it takes as much less
-        as the pass."""
+        """Run a forward pass of a neural drafter and wait for it. Its gap scales with `cost`."""
         gap = cost * self._options.gap
-        noise = max(_LEAST, self._random.gauss(1.0, self._options.noise))
-        self.wait((self.true.launch(gap, cost), self.told.launch(gap, cost * noise)))
+        noise = max(_MIN_SHARE, self._random.gauss(1.0, self._options.noise))
+        self.wait((self.true.launch(gap, cost), self.observed.launch(gap, cost * noise)))
 
     def wait(self, done: tuple[float, float]) -> None:
         self.true.wait(done[0])
-        self.told.wait(done[1])
+        self.observed.wait(done[1])
 
-    def read_piece(self) -> None:
-        """The reader takes a piece, and the host waits for that."""
+    def deliver_piece(self) -> None:
+        """Deliver a piece of text to the client; the host waits meanwhile."""
         self.true.now += self._options.reader
-        self.told.now += self._options.reader
+        self.observed.now += self._options.reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +140,7 @@ class _Launched:
 
 
 class SimulatedTarget(Target):
-    """A target that says what is in the trace, and takes its time on `device`."""
+    """A target that replays the trace and takes its time on `device`."""
 
     def __init__(self, device: Device, item: TraceItem) -> None:
         self.vocabulary = None
@@ -160,15 +150,17 @@ class SimulatedTarget(Target):
         self._device = device
         self._truth = [*item.prompt, *item.output]
 
-    # MLX's array is what the loop hands on without looking into it.
+    # The decode loop passes the MLX array on without reading it.
     def launch(self, rows: Sequence[int], wanted: int, after: Any = None) -> Any:
         start = len(self.tokens)
         if after is not None:
             start += len(self.pending)
             rows = [*after.tokens, *rows]
-        right = self._truth[start : start + len(rows) + 1]
-        same = next((i for i, row in enumerate(rows) if right[i : i + 1] != [row]), len(rows))
-        sampled = [token if i <= same else -1 for i, token in enumerate(right)][1:]
+        expected = self._truth[start : start + len(rows) + 1]
+        matching = next(
+            (i for i, row in enumerate(rows) if expected[i : i + 1] != [row]), len(rows)
+        )
+        sampled = [token if i <= matching else -1 for i, token in enumerate(expected)][1:]
         return _Launched(sampled[-wanted:], self._device.launch(len(rows)))
 
     def read(self, sampled: Any) -> list[int]:
@@ -176,13 +168,13 @@ class SimulatedTarget(Target):
         return list(sampled.tokens)
 
     def pass_state(self) -> None:
-        """There is nothing to undo."""
+        """Do nothing: a trace has no cache."""
 
     def roll_back(self, before: Any, written: int, kept: int) -> int:
         return kept
 
     def clock(self) -> float:  # type: ignore[override]
-        return self._device.told.now
+        return self._device.observed.now
 
 
 def replay_on_device(
@@ -193,24 +185,23 @@ def replay_on_device(
     *,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
-    figures: Sequence[NetworkFigures] = (),
+    figures: Sequence[DrafterFigures] = (),
 ) -> dict[str, dict[str, Any]]:
-    """Return counts and rates by workload, each on a device of its own.
+    """Return counts and rates by workload, each on its own device.
 
-    The score is output tokens per unit of time, where pipelined plain decoding on such a device
-    has 1. The drafter is new for each item; what it learns of costs is kept from item to item, and
-    with `memory` the outputs too.
+    The score is the speed relative to pipelined plain decoding on the same device. Each item gets a
+    new drafter with the learned costs of earlier items, and with their outputs if `memory` is set.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, items in trace.workloads.items():
         learned = AnswerCache() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
-        neural_drafters = SimulatedNetworks(figures)
-        drafter = partial(network_drafter, mode, costs, neural_drafters, learned, draft_tokens)
+        neural_drafters = SimulatedDrafters(figures)
+        drafter = partial(mixture_drafter, mode, costs, neural_drafters, learned, draft_tokens)
         counts = replay_items(items, curve, options, drafter, learned, neural_drafters)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
-        del found[name]["draft_us_per_token"]  # no time of this machine
+        del found[name]["draft_us_per_token"]  # wall-clock time means nothing here
         found[name]["score"] = round(plain.cost / counts.cost, 4) if counts.cost else 0.0
     return found
 
@@ -221,12 +212,12 @@ def replay_items(
     options: DeviceOptions,
     make_drafter: Callable[[], Drafter],
     memory: AnswerCache | None = None,
-    neural_drafters: SimulatedNetworks | None = None,
+    neural_drafters: SimulatedDrafters | None = None,
 ) -> ReplayCounts:
-    """What decoding the items takes, one after the other on the same device."""
+    """Decode the items one after the other on one device and return the counts."""
     device = Device(curve, options)
-    counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedNetworks()
-    neural_drafters.spend, neural_drafters.clock = device.draft, lambda: device.told.now
+    counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedDrafters()
+    neural_drafters.spend, neural_drafters.clock = device.draft, lambda: device.observed.now
     for item in items:
         neural_drafters.item = item
         drafter = make_drafter()
@@ -234,15 +225,15 @@ def replay_items(
         drafter.extend(item.output[:1])
         limit = len(item.output) - 1
         target = SimulatedTarget(device, item)
-        said = [item.output[0]]
+        output = [item.output[0]]
         for piece in decode(target, drafter, limit, ()):
-            said += piece.tokens
+            output += piece.tokens
             counts.passes += 1
             counts.drafted += piece.accepted + len(piece.rejected)
             counts.accepted += piece.accepted
-            device.read_piece()
-        if said != list(item.output):
-            raise AssertionError("the loop said something else than the trace")
+            device.deliver_piece()
+        if output != list(item.output):
+            raise AssertionError("the output differs from the trace")
         counts.items += 1
         counts.tokens += limit
         if memory is not None:
@@ -252,22 +243,22 @@ def replay_items(
 
 
 def known_costs(curve: Curve, options: DeviceOptions) -> CostCurve:
-    """What passes take on such a device, known beforehand."""
+    """Return the true costs of passes on such a device."""
     fresh = {rows: options.gap + curve(rows) for rows in range(1, MAX_ROWS + 1)}
     return FixedCosts({PIPELINED: max(curve(1), options.gap + options.reader)} | fresh)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="TRACES", help="Trace file, gzipped or not")
-    add_curve(parser)
+    add_curve_option(parser)
     parser.add_argument(
         "--device",
         default="",
         metavar="GAP:...",
         help="Properties of the device, such as gap:0.15,noise:0.05,first:5 (default: ideal)",
     )
-    add_networks(parser, required=False)
-    add_drafting(parser, DRAFT_MODES)
+    add_figures_option(parser, required=False)
+    add_draft_options(parser, DRAFT_MODES)
     add_format(parser)
 
 
@@ -279,7 +270,7 @@ def run(options: argparse.Namespace) -> int:
         parse_device(options.device),
         draft_tokens=options.draft_tokens,
         memory=options.memory,
-        figures=[parse_network(text) for text in options.neural_drafter],
+        figures=[parse_figures(text) for text in options.figures],
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
     as_json = {

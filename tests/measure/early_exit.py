@@ -24,15 +24,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     engine = load_engine(options.model, LoadOptions(options.weights))
-    chosen = first_layers.choose(engine)
-    exits = first_layers.measure(engine, range(1, len(engine.model.layers)))
+    chosen = first_layers.choose_exit(engine)
+    exits = first_layers.measure_exits(engine, range(1, len(engine.model.layers)))
     found = {"chosen": chosen.layers, "exits": [each.as_dict() for each in exits]}
     show(options, found, lambda: print_exits(found))
     return 0
 
 
 def print_exits(found: dict[str, Any]) -> None:
-    """found: as in JSON."""
+    """Print the agreement by number of layers. found: as in JSON."""
     headings = ["layers", "agreement", "of a step", "reused", "speed at best"]
     cells = [
         [str(row["layers"]), f"{row['agreement']:.0%}", f"{row['share']:.2f}",

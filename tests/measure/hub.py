@@ -1,4 +1,4 @@
-"""Measure how long a pull takes, beside `hf download`, from a hub that limits each connection.
+"""Compare `akunu models pull` with `hf download`, from a hub that limits each connection.
 
 Run: python -m tests.measure.hub [--files 4] [--mb 60] [--rate 20] [--repeat 3]
 """
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _weights(number: int, size: int) -> bytes:
-    """A safetensors file with one tensor of `size` bytes, unlike those of other numbers."""
+    """Return a safetensors file with one tensor of `size` bytes and a name of its own."""
     header = {f"unused.{number}": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
     text = json.dumps(header).encode()
     return (
@@ -65,8 +65,8 @@ def _weights(number: int, size: int) -> bytes:
 
 
 def _seconds(command: list[str], environment: dict[str, str], home: Path) -> float:
-    for kept in ("hf", "data"):
-        shutil.rmtree(home / kept, ignore_errors=True)
+    for cache in ("hf", "data"):
+        shutil.rmtree(home / cache, ignore_errors=True)
     started = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.bench.command import add_format, show
-from akunu_py.bench.curve import Curve, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
-    add_drafting,
+    add_draft_options,
     drafter_named,
     load_selected,
     print_replay,
@@ -33,99 +33,95 @@ from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Draf
 from tests.measure.tool import run_tool
 
 SUMMARY = "Replay recorded answers with simulated neural drafters"
-LUCKS = 10
-_WRONG = 1 << 30  # a token that no trace has
+LUCK_TURNS = 10
+_WRONG = 1 << 30  # a token id that no trace contains
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkFigures:
-    """name: a draft mode. cost: of a token, where a plain step costs 1. accepted: by position, the
-    share of drafts whose tokens up to there are all accepted, as vLLM reports them."""
+class DrafterFigures:
+    """Stated cost and acceptance of a simulated drafter."""
 
-    name: str
-    cost: float
-    accepted: tuple[float, ...]
+    name: str  # a draft mode
+    cost: float  # of a draft token, in plain steps
+    accepted: tuple[float, ...]  # by position: share of drafts accepted up to it, as in vLLM
 
 
-class SimulatedNetworks:
-    """Those that draft for the item that is replayed.
+class SimulatedDrafters:
+    """The simulated drafters of one replay, with the state that they share.
 
-    item: must be set before `made`. spent: what they took, in plain steps. learned: what is known
-    of them, which stays from item to item as it does from answer to answer. turn: of `LUCKS`, in
-    which together each place of the output is lucky as often as is stated.
-    spend, clock: how time passes, where there is a device.
+    Over `LUCK_TURNS` turns, each position of the output is accepted as often as the figures state.
     """
 
-    item: TraceItem
+    item: TraceItem  # set before `make`
 
-    def __init__(self, figures: Sequence[NetworkFigures] = (), turn: int = 0) -> None:
+    def __init__(self, figures: Sequence[DrafterFigures] = (), turn: int = 0) -> None:
         self._figures = figures
-        self.turn = turn
-        self.learned: dict[str, LearnedDrafter] = {}
-        self.spent = self._now = 0.0
-        self.spend: Callable[[float], None] = self._pass
+        self.turn = turn  # from 0 to LUCK_TURNS - 1
+        self.learned: dict[str, LearnedDrafter] = {}  # kept from item to item
+        self.spent = self._now = 0.0  # cost of drafting so far, and the time, in plain steps
+        self.spend: Callable[[float], None] = self._add_cost  # a device replaces these two
         self.clock: Callable[[], float] = lambda: self._now
 
-    def made(self, mode: str) -> list[SimulatedNetwork]:
-        """New ones, those that `--draft mode` uses."""
+    def make(self, mode: str) -> list[SimulatedDrafter]:
+        """Return new drafters for `--draft mode` and the current item."""
         used = [each for each in self._figures if mode in ("auto", each.name)]
-        return [SimulatedNetwork(each, self.item, self) for each in used]
+        return [SimulatedDrafter(each, self.item, self) for each in used]
 
-    def _pass(self, cost: float) -> None:
+    def _add_cost(self, cost: float) -> None:
         self.spent += cost
         self._now += cost
 
 
-class SimulatedNetwork:
-    """A `DraftNetwork` that knows the output, and is right as often as its figures say."""
+class SimulatedDrafter:
+    """A neural drafter that knows the output, and is right as often as its figures state."""
 
     def __init__(
-        self, figures: NetworkFigures, item: TraceItem, neural_drafters: SimulatedNetworks
+        self, figures: DrafterFigures, item: TraceItem, neural_drafters: SimulatedDrafters
     ) -> None:
-        self.name, self.share = figures.name, figures.cost
+        self.name, self.relative_cost = figures.name, figures.cost
         self.longest = len(figures.accepted)
-        self.read, self.reused, self.key = 0, 0.0, figures.name
+        self.prefilled, self.reused, self.key = 0, 0.0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
-        self._networks = neural_drafters
-        luck = random.Random(str(item.output))
-        turn = neural_drafters.turn / LUCKS
-        # By place: the same for all who compare.
-        self._luck = [(luck.random() + turn) % 1.0 for _ in self._truth]
+        self._simulated = neural_drafters
+        draw = random.Random(str(item.output))
+        turn = neural_drafters.turn / LUCK_TURNS
+        # By position, and the same for every drafter.
+        self._luck = [(draw.random() + turn) % 1.0 for _ in self._truth]
         self._place = self._depth = 0
         self._right = True
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self._right = known[-1] == self._truth[len(known) - 1]
         self._place, self._depth = len(known), 0
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         accepted = (1.0, *self._figures.accepted)
         chance = accepted[self._depth + 1] / max(accepted[self._depth], 1e-9)
         # Beyond the end nothing is verified.
         self._right &= self._place < len(self._luck) and self._luck[self._place] < chance
         token = self._truth[self._place] if self._right else _WRONG
-        self._networks.spend(self._figures.cost)
+        self._simulated.spend(self._figures.cost)
         self._place, self._depth = self._place + 1, self._depth + 1
-        self.read = self._place
+        self.prefilled = self._place
         return token, chance
 
-    def forget(self) -> None:
-        self.read = 0
+    def release(self) -> None:
+        self.prefilled = 0
 
     def clock(self) -> float:
-        return self._networks.clock()
+        return self._simulated.clock()
 
 
-def parse_network(text: str) -> NetworkFigures:
-    """Figures from a text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError for anything else."""
+def parse_figures(text: str) -> DrafterFigures:
+    """Parse text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError."""
     name, _, rest = text.partition(":")
     cost, _, shares = rest.partition(":")
     try:
-        figures = NetworkFigures(name, float(cost), tuple(map(float, shares.split(","))))
+        figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
     except ValueError:
-        figures = NetworkFigures("", 0.0, ())
+        figures = DrafterFigures("", 0.0, ())
     falling = [1.0, *figures.accepted, 0.0]
     named = figures.name in NEURAL_MODES
     if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
@@ -136,31 +132,31 @@ def parse_network(text: str) -> NetworkFigures:
     return figures
 
 
-class NetworkCosts:
-    """Cost of a pass plus the cost of the networks since the pass before."""
+class CostsWithDrafting:
+    """Cost of a pass, and of the drafting since the previous pass."""
 
-    def __init__(self, curve: Callable[[int], float], neural_drafters: SimulatedNetworks) -> None:
-        self._curve, self._networks = curve, neural_drafters
+    def __init__(self, curve: Callable[[int], float], neural_drafters: SimulatedDrafters) -> None:
+        self._curve, self._simulated = curve, neural_drafters
         self._charged = neural_drafters.spent
 
     def __call__(self, rows: int) -> float:
-        before, self._charged = self._charged, self._networks.spent
+        before, self._charged = self._charged, self._simulated.spent
         return self._curve(rows) + (self._charged - before)
 
 
-def network_drafter(
+def mixture_drafter(
     mode: str,
     costs: CostCurve,
-    neural_drafters: SimulatedNetworks,
+    neural_drafters: SimulatedDrafters,
     memory: AnswerCache | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> Drafter:
     """Return a new drafter of that draft mode."""
     if mode in ("auto", "ngram", *NEURAL_MODES):
-        made, ngrams = neural_drafters.made(mode), mode in ("auto", "ngram")
+        made, ngrams = neural_drafters.make(mode), mode in ("auto", "ngram")
         return AutoDrafter(
             costs,
-            memory=memory,
+            answer_cache=memory,
             neural_drafters=made,
             learned=neural_drafters.learned,
             ngrams=ngrams,
@@ -168,17 +164,17 @@ def network_drafter(
     return drafter_named(mode, costs, memory, draft_tokens)
 
 
-def replay_networks(
+def replay_simulated(
     items: Iterable[TraceItem],
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
-    neural_drafters: SimulatedNetworks,
+    neural_drafters: SimulatedDrafters,
     *,
     memory: AnswerCache | None = None,
     counts: ReplayCounts | None = None,
 ) -> dict[str, Any]:
     """Replay each item through a new drafter with `neural_drafters`; see `bench.replay.replay`."""
-    counts, costs = counts or ReplayCounts(), NetworkCosts(curve, neural_drafters)
+    counts, costs = counts or ReplayCounts(), CostsWithDrafting(curve, neural_drafters)
     for item in items:
         neural_drafters.item = item
         replay_item(item, make_drafter(), costs, counts)
@@ -191,7 +187,7 @@ def replay_mixture(
     trace: Trace,
     curve: Curve,
     mode: str,
-    figures: Sequence[NetworkFigures],
+    figures: Sequence[DrafterFigures],
     *,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
@@ -199,32 +195,33 @@ def replay_mixture(
 ) -> dict[str, dict[str, Any]]:
     """Return counts and rates by workload.
 
-    even: replay `LUCKS` times, so that each place is lucky as often as the figures say.
+    even: replay `LUCK_TURNS` times, so that acceptance matches the figures exactly.
     """
     found = {}
     for name, items in trace.workloads.items():
         counts = ReplayCounts()
-        for turn in range(LUCKS if even else 1):
+        for turn in range(LUCK_TURNS if even else 1):
             neural_drafters, learned = (
-                SimulatedNetworks(figures, turn),
+                SimulatedDrafters(figures, turn),
                 AnswerCache() if memory else None,
             )
 
             def make(
-                neural_drafters: SimulatedNetworks = neural_drafters,
+                neural_drafters: SimulatedDrafters = neural_drafters,
                 learned: AnswerCache | None = learned,
             ) -> Drafter:
                 costs = CostCurve(curve.points)
-                return network_drafter(mode, costs, neural_drafters, learned, draft_tokens)
+                return mixture_drafter(mode, costs, neural_drafters, learned, draft_tokens)
 
-            replay_networks(items, make, curve, neural_drafters, memory=learned, counts=counts)
+            replay_simulated(items, make, curve, neural_drafters, memory=learned, counts=counts)
         found[name] = counts.as_dict()
     return found
 
 
-def add_networks(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def add_figures_option(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
         "--network",
+        dest="figures",
         action="append",
         required=required,
         default=[],
@@ -236,9 +233,9 @@ def add_networks(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="TRACES", help="Trace file, gzipped or not")
-    add_curve(parser)
-    add_networks(parser, required=True)
-    add_drafting(parser, DRAFT_MODES)
+    add_curve_option(parser)
+    add_figures_option(parser, required=True)
+    add_draft_options(parser, DRAFT_MODES)
     parser.add_argument("--even", action="store_true", help="Replay ten times, to cancel luck")
     parser.add_argument(
         "--compare", action="store_true", help="Compare n-grams, each network, and all together"
@@ -249,7 +246,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     curve, name = parse_curve(options.curve), options.curve
     trace = load_selected(options.file, options.workload)
-    neural_drafters = [parse_network(text) for text in options.neural_drafter]
+    neural_drafters = [parse_figures(text) for text in options.figures]
     alone = dict.fromkeys(each.name for each in neural_drafters)
     found = {
         mode: replay_mixture(
@@ -274,7 +271,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
-    return run_tool("networks", SUMMARY, add_options, run, argv)
+    return run_tool("neural_drafters", SUMMARY, add_options, run, argv)
 
 
 if __name__ == "__main__":

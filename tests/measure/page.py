@@ -15,13 +15,13 @@ from tests.measure import charts
 from tests.measure.tool import run_tool
 
 SUMMARY = "Draw result files as an HTML page, or as plots for a terminal"
-_SPREAD = "Medians; the line through a bar goes from the slowest repetition to the fastest."
+_SPREAD = "Medians; the line through a bar spans all repetitions."
 _CHOSEN = "auto, share of passes; 0 is a plain step."
 _THEORY = (
     "Leviathan et al. (2023), table 4: drafts of a fixed length g, accepted with chance a. Speed "
     "as the paper predicts it, as it does with the costs of passes measured here, and as measured."
 )
-_TESTED = "A drafted token is tested where all before it were accepted."
+_TESTED = "A drafted token is tested if all before it are accepted."
 
 _STYLE = (
     """
@@ -40,7 +40,7 @@ details{margin:.3rem 0}
 
 
 def to_html(results: Sequence[Result]) -> str:
-    """The whole report as one page: style, charts and figures inline, no script."""
+    """Return the report as one page, with inline styles and charts and no script."""
     body = "".join(_html_of(result) for result in results)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -66,7 +66,7 @@ def _html_of(result: Result) -> str:
 
 
 def _sections(result: Result) -> list[tuple[str, str, str]]:
-    """(title, explanation, HTML: empty where there is nothing to show)."""
+    """Return (title, explanation, HTML) of each section; HTML is empty without data."""
     auto = charts.auto_series(result)
     cost = {"cost": charts.curve_points(result)}
     yielded, chosen = charts.passes_by_length(auto), charts.chosen_lengths(auto)
@@ -94,7 +94,7 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
         (
             "Tokens per pass along an answer",
             "auto, the mean of nine passes.",
-            charts.svg_lines(_along(auto), "token of the answer"),
+            charts.svg_lines(_yields_along_answer(auto), "token of the answer"),
         ),
         ("Theory and measurement", _THEORY, theory),
         ("All figures", "", figures_table),
@@ -109,8 +109,8 @@ def _positions(result: Result) -> dict[str, charts.Points]:
     return {n: charts.acceptance_by_position(group) for n, group in by_runner.items()}
 
 
-def _along(auto: Sequence[Series]) -> dict[str, charts.Points]:
-    return {series.workload: charts.along(series) for series in auto}
+def _yields_along_answer(auto: Sequence[Series]) -> dict[str, charts.Points]:
+    return {series.workload: charts.yields_along_answer(series) for series in auto}
 
 
 def _html_table(table: tables.Table) -> str:
@@ -141,7 +141,7 @@ def _answers(result: Result) -> str:
 
 
 def to_text(results: Sequence[Result]) -> str:
-    """Charts in characters, for a terminal."""
+    """Return the charts as text for a terminal."""
     parts = []
     for result in results:
         auto = charts.auto_series(result)
@@ -154,7 +154,7 @@ def to_text(results: Sequence[Result]) -> str:
             "Lengths that the planner chose (auto)": charts.text_columns(
                 charts.chosen_lengths(auto)
             ),
-            "Tokens per pass along an answer (auto)": charts.sparklines(_along(auto)),
+            "Tokens per pass along an answer (auto)": charts.sparklines(_yields_along_answer(auto)),
         }
         parts.append(tables.heading(result) + "\n")
         parts += [f"{title}\n{plot}\n" for title, plot in drawn.items() if plot]

@@ -23,7 +23,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import Message
 from tests.measure.tool import run_tool
 
-LOOKUP_TOKENS = 10  # the default of both
+LOOKUP_TOKENS = 10  # the default of both programs
 _CONTEXT = 4096
 _UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 
@@ -73,7 +73,7 @@ class Peer:
             run.add(prompt, output, first - started, last - first, prefilled)
             return self._decode(output).strip()
 
-        run.text = TURN_BREAK.join(workload.talk(answer))
+        run.text = TURN_BREAK.join(workload.run_turns(answer))
         return run
 
 
@@ -96,14 +96,14 @@ def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
         return _missing(name, engine, f"pip install llama-cpp-python ({error})")
     context = min(_CONTEXT, engine.plan.context_length)
     lookup = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
-    found = []
-    for named, drafter in ((name, None), (f"{name} + lookup", lookup)):
+    peers = []
+    for peer_name, drafter in ((name, None), (f"{name} + lookup", lookup)):
         options = {"n_ctx": context, "n_gpu_layers": -1, "draft_model": drafter, "verbose": False}
         try:
-            found.append(_llama_peer(named, name, engine, Llama(str(gguf), **options)))
+            peers.append(_llama_peer(peer_name, name, engine, Llama(str(gguf), **options)))
         except (ValueError, OSError) as error:
             return _missing(name, engine, f"cannot load {gguf}: {error}")
-    return found
+    return peers
 
 
 def _llama_peer(name: str, baseline: str, engine: Engine, model: Any) -> Runner:

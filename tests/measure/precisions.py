@@ -61,9 +61,9 @@ class _RoundedEmbedding(_Rounded):
 def round_products(engine: Engine) -> Engine:
     """Make every dense or quantized layer round as on a GPU. Changes the model in place."""
     rounded = [
-        (name, made)
+        (name, layer)
         for name, module in engine.model.named_modules()
-        if (made := _rounded(module)) is not None
+        if (layer := _rounded(module)) is not None
     ]
     engine.model.update_modules(tree_unflatten(rounded))
     mx.eval(engine.model.parameters())

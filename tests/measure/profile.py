@@ -1,9 +1,7 @@
-"""Where the time of a pass goes: drafting, building the graph, the device, sampling, detokenising;
-and what drawing the answer takes beside it.
+"""Measure the stages of a pass: drafting, graph, device, sampling, detokenizing; and drawing.
 
-MLX builds a graph first and computes it when a value is needed, so the stages are separated by
-evaluating between them. Nothing runs ahead then: a plain step takes longer than in use, and how
-much longer is in the profile too.
+MLX evaluates lazily, so the tool separates the stages by evaluating between them. Nothing runs
+ahead then, and a plain step takes longer than in use. The profile includes that difference.
 """
 
 from __future__ import annotations
@@ -44,34 +42,30 @@ from tests.measure.tool import run_tool
 
 SUMMARY = "Measure where the time of a pass goes"
 _PROFILE_NOTE = """\
-Milliseconds a pass, medians. The stages are told apart by waiting for each, which costs the head
-start of plain steps; "in use" is the same without. Drawing is the chat's, in characters of 80 x 24,
-each pass drawn for itself; it goes on beside the passes, and is not in the sum.
+Milliseconds per pass, medians. Separating the stages prevents plain steps from running ahead;
+"in use" is the time without separation. Drawing is that of the chat on a screen of 80 x 24, with
+one update per pass. It runs in parallel and is not part of the sum.
 """
 STAGES = ("drafting", "building the graph", "device", "sampling", "detokenising", "the rest")
-"""The rest: the loop itself, checkpoints and roll-backs, statistics."""
+"""The rest: the loop, checkpoints, roll-backs, statistics."""
 _SCREEN = (80, 24)
 
 
 @dataclass(slots=True)
 class Profile:
-    """Medians over the repetitions, in seconds over all passes of the workload's answers.
-
-    stages_s: by `STAGES`; their sum is `staged_s`. unstaged_s: the same answers without separating
-    the stages. drawing_s: see `seconds_to_draw`.
-    """
+    """Medians over the repetitions, in seconds over all passes of the answers."""
 
     workload: str
     passes: int
     tokens: int
-    stages_s: dict[str, float]
-    staged_s: float
-    unstaged_s: float
-    drawing_s: float
+    stages_s: dict[str, float]  # by `STAGES`
+    staged_s: float  # the sum of the stages
+    unstaged_s: float  # the same answers without separated stages
+    drawing_s: float  # see `seconds_to_draw`
 
 
 class _StagedTarget(Target):
-    """A target that takes the time of each stage. Only passes count, not reading a prompt."""
+    """A target that times each stage of decode steps, not of the prefill."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.model, engine.plan.kv_bits)
@@ -111,14 +105,14 @@ def profile_workload(
     repeats: int,
     progress: Callable[[str], None],
 ) -> Profile:
-    """Answers the first turn of `workload` to be answered, `repeats` times of either kind."""
+    """Answer the first open turn of `workload`, `repeats` times with stages and without."""
     messages = first_question(workload)
     prompt = engine.tokens.encode_chat(messages)
     limit = min(max_tokens, workload.max_tokens)
     options = GenerateOptions(max_tokens=limit, draft=mode)
     curve = CostCurve()
     staged: list[dict[str, float]] = []
-    plain: list[float] = []
+    unstaged_times: list[float] = []
     passes, pieces = Passes(), list[TextPiece]()
     for repeat in range(-1, repeats):  # the first round warms up
         progress(f"{workload.name}: {'warming up' if repeat < 0 else f'{repeat + 1}/{repeats}'}")
@@ -127,7 +121,7 @@ def profile_workload(
         )
         stages, passes, pieces = _staged(engine, curve, prompt, options)
         if repeat >= 0:
-            plain.append(unstaged)
+            unstaged_times.append(unstaged)
             staged.append(stages)
     medians = {stage: median([stages[stage] for stages in staged]) for stage in STAGES}
     return Profile(
@@ -136,13 +130,13 @@ def profile_workload(
         sum(len(piece.piece.tokens) for piece in pieces[1:]),
         medians,
         sum(medians.values()),
-        median(plain),
+        median(unstaged_times),
         asyncio.run(seconds_to_draw([piece.text for piece in pieces])),
     )
 
 
 def first_question(workload: Workload) -> list[Message]:
-    """The conversation up to the first answer that is not given."""
+    """Return the conversation up to the first turn without a given answer."""
     messages: list[Message] = []
     for turn in workload.turns:
         messages.append(Message("user", turn.user))
@@ -162,7 +156,7 @@ def _staged(
     generation = session.generate(prompt, options)
     pieces: list[TextPiece] = []
     for piece in generation:
-        if not pieces:  # it came from reading the prompt
+        if not pieces:  # the first piece comes from the prefill
             target.reset_times()
         pieces.append(piece)
     decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
@@ -177,8 +171,10 @@ def _staged(
 
 
 async def seconds_to_draw(texts: Sequence[str]) -> float:
-    """Processor time that it takes to draw an answer that grows by each of `texts` in turn, with
-    the widget that the chat draws answers with, on a hidden screen of 80 x 24."""
+    """Return the CPU time of drawing an answer that grows by each of `texts`.
+
+    Uses the chat's widget on a hidden screen of 80 x 24.
+    """
     from textual.app import App, ComposeResult
     from textual.containers import VerticalScroll
     from textual.widgets import Markdown
@@ -204,20 +200,22 @@ async def seconds_to_draw(texts: Sequence[str]) -> float:
 def print_profiles(profiles: Sequence[Profile], stages: Sequence[str]) -> None:
     print(_PROFILE_NOTE)
     cells = []
-    for one in profiles:
-        passes = max(1, one.passes)
-        times = [one.stages_s[stage] for stage in stages]
-        each = [*times, one.staged_s, one.unstaged_s, one.drawing_s]
-        cells.append([one.workload, str(one.passes), str(one.tokens)]
+    for profile in profiles:
+        passes = max(1, profile.passes)
+        times = [profile.stages_s[stage] for stage in stages]
+        each = [*times, profile.staged_s, profile.unstaged_s, profile.drawing_s]
+        cells.append([profile.workload, str(profile.passes), str(profile.tokens)]
                      + [f"{1e3 * seconds / passes:.2f}" for seconds in each])  # fmt: skip
-        cells.append(["", "", ""] + [f"{seconds / one.staged_s:.1%}" for seconds in times])
+        cells.append(["", "", ""] + [f"{seconds / profile.staged_s:.1%}" for seconds in times])
         cells[-1] += ["", "", ""]
     headings = ["workload", "passes", "tokens", *stages, "sum", "in use", "drawing"]
     print(to_text((headings, cells)), end="")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
+    parser.add_argument(
+        "--workload", action="append", metavar="NAME", help="Workload; repeatable (default: all)"
+    )
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto")
     parser.add_argument("--max-tokens", type=positive, default=128, metavar="N")
     add_repeats(parser, 3)
@@ -232,10 +230,10 @@ def run(options: argparse.Namespace) -> int:
 
     def measure() -> None:
         for workload in workloads:
-            one = profile_workload(
+            profile = profile_workload(
                 engine, workload, options.draft, options.max_tokens, options.repeats, progress
             )
-            profiles.append(one)
+            profiles.append(profile)
 
     interrupted = was_interrupted(measure)
     as_json = {

@@ -1,8 +1,8 @@
 """`python -m tests.measure.readme FILE`: generate the tables of a README from result files.
 
-A block stands between `<!-- bench:speed FILE ... -->` and `<!-- /bench -->`, or behind
-`<!-- bench:replay TRACES CURVE ... -->`, which replays the trace file; files are named from the
-README's directory. Everything else is left alone.
+A block is between `<!-- bench:speed FILE ... -->` and `<!-- /bench -->`, or after
+`<!-- bench:replay TRACES CURVE ... -->`, which replays the trace file. Paths are relative to the
+README's directory. Everything else stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from akunu_py.bench.command import FAILED
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.replay import COMPARED, replay_trace
+from akunu_py.bench.replay import COMPARED_DRAFTERS, replay_trace
 from akunu_py.bench.result import Result, Series, load_merged, loop_start, write_text
 from akunu_py.bench.tables import versions
 from akunu_py.bench.trace import load_trace
@@ -29,9 +29,9 @@ _BLOCK = re.compile(
 
 
 def regenerate(readme: Path) -> str:
-    """The README's text with every block made again.
+    """Return the README with every block generated again.
 
-    Raises UsageError where it cannot be read, has no block, or names what is no result file.
+    Raises UsageError if it is unreadable, has no block, or names an invalid result file.
     """
     try:
         text = readme.read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def regenerate(readme: Path) -> str:
     if not _BLOCK.search(text):
         raise UsageError(
             f"no <!-- bench:speed FILE --> or <!-- bench:replay TRACES CURVE --> with a "
-            f"<!-- /bench --> behind it in {readme}"
+            f"<!-- /bench --> after it in {readme}"
         )
 
     def block(match: re.Match[str]) -> str:
@@ -54,7 +54,7 @@ def regenerate(readme: Path) -> str:
 
 
 def speed_block(result: Result, files: list[str]) -> str:
-    """A row a workload, a column a runner; below it the command, the machine, the versions."""
+    """Return a row per workload and a column per runner, with a caption."""
     groups: dict[tuple[str, float], list[Series]] = {}
     for series in result.runs:
         if series.rates:
@@ -101,10 +101,10 @@ def _caption(result: Result, files: list[str]) -> str:
 
 
 def replay_block(directory: Path, file: str, curves: Sequence[str]) -> str:
-    """A row a drafter and curve, a column a workload: scores, where plain decoding is 1.
+    """Return a row per drafter and curve, a column per workload: scores; plain decoding is 1.
 
-    All that are compared on the first curve, akunu's alone on the others. A star marks workloads
-    with an answer that ends in a loop.
+    The first curve has all compared drafters, the others only akunu's. A star marks workloads with
+    an answer that ends in a loop.
     """
     trace = load_trace(directory / file)
     titles = [
@@ -113,7 +113,7 @@ def replay_block(directory: Path, file: str, curves: Sequence[str]) -> str:
     ]
     lines = [f"| costs of | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for curve in curves:
-        for drafter in COMPARED if curve == curves[0] else ("auto",):
+        for drafter in COMPARED_DRAFTERS if curve == curves[0] else ("auto",):
             rows = replay_trace(trace, parse_curve(curve), drafter).values()
             mark = "**" if drafter == "auto" else ""
             title = "akunu" if drafter == "auto" else drafter

@@ -1,9 +1,8 @@
-"""Structured output, counted: tokens a pass drafted from the grammar, from n-grams, from both.
+"""Count the tokens per pass of structured output, by drafter: grammar, n-grams, or both.
 
-The model answers each case of the workload once, greedily; with drafts or without they are the same
-tokens. Then passes over the answer are counted, as for a recorded one: the counts do not depend on
-the machine, but for the cost curve that drafts are planned with. Or the answers are the valid
-instances of a list of schemas, and no model runs.
+The model answers each case of the workload once, greedily; drafts do not change the tokens. Then
+the passes over each answer are counted. With a fixed cost curve, no count depends on the machine.
+With a file of schemas, their valid instances are the answers, and no model runs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 from akunu_py.arguments import positive
 from akunu_py.bench.command import add_format, add_model, progress, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
+from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import TraceItem
@@ -50,22 +49,23 @@ from tests.measure.tool import run_tool
 SUMMARY = "Count the tokens of each pass of JSON answers, by drafter"
 BOTH, NGRAMS, FORCED = "both", "n-grams", "forced"
 _GZIP = b"\x1f\x8b"
-_ASK = "Answer with JSON that fits this JSON schema, and with nothing else.\n\n{schema}\n\n{prompt}"
+_QUESTION = (
+    "Answer with JSON that fits this JSON schema, and with nothing else.\n\n{schema}\n\n{prompt}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question, and the schema that the answer must fit. instance: an answer, where there is
-    one already."""
+    """A prompt and the schema of its answer."""
 
     source: str
     prompt: str
     schema: str
-    instance: Any = None
+    instance: Any = None  # the answer, if it exists already
 
 
 def load_cases() -> list[Case]:
-    """The kept workload."""
+    """Return the cases of structured.toml."""
     text = resources.files(__package__).joinpath("structured.toml").read_text(encoding="utf-8")
     return [
         Case(row["source"], row["prompt"], row["schema"].strip())
@@ -80,8 +80,10 @@ def measure_structured(
     max_tokens: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Counts by source of the cases, by layout (free or compact JSON, or calls as the model makes
-    them), by what is drafted from."""
+    """Return the counts by source of the cases, layout and drafter.
+
+    Layouts: free JSON, compact JSON, and tool calls in the model's own format.
+    """
     counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
     for number, case in enumerate(cases, start=1):
         for layout in ("free", "compact", "calls"):
@@ -89,19 +91,21 @@ def measure_structured(
             constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
             tools = list(tools_of(json.loads(case.schema))) if layout == "calls" else []
             if tools:
-                constraint = calls_of(engine, tools)
+                constraint = call_constraint(engine, tools)
             elif layout == "calls":
                 continue
-            item = answered(engine, case, constraint, curve, max_tokens, tools)
+            item = generate_item(engine, case, constraint, curve, max_tokens, tools)
             by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
-            count(engine, constraint, item, curve, by_drafter)
+            count_passes(engine, constraint, item, curve, by_drafter)
     return _as_dict(counts)
 
 
 def load_instances(path: Path) -> list[Case]:
-    """The valid instances of a list of schemas, as JSONSchemaBench has it: {"schemas": [{"name",
-    "schema", "tests": [{"valid", "data"}]}]}, gzipped or not. The source is what a name begins
-    with. Raises UsageError."""
+    """Return the valid instances of a list of schemas, in the format of JSONSchemaBench.
+
+    {"schemas": [{"name", "schema", "tests": [{"valid", "data"}]}]}, gzipped or not. The source of a
+    case is the beginning of the name. Raises UsageError.
+    """
     expected = f"expected a list of JSON schemas with instances in {path}"
     try:
         data = path.read_bytes()
@@ -130,8 +134,10 @@ def replay_instances(
     max_tokens: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """As `measure_structured`, where the model answers with the instances that the cases have, on
-    one line or compact. Schemas that are refused, and prompts that are too long, are left out."""
+    """Return counts like `measure_structured`, with the instances of the cases as answers.
+
+    Skips unsupported schemas and prompts that exceed the context.
+    """
     counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
     for number, case in enumerate(cases, start=1):
         progress(f"{case.source}: {number}/{len(cases)}")
@@ -144,7 +150,9 @@ def replay_instances(
             constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
             by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
             try:
-                count(engine, constraint, TraceItem(prompt, tuple(tokens)), curve, by_drafter)
+                count_passes(
+                    engine, constraint, TraceItem(prompt, tuple(tokens)), curve, by_drafter
+                )
             except UsageError:
                 continue
     return _as_dict(counts)
@@ -162,7 +170,7 @@ def _as_dict(counts: dict[str, dict[str, dict[str, ReplayCounts]]]) -> dict[str,
 
 
 def tools_of(schema: Any) -> Iterator[Tool]:
-    """Those whose calls a schema describes, as an object with their name and their arguments."""
+    """Yield the tools whose calls `schema` describes as objects with a name and arguments."""
     if isinstance(schema, dict):
         properties = schema.get("properties", {})
         if {"name", "arguments"} <= properties.keys() and "const" in properties["name"]:
@@ -173,15 +181,15 @@ def tools_of(schema: Any) -> Iterator[Tool]:
             yield from tools_of(inner)
 
 
-def calls_of(engine: Engine, tools: Sequence[Tool]) -> Constraint:
-    """Nothing but one call of these."""
+def call_constraint(engine: Engine, tools: Sequence[Tool]) -> Constraint:
+    """Return a constraint that allows only one call of `tools`."""
     choice = ToolChoice("required")
-    asked = constrained(engine.tokens, SamplingOptions(), tools, choice, parallel=False)
-    assert asked.constraint is not None
-    return asked.constraint
+    options = constrained(engine.tokens, SamplingOptions(), tools, choice, parallel=False)
+    assert options.constraint is not None
+    return options.constraint
 
 
-def answered(
+def generate_item(
     engine: Engine,
     case: Case,
     constraint: Constraint,
@@ -189,7 +197,7 @@ def answered(
     max_tokens: int,
     tools: Sequence[Tool],
 ) -> TraceItem:
-    """The model's own answer."""
+    """Return the answer of the model as a trace item."""
     prompt = _prompt(engine, case, tools)
     session = Session(engine)
     session.drafting.curve = FixedCosts(curve.points)
@@ -199,25 +207,25 @@ def answered(
 
 
 def _prompt(engine: Engine, case: Case, tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-    asked = case.prompt if tools else _ASK.format(schema=case.schema, prompt=case.prompt)
-    return tuple(engine.tokens.encode_chat([Message("user", asked)], tools))
+    question = case.prompt if tools else _QUESTION.format(schema=case.schema, prompt=case.prompt)
+    return tuple(engine.tokens.encode_chat([Message("user", question)], tools))
 
 
-def count(
+def count_passes(
     engine: Engine,
     constraint: Constraint,
     item: TraceItem,
     curve: Curve,
     into: dict[str, ReplayCounts],
 ) -> None:
-    """Counts the passes over an answer, by what is drafted from."""
+    """Add the passes over `item` to `into`, by drafter."""
     for name in (BOTH, NGRAMS, FORCED):
         drafter = _Guided(engine, constraint, name, curve)
         replay_item(item, drafter, curve, into.setdefault(name, ReplayCounts()))
 
 
 class _Guided:
-    """A drafter beside the grammar of the answer. The first tokens it is given are the prompt."""
+    """A drafter guided by the grammar of the answer. `extend` gets the prompt first."""
 
     pipelines = False
 
@@ -244,13 +252,13 @@ class _Guided:
         return self._inner.propose(limit, ahead=ahead)
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
-        self._inner.observe(drafted, accepted, rows, seconds, behind=behind)
+        self._inner.observe(drafted, accepted, rows, seconds, pipelined=pipelined)
 
 
 class _Unforced:
-    """A guide that only forbids."""
+    """A guide that rejects tokens and never proposes any."""
 
     def __init__(self, guide: DraftGuide) -> None:
         self.begin_draft, self.end_draft, self.advance = (
@@ -267,7 +275,7 @@ class _Unforced:
 
 
 class _ForcedDrafter:
-    """Drafts all that is forced, up to the first place that is open."""
+    """Drafts the tokens that the grammar forces, up to the first choice."""
 
     pipelines = False
 
@@ -275,7 +283,7 @@ class _ForcedDrafter:
         self._guide = guide
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Nothing is learned."""
+        """Do nothing."""
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         draft: list[int] = []
@@ -290,13 +298,13 @@ class _ForcedDrafter:
         return draft
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 def print_structured(found: dict[str, Any]) -> None:
-    """found: as in JSON."""
+    """Print the counts. found: as in JSON."""
     print(f"{found['model']}, tokens a pass, planned for {found['curve']}\n")
     cells = [
         [source, layout, str(by_drafter["both"]["items"]), str(by_drafter["both"]["tokens"])]
@@ -314,11 +322,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="SCHEMAS",
-        help="JSON schemas with valid instances, as JSONSchemaBench has them, gzipped or not: "
-        "these are the answers then",
+        help="JSON schemas with valid instances, which become the answers; in the format of "
+        "JSONSchemaBench, gzipped or not",
     )
-    add_curve(parser)
-    parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="of an answer")
+    add_curve_option(parser)
+    parser.add_argument(
+        "--max-tokens", type=positive, default=96, metavar="N", help="Maximum tokens of an answer"
+    )
     add_model(parser)
     add_format(parser)
 

@@ -1,5 +1,4 @@
-"""Policies for prompt caches, replayed: sessions told apart, tokens counted by hand, and whose
-policy reads least again."""
+"""The cache replay: sessions, tokens counted by hand, and policies."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from tests.measure.caches import POLICIES, main, replay_caches, schedule, sessio
 
 
 def session(seed: int, turns: int = 8) -> list[TraceItem]:
-    """A conversation that grows."""
+    """A growing conversation."""
     draw = random.Random(seed)
     known = [draw.randrange(1000) for _ in range(600)]
     items = []
@@ -29,13 +28,13 @@ def session(seed: int, turns: int = 8) -> list[TraceItem]:
 SESSIONS = [session(seed) for seed in range(6)]
 
 
-def test_sessions_are_told_apart() -> None:
+def test_trace_is_split_into_sessions() -> None:
     trace = Trace("t", {"agent": tuple(item for each in SESSIONS for item in each)})
     assert sessions_of(trace) == SESSIONS
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_with_room_for_all_nothing_is_read_again(policy: str) -> None:
+def test_large_budget_needs_no_second_prefill(policy: str) -> None:
     requests = schedule(SESSIONS, 3, 1, aside=True)
     counts = replay_caches(requests, 1 << 40, policy)
     assert counts.again <= 0.01 * counts.prompts  # ends of texts; 16 of them are kept at most
@@ -46,7 +45,7 @@ def test_with_room_for_all_nothing_is_read_again(policy: str) -> None:
     assert (alone.read, alone.again) == (len(last) - outputs, 0)
 
 
-def test_ours_reads_less_again_than_where_the_oldest_goes_first() -> None:
+def test_own_policy_prefills_less_again_than_lru() -> None:
     ours = oldest = 0
     for aside in (False, True):
         orders = [schedule(SESSIONS, 3, seed, aside=aside) for seed in range(3)]
@@ -60,7 +59,7 @@ def test_ours_reads_less_again_than_where_the_oldest_goes_first() -> None:
     assert ours < 0.9 * oldest
 
 
-def test_the_command_compares_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_compares_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.json"
     items = [{"prompt": item.prompt, "output": item.output} for item in SESSIONS[0]]
     path.write_text(json.dumps({"tokenizer": "t", "workloads": {"agent": items}}))

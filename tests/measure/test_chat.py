@@ -14,7 +14,7 @@ from tests.measure.chat import LETTERS, ChatBench, ChatResult, KeyTimes, chat_te
 from tests.support.tiny_fim import write_chat_model
 
 
-def test_percentiles_are_values_that_were_measured() -> None:
+def test_percentiles_are_measured_values() -> None:
     keys = KeyTimes([number / 100 for number in range(100, 0, -1)])
     assert keys.median == pytest.approx(0.505)
     assert keys.p95 == 0.95
@@ -23,7 +23,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert KeyTimes().worst == KeyTimes().median == KeyTimes().p95 == 0.0
 
 
-def test_the_ratio_is_of_the_medians() -> None:
+def test_ratio_divides_the_medians() -> None:
     result = ChatResult()
     assert result.ratio == result.spread == 0.0
     for alone, chat in ((100, 90), (50, 60), (101, 95)):
@@ -52,7 +52,7 @@ def test_a_program_that_ends_is_an_error_with_its_last_output() -> None:
 def test_the_command(
     long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a tiny model; what is kept goes elsewhere than where the user's things are."""
+    """Run on a tiny model, with all files in a temporary directory."""
     user = tmp_path / "user"
     for name in ("DATA", "CACHE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(user))

@@ -18,7 +18,7 @@ from tests.support.tiny_fim import sentence_piece, write_model
 END = "<|endoftext|>"
 
 
-def test_places_are_held_out_and_whole() -> None:
+def test_places_hold_out_whole_bodies() -> None:
     places = completion.load_places()
     assert len(places) > 60
     for place in places:
@@ -29,9 +29,8 @@ def test_places_are_held_out_and_whole() -> None:
         compile(request.prefix + place.body + request.suffix, request.path, "exec")
 
 
-def test_the_rest_of_the_project_is_worth_a_fifth(starter_engine: Engine) -> None:
-    """Tokens per pass on the starter's tokens: with the whole buffer and the neighbours at least
-    1.2 times those of a predictor that sees the prompt alone, whatever a pass costs."""
+def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engine) -> None:
+    """At least 1.2 times the tokens per pass of the prompt alone, for any cost curve."""
     completer = Completer(starter_engine)
     places = completion.load_places()[::4]
     for name in ("m5max", "cpu"):

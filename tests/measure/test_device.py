@@ -1,4 +1,4 @@
-"""Replays on a simulated device: its time counted by hand, the same numbers from the same seed."""
+"""The simulated device: times counted by hand, and deterministic seeds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_pipelining_hides_the_gap_and_drafting_does_not() -> None:
     assert spent("fixed", [wrong], gap=0.25) == pytest.approx(3.25 + 38 * 1.25)
 
 
-def test_a_draft_is_verified_behind_a_plain_step() -> None:
+def test_draft_is_verified_after_a_plain_step() -> None:
     said = ITEM.output
     # The first step, and one behind it; then, while that one runs, drafts of what follows it.
     for draft, passes in ((said[3:6], 37), ((said[3], 999, 999), 39), ((999,) * 3, 40)):
@@ -72,7 +72,7 @@ def test_a_draft_is_verified_behind_a_plain_step() -> None:
         assert counts.accepted == 40 - passes
 
 
-def test_a_reader_is_served_while_a_pass_is_under_way() -> None:
+def test_client_is_served_during_a_pass() -> None:
     assert spent("off", reader=0.5, gap=0.25) == pytest.approx(0.25 + 40 + 0.5)
     assert spent("fixed", reader=0.5, gap=0.25) == pytest.approx(1.25 * 40 + 0.5)
     # Host and reader together take longer than the device: it waits for them.
@@ -88,18 +88,18 @@ def test_the_first_use_of_a_row_count_takes_longer_once() -> None:
     assert device.true.now == pytest.approx(3 + 3 + 1 + 1 + 1)
 
 
-def test_noise_is_told_and_does_not_count() -> None:
+def test_noise_is_observed_but_not_scored() -> None:
     device = Device(CURVE, DeviceOptions(noise=0.1, outliers=0.1, seed=3))
     target = SimulatedTarget(device, ITEM)
     pieces = decode(target, NoDrafter(), 40, ())
     told = [piece.seconds for piece in pieces]
     assert device.true.now == pytest.approx(40)
-    assert device.told.now == pytest.approx(sum(told))
+    assert device.observed.now == pytest.approx(sum(told))
     assert len(set(told)) == 40
     assert 1 <= sum(seconds > 5 for seconds in told) <= 10
 
 
-def test_whatever_is_drafted_the_trace_is_said() -> None:
+def test_output_equals_the_trace_for_any_draft() -> None:
     items = [TraceItem((5, 6, seed), ITEM.output) for seed in range(20)]
     drafters = iter([Adversary(item.prompt, item.output, item.prompt[2]) for item in items])
     counts = replay_items(items, CURVE, DeviceOptions(gap=0.1), lambda: next(drafters))
@@ -119,7 +119,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 
 def spoiled_costs() -> CostCurve:
-    """As if learned while other programs were busy: 60 plain steps for any draft."""
+    """A curve learned under load: 60 plain steps for any draft."""
     costs = CostCurve()
     for rows, cost in [(PIPELINED, 0.9), (1, 1.0), *((rows, 60.0) for rows in range(2, MAX_ROWS))]:
         for _ in range(3):  # as many as are saved
@@ -129,7 +129,7 @@ def spoiled_costs() -> CostCurve:
 
 @pytest.mark.parametrize("gap", [0.0, 0.15, 0.3])
 @pytest.mark.parametrize("name", ["m5max", "m1"])
-def test_a_spoiled_curve_recovers_within_a_thousand_tokens(name: str, gap: float) -> None:
+def test_wrong_curve_recovers_within_a_thousand_tokens(name: str, gap: float) -> None:
     source = random.Random(4).choices(range(1000), k=2000)
     edited = [token if i % 40 else 5000 + i for i, token in enumerate(source)]
     curve, options = parse_curve(name), DeviceOptions(gap=gap, noise=0.05)
@@ -160,7 +160,7 @@ def test_plain_decoding_scores_one() -> None:
 @pytest.mark.parametrize(
     "text", ["gap", "gap:x", "gap:-1", "gap:inf", "gap:nan", "gap:1,gap:1", "lag:1"]
 )
-def test_what_is_no_device_is_refused(text: str) -> None:
+def test_invalid_device_options_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="--device: expected gap"):
         parse_device(text)
 
@@ -183,7 +183,7 @@ def written(kind: str, seed: int) -> TraceItem:
 
 @pytest.mark.parametrize("gap", [0.0, 0.15, 0.3])
 @pytest.mark.parametrize("name", ["m5max", "m1"])
-def test_drafting_costs_next_to_nothing_where_nothing_is_gained(name: str, gap: float) -> None:
+def test_drafting_costs_little_without_any_gain(name: str, gap: float) -> None:
     """Costs are learned from nothing, from noisy times with outliers and slow first uses, and so
     is that in words without order there is nothing to draft."""
     options = DeviceOptions(gap=gap, noise=0.05, outliers=0.02, first=5, seed=2)

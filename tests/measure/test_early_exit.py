@@ -16,7 +16,7 @@ def quick(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> str
     return write_quick_model(tmp_path_factory.mktemp("model") / "quick", starter.path)
 
 
-def test_exits_are_measured_behind_every_layer(
+def test_exits_are_measured_after_every_layer(
     quick: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--model", quick, "--format", "json"]) == 0

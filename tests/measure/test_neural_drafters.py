@@ -1,5 +1,4 @@
-"""Simulated networks that draft: the planner finds what theory says pays, and a mixture is never
-worse than its parts."""
+"""Simulated neural drafters: the planner matches theory, and a mixture its best part."""
 
 from __future__ import annotations
 
@@ -23,21 +22,21 @@ from akunu_py.ngram.guess import Guess
 from akunu_py.ngram.neural_plan import DraftPlan, PlannedDrafter, PlanningLimits
 from tests.measure.device import parse_device, replay_on_device
 from tests.measure.neural_drafters import (
-    NetworkFigures,
-    SimulatedNetworks,
+    DrafterFigures,
+    SimulatedDrafters,
     main,
-    network_drafter,
-    parse_network,
+    mixture_drafter,
+    parse_figures,
     replay_mixture,
-    replay_networks,
+    replay_simulated,
 )
 
-MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
-DEAR = NetworkFigures("model", 0.9, (0.5, 0.2))
+MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
+DEAR = DrafterFigures("model", 0.9, (0.5, 0.2))
 
 
 def text(copied: float, seed: int = 0) -> Trace:
-    """Answers of which so much is copied from the prompt, in runs of 20 tokens."""
+    """Return answers with the share `copied` of the prompt, in runs of 20 tokens."""
     randomly = random.Random(seed)
     items = []
     for _ in range(4):
@@ -51,7 +50,7 @@ def text(copied: float, seed: int = 0) -> Trace:
     return Trace("", {"text": tuple(items)})
 
 
-def score(trace: Trace, curve: str, mode: str, *neural_drafters: NetworkFigures) -> float:
+def score(trace: Trace, curve: str, mode: str, *neural_drafters: DrafterFigures) -> float:
     found = replay_mixture(trace, parse_curve(curve), mode, neural_drafters)
     return float(found["text"]["score"])
 
@@ -65,7 +64,7 @@ def test_the_mixture_is_as_good_as_the_better_part(curve: str, copied: float) ->
 
 
 @pytest.mark.parametrize("copied", [0.0, 0.5])
-def test_the_ngrams_learn_from_each_token_that_a_network_drafted(
+def test_ngrams_learn_from_each_neural_draft_token(
     copied: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn, learned = AutoDrafter._learn, list[int]()
@@ -81,21 +80,21 @@ def test_the_ngrams_learn_from_each_token_that_a_network_drafted(
     assert found["accepted"] > 0.4 * found["tokens"]
 
 
-def test_a_network_that_does_not_pay_is_left_alone() -> None:
+def test_unprofitable_neural_drafter_is_not_used() -> None:
     trace = text(0.0)
     assert score(trace, "m1", "auto", DEAR) >= 0.98
     assert score(trace, "m4pro", "auto", DEAR, MTP) >= 0.98 * score(trace, "m4pro", "auto", MTP)
 
 
-def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
-    """In two tokens: what is known of it outlives an answer."""
+def test_cost_of_an_expensive_neural_drafter_is_learned_early_and_kept() -> None:
+    """Two tokens suffice, and the knowledge outlives an answer."""
     trace, curve = text(0.0), parse_curve("m4pro")
-    neural_drafters = SimulatedNetworks([NetworkFigures("exit", 0.97, (0.5, 0.2))])
+    neural_drafters = SimulatedDrafters([DrafterFigures("exit", 0.97, (0.5, 0.2))])
     spent = []
     for item in trace.workloads["text"]:
         neural_drafters.item = item
-        make = partial(network_drafter, "exit", CostCurve(curve.points), neural_drafters)
-        replay_networks([item], make, curve, neural_drafters)
+        make = partial(mixture_drafter, "exit", CostCurve(curve.points), neural_drafters)
+        replay_simulated([item], make, curve, neural_drafters)
         spent.append(neural_drafters.spent)
     learned = neural_drafters.learned["exit"]
     assert learned.timed
@@ -105,15 +104,15 @@ def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
 
 
 def test_trials_are_due_in_sessions_of_any_length() -> None:
-    """Each of these is over long before one of a dear network is."""
-    neural_drafters = SimulatedNetworks([NetworkFigures("model", 0.3, (0.9, 0.8))])
+    """Each session ends long before a trial of an expensive drafter is due."""
+    neural_drafters = SimulatedDrafters([DrafterFigures("model", 0.3, (0.9, 0.8))])
     costs, scores = parse_curve("m5max"), []
     (item, *_) = text(0.0).workloads["text"]
     neural_drafters.item = TraceItem(item.prompt, item.output[:25])
     for _ in range(80):
-        make = partial(network_drafter, "auto", CostCurve(costs.points), neural_drafters)
+        make = partial(mixture_drafter, "auto", CostCurve(costs.points), neural_drafters)
         scores.append(
-            replay_networks([neural_drafters.item], make, costs, neural_drafters)["score"]
+            replay_simulated([neural_drafters.item], make, costs, neural_drafters)["score"]
         )
         if len(scores) == 1:
             neural_drafters.learned["model"].expected[0] = 0.1  # an unlucky start
@@ -122,14 +121,16 @@ def test_trials_are_due_in_sessions_of_any_length() -> None:
 
 
 @pytest.mark.parametrize(("curve", "answers", "least"), [("m4pro", 1, 1.5), ("m1", 2, 1.1)])
-def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least: float) -> None:
-    """Wrong at each of 150 places: it is given up, tried now and then, and soon drafts again."""
+def test_neural_drafter_recovers_from_early_rejections(
+    curve: str, answers: int, least: float
+) -> None:
+    """150 rejections in a row disable it; occasional trials enable it again."""
     costs, scores = parse_curve(curve), []
-    neural_drafters, items = SimulatedNetworks([MTP]), text(0.0).workloads["text"]
+    neural_drafters, items = SimulatedDrafters([MTP]), text(0.0).workloads["text"]
     for number, neural_drafters.item in enumerate(items):
 
         def make(first: bool = number == 0) -> AutoDrafter:
-            made = neural_drafters.made("auto")
+            made = neural_drafters.make("auto")
             start = len(neural_drafters.item.prompt)
             for each in made if first else ():
                 each._luck[start : start + 150] = [1.0] * 150
@@ -138,14 +139,14 @@ def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least
             )
 
         scores.append(
-            replay_networks([neural_drafters.item], make, costs, neural_drafters)["score"]
+            replay_simulated([neural_drafters.item], make, costs, neural_drafters)["score"]
         )
     assert scores[0] < 0.9 * scores[-1]
     assert min(scores[answers:]) >= least, scores
 
 
 def test_costs_are_learned_from_the_clock() -> None:
-    """On a device whose times are noisy, and by a planner that knows none of them."""
+    """The planner starts without costs, on a device with noisy times."""
     trace, curve = text(0.3), parse_curve("m4pro")
     options = parse_device("gap:0.05,noise:0.05,first:3")
     by_figures = {
@@ -159,38 +160,38 @@ def test_costs_are_learned_from_the_clock() -> None:
 
 @pytest.mark.parametrize("c", [0.03, 0.1, 0.3])
 @pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
-def test_the_planner_earns_what_theory_promises(chance: float, c: float) -> None:
-    """Leviathan et al., theorem 3.8 with the cost of rows, at the best length."""
+def test_planner_reaches_the_speedup_of_theory(chance: float, c: float) -> None:
+    """Return the speedup of theorem 3.8 (Leviathan et al.) at the best length."""
     trace, curve = text(0.0), parse_curve("m5max")
-    figures = NetworkFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
+    figures = DrafterFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
     best = max(1.0, improvement(chance, best_length(chance, c, curve), c, curve))
     assert score(trace, "m5max", "model", figures) == pytest.approx(best, rel=0.1)
 
 
 class Steady:
-    """A `DraftNetwork` whose tokens are always as likely, and cost as much."""
+    """A neural drafter with constant acceptance and cost."""
 
     name = key = "model"
-    longest, reused, read = LONGEST, 0.0, 9
+    longest, reused, prefilled = LONGEST, 0.0, 9
 
     def __init__(self, chance: float, share: float) -> None:
-        self.chance, self.share = chance, share
+        self.chance, self.relative_cost = chance, share
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         return 1, self.chance
 
-    def forget(self) -> None:
-        """It has read nothing."""
+    def release(self) -> None:
+        """Do nothing: no token is processed."""
 
     def clock(self) -> float:
         return 0.0
 
 
 @pytest.mark.parametrize("curve", ["1:1,33:1", "m5max", "m4pro", "m1"])
-def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
+def test_planner_chooses_the_draft_length_of_theory(curve: str) -> None:
     """The length of the greatest improvement, by theorem 3.8 with the cost of rows, where a unit of
     cost is worth that improvement; none where there is none."""
     cost = parse_curve(curve)
@@ -215,7 +216,7 @@ def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
 def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
     curve: str, rate: float
 ) -> None:
-    """What is drafted early is lost where the token before it is wrong, and cheaper later."""
+    """An early draft is lost after a wrong token, and cheaper later."""
     cost, followed = parse_curve(curve), []
     costs = [cost(rows) for rows in range(1, LONGEST + 2)]
 
@@ -228,7 +229,7 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
         neural_drafter = PlannedDrafter(steady)
         terms = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
         neural_drafter.draft([0] * 10, [], planned, terms, (), copied)
-        followed.append(neural_drafter.followed)
+        followed.append(neural_drafter.trailing)
     assert max(followed[:2]) <= 1
     assert followed[2] == LONGEST - 1
 
@@ -236,10 +237,10 @@ def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
 @pytest.mark.parametrize(
     "wrong", ["mtp", "mtp:0:0.5", "mtp:0.1:0.5,0.6", "head:0.1:0.5", "mtp:x:1"]
 )
-def test_what_is_no_network_is_refused(wrong: str) -> None:
-    assert parse_network("mtp:0.06:0.8,0.65,0.5") == MTP
+def test_invalid_figures_are_rejected(wrong: str) -> None:
+    assert parse_figures("mtp:0.06:0.8,0.65,0.5") == MTP
     with pytest.raises(UsageError, match=r"such as mtp:0\.06"):
-        parse_network(wrong)
+        parse_figures(wrong)
 
 
 def test_the_command_compares_the_mixture_with_its_parts(

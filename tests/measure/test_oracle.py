@@ -1,4 +1,4 @@
-"""The rules of completion, scored without a model: real text is fed as if a model had said it."""
+"""The rules of completion, scored on real text without a model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SOURCES = Path(__file__).parents[1] / "golden" / "sources"  # written for this, 
 OURS = Path(__file__).parents[2] / "akunu_py" / "completion"
 
 
-def test_the_rules_are_as_good_as_they_were() -> None:
-    """In twenty languages: at least 99.5 % of all places are safe, 95 % of all blocks whole."""
+def test_rules_reach_their_goals() -> None:
+    """At least 99.5 % of all places are safe and 95 % of all blocks whole, in 20 languages."""
     found = as_dict(score_directory(SOURCES, 6))
     assert len(found["languages"]) == 20
     assert found["all"]["places"] > 270
@@ -49,8 +49,8 @@ def source(tmp_path: Path, name: str, text: str) -> Source:
     return found
 
 
-def test_what_is_taken_out_is_what_belongs_there(tmp_path: Path) -> None:
-    """The oracle's own ends, in every kind of place: they are ends in the language's own terms."""
+def test_removed_text_ends_where_the_language_says(tmp_path: Path) -> None:
+    """The ends of all kinds of places are correct in the language."""
     kinds = set()
     for path in sorted(SOURCES.iterdir()):
         found = read_source(path)
@@ -58,15 +58,15 @@ def test_what_is_taken_out_is_what_belongs_there(tmp_path: Path) -> None:
         for place in choose_places(found, 40):
             kinds.add(place.kind)
             text = found.text
-            assert text[: place.start] + place.taken + text[place.end :] == text
+            assert text[: place.start] + place.removed + text[place.end :] == text
             if place.kind in ("body", "lines"):
                 ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
                 assert all(place.start <= at < place.end for at in ends)
     assert len(kinds) == 9
 
 
-def test_faults_are_found(tmp_path: Path) -> None:
-    """What is kept is judged by the lexer: a cut in a string, an open bracket, a repeated line."""
+def test_faults_are_reported(tmp_path: Path) -> None:
+    """The lexer reports a cut string, an open bracket, and a repeated line."""
     found = source(tmp_path, "a.js", "f(a, {\n  b: ')',\n});\ng();\n")
     assert found.partner[1] == found.text.index(");")
     assert found.span(found.text.index("')'") + 1) is not None
@@ -79,12 +79,12 @@ def test_faults_are_found(tmp_path: Path) -> None:
     assert ruby.block_end(0) == ruby.text.index("\nx")
 
 
-def test_lines_that_stand_twice_are_not_asked_for(tmp_path: Path) -> None:
-    """Who says them repeats what stands behind the cursor; without that they are asked for."""
+def test_duplicated_lines_are_skipped(tmp_path: Path) -> None:
+    """Such output repeats the suffix; with an empty suffix it is scored."""
     found = source(tmp_path, "a.c", "int x[] = {\n" + "  1, 2, 3,\n" * 9 + "};\n")
-    twice = {place.stands_twice for place in choose_places(found, 9) if place.kind == "line"}
+    twice = {place.is_duplicated for place in choose_places(found, 9) if place.kind == "line"}
     assert twice == {True}
-    assert {mode for place, mode in _cases(found, 9) if place.stands_twice} == {"goes on"}
+    assert {mode for place, mode in _cases(found, 9) if place.is_duplicated} == {"goes on"}
 
 
 def test_places_are_the_same_every_time() -> None:
@@ -107,10 +107,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert set(found["all"]) == {"places", "safe", "blocks", "complete", "verdicts"}
 
 
-def test_definitions_are_read_where_they_are_called(
+def test_prompts_contain_definitions_of_called_functions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In our own sources, at 2,048 tokens: nearly all; by first lines of the nearest files: few."""
+    """Nearly all at 2,048 tokens in our sources; few with the first lines of the nearest files."""
     for path in sorted(OURS.glob("*.py"))[-6:]:
         (tmp_path / path.name).write_text(path.read_text())
     options = ["--definitions", str(tmp_path), "--format", "json"]

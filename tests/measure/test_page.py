@@ -29,20 +29,20 @@ def result() -> Result:
     )
 
 
-def test_figures_count_what_was_tested() -> None:
+def test_acceptance_counts_tested_tokens() -> None:
     many = [drafted_series() for _ in range(5)]
     # Of 3 drafts the first token was tested, and accepted in 2; the second in 2, accepted in 1.
     assert charts.acceptance_by_position(many)[:2] == [(1, 2 / 3), (2, 1 / 2)]
     assert charts.acceptance_by_position(many[:1]) == []  # too few
     assert charts.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
     assert charts.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
-    along = charts.along(many[0])
+    along = charts.yields_along_answer(many[0])
     assert [x for x, _ in along] == [2.5, 6, 7.5, 8.5]  # the middle of each pass's tokens
     assert along[0][1] == 9 / 4
 
 
 class Page(HTMLParser):
-    """Checks that tags close, and collects what a page names."""
+    """Checks that tags are closed, and collects the names in a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
+def test_page_is_complete_and_self_contained(result: Result) -> None:
     html = to_html([result])
     page = Page()
     page.feed(html)

@@ -1,4 +1,4 @@
-"""The adapters of other makers' loops, on stand-ins with their interfaces: nothing is installed."""
+"""Adapters of other programs' loops, with fakes instead of their packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = 2
 
 
 class Llama:
-    """The part of llama-cpp-python's class that is used; its output is 11, 12, 13 and the end."""
+    """A fake of llama-cpp-python's class; its output is 11, 12, 13 and the end token."""
 
     made: ClassVar[list[Llama]] = []
 

@@ -53,10 +53,10 @@ def test_each_precision_has_nearly_the_same_logits(tiny: Path, name: str, words:
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="of MLX's CPU kernels")
 @pytest.mark.parametrize("weights", ["bfloat16", "keep"])
-def test_cpu_kernels_of_half_precision_treat_every_row_alone(
+def test_cpu_kernels_of_half_precision_sum_each_row_separately(
     tiny: Path, weights: WeightMode
 ) -> None:
-    """So drafting cannot change an answer there, and the BLAS stands in for a GPU's kernels."""
+    """Drafting cannot change an answer there, so the BLAS emulates GPU kernels."""
     engine = Engine.load(tiny, LoadOptions(weights=weights))
     cache = kv_cache.new_cache(engine.model)
     alone = [engine.model(mx.array([[token]]), cache=cache)[0, 0] for token in (1, 2, 3, 4, 5)]

@@ -61,17 +61,19 @@ def tabs(value: Any) -> str:
 
 
 @pytest.mark.parametrize("written", [one_line, tight, indented, tabs])
-def test_forced_text_and_n_grams_are_worth_more_together(
+def test_forced_text_and_ngrams_together_give_more_tokens_per_pass(
     starter_engine: Engine, written: Callable[[Any], str]
 ) -> None:
-    """However the answer is spaced out; one of them has a property out of order."""
+    """For any whitespace; one answer has its properties in another order."""
     counts: dict[str, ReplayCounts] = {}
     for case, value in zip(structured.load_cases(), ANSWERS, strict=False):
         ask = Message("user", f"{case.schema}\n{case.prompt}")
         tokens = starter_engine.tokens.tokenizer.encode(written(value), add_special_tokens=False)
         item = TraceItem(tuple(starter_engine.tokens.encode_chat([ask])), tuple(tokens))
         constraint = Constraint("json_schema", case.schema)
-        structured.count(starter_engine, constraint, item, parse_curve(CURVES["m5max"]), counts)
+        structured.count_passes(
+            starter_engine, constraint, item, parse_curve(CURVES["m5max"]), counts
+        )
     rate = {name: each.tokens / each.passes for name, each in counts.items()}
     print(written.__name__, rate)
     assert rate[BOTH] >= 2.0
@@ -85,7 +87,7 @@ def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> No
         compile_constraint(starter_engine.tokens, Constraint("json_schema", case.schema))
 
 
-def test_it_counts_what_the_model_answers(
+def test_counts_cover_the_models_answers(
     loaded_shallow_starter: Engine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -104,10 +106,10 @@ def test_it_counts_what_the_model_answers(
     assert "tools       compact" in capsys.readouterr().out
 
 
-def test_instances_of_a_file_are_answers_too(
+def test_instances_of_a_file_become_answers(
     loaded_shallow_starter: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One schema is refused, and invalid instances are none."""
+    """One schema is unsupported, and invalid instances are skipped."""
     schema = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
     tests = [{"valid": True, "data": {"city": "Bern"}}, {"valid": False, "data": {"city": 3}}]
     schemas = [

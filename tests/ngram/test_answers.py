@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.auto import AutoDrafter, find_answers
+from akunu_py.ngram.auto import AutoDrafter, earlier_answers
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.index import SuffixIndex
 
@@ -27,12 +27,12 @@ def test_what_follows_an_earlier_header_is_an_answer(
     for asked, answer in [*turns, (last, [])]:
         tokens += [*asked, *ANSWERS]
         start = len(tokens)
-        by_turn += find_answers(tokens, start, searched)
+        by_turn += earlier_answers(tokens, start, searched)
         searched = start
         if len(answers) < len(turns):
             answers.append((start, start + len(answer) + 1))  # with the token that ends it
         tokens += [*answer, *ASKS]
-    assert by_turn == answers == list(find_answers(tokens, start))
+    assert by_turn == answers == list(earlier_answers(tokens, start))
 
 
 @given(

@@ -77,7 +77,7 @@ def test_any_text_is_followed_to_its_end(
     memory = AnswerCache(6) if remember else None
     if memory is not None:
         memory.learn(prompt)
-    drafter = cheap(rerun_on_reject=rerun, memory=memory)
+    drafter = cheap(rerun_on_reject=rerun, answer_cache=memory)
     drive(drafter, prompt, output)
     assert drafter.index.tokens == prompt + output
 
@@ -192,7 +192,7 @@ def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
     assert 250 < probes[2] - probes[1] < 290
 
 
-def test_a_curve_that_was_given_is_not_probed() -> None:
+def test_a_preset_curve_is_not_probed() -> None:
     passage = random.Random(1).sample(range(1000), 300)
     drafter = AutoDrafter(CostCurve({1: 0.01, 2: 1.0}))
     drafter.extend(passage)
@@ -216,7 +216,7 @@ def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
 
 def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
     drafter = AutoDrafter()
-    drafter.unread = 3
+    drafter.draft_only_tokens = 3
     drafter.extend([1, 2, 3, 4, 5])
     seen: list[int] = []
     table = drafter.curve.table
@@ -225,12 +225,12 @@ def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
     assert set(seen) == {2}
 
 
-def test_memory_helps_cold_text_and_is_only_read() -> None:
+def test_answer_cache_helps_new_text_and_stays_unchanged() -> None:
     answer = random.Random(5).sample(range(1000), 200)
     memory = AnswerCache(10)
     memory.learn(answer)
     before = memory.dump()
-    with_memory, _, _ = drive(cheap(memory=memory), [7, 8, 9], answer)
+    with_memory, _, _ = drive(cheap(answer_cache=memory), [7, 8, 9], answer)
     without, _, _ = drive(cheap(), [7, 8, 9], answer)
     assert with_memory < 0.5 * without
     assert memory.dump() == before

@@ -1,4 +1,4 @@
-"""Guesses chained into drafts, behind the history and behind the tokens of a network."""
+"""Guesses chained into drafts, after the history and after the tokens of a neural drafter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from akunu_py.ngram.auto import AutoDrafter, Continuation
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import NeuralDrafter
 from tests.measure.neural_drafters import (
-    NetworkFigures,
-    SimulatedNetworks,
+    DrafterFigures,
+    SimulatedDrafters,
     replay_mixture,
-    replay_networks,
+    replay_simulated,
 )
 
 FREE = {1: 1.0, 33: 1.001}
-RIGHT = NetworkFigures("mtp", 0.06, (0.99,))  # its first token, and no more
+RIGHT = DrafterFigures("mtp", 0.06, (0.99,))  # its first token, and no more
 
 
 class Script:
@@ -65,7 +65,7 @@ def drafter_of(text: Sequence[int], **options: object) -> AutoDrafter:
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.booleans(), st.data())
-def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
+def test_guesses_after_a_guessed_token_stay_the_same(
     text: list[int], guided: bool, data: st.DataObject
 ) -> None:
     """Wherever the network begins, and however many tokens it drafts."""
@@ -73,9 +73,9 @@ def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
     guide = None
     chain, longest = drafter.chain, 20
     if guided:
-        whole = [guess.token for guess in chain.behind_history(0, longest, None)]
+        whole = [guess.token for guess in chain.after_history(0, longest, None)]
         guide = Script([token for token in whole if token >= 0])
-    guesses = chain.behind_history(0, longest, guide)
+    guesses = chain.after_history(0, longest, guide)
     found = [guess.token for guess in guesses if guess.token >= 0]
     begins = data.draw(st.integers(0, max(0, len(found) - 1)))
     behind = Continuation(chain, guesses, found[:begins], longest, guide)
@@ -91,10 +91,10 @@ def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
     assert guide is None or guide.place is None
 
 
-def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
+def test_guesses_continue_after_a_different_token() -> None:
     text = [*range(100, 120), 7, *range(200, 220), 8, *range(100, 120)]
     drafter = drafter_of(text)
-    guesses = drafter.chain.behind_history(0, 20, None)
+    guesses = drafter.chain.after_history(0, 20, None)
     assert [guess.token for guess in guesses][:3] == [7, 200, 201]
     behind = Continuation(drafter.chain, guesses, [], 20, None)
     assert behind.add(8)
@@ -102,10 +102,10 @@ def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
     behind.end()
 
 
-def test_what_the_grammar_forbids_ends_it_and_changes_nothing() -> None:
+def test_a_forbidden_token_ends_the_draft_without_side_effects() -> None:
     text = [*range(40), 99, *range(10)]
     drafter, guide = drafter_of(text), Script([*range(10, 20), 50])
-    guesses = drafter.chain.behind_history(0, 20, guide)
+    guesses = drafter.chain.after_history(0, 20, guide)
     behind = Continuation(drafter.chain, guesses, [10, 11], 20, guide)
     assert behind.add(13) is None
     assert behind.guesses == []
@@ -119,7 +119,7 @@ def test_what_the_grammar_forbids_ends_it_and_changes_nothing() -> None:
 def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
     text = [*range(40), 99, *range(10)]
     drafter = drafter_of(text, stop_tokens=[12])
-    guesses = drafter.chain.behind_history(0, 20, None)
+    guesses = drafter.chain.after_history(0, 20, None)
     assert [guess.token for guess in guesses] == [10, 11, 12]
     behind = Continuation(drafter.chain, guesses, [10, 11, 12], 20, None)
     assert behind.add(13)
@@ -142,7 +142,7 @@ def changed(seed: int) -> TraceItem:
 
 
 @pytest.mark.parametrize("curve", ["m5max", "m4pro"])
-def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> None:
+def test_an_edited_copy_continues_after_a_neural_token(curve: str) -> None:
     """One token of ten is another, which only the network knows: it is drafted with what is copied
     behind it, in one pass."""
     trace, passes = Trace("", {"text": tuple(map(changed, range(3)))}), {}
@@ -152,7 +152,7 @@ def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> No
     assert passes["auto"] < 0.7 * passes["ngram"]
 
 
-class Told(AutoDrafter):
+class SourceRecorder(AutoDrafter):
     """Notes which sources draft together, in which order."""
 
     def __init__(
@@ -163,36 +163,36 @@ class Told(AutoDrafter):
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         draft = super().propose(limit, ahead=ahead)
-        sources = ["n-grams"] * len(self._guesses[slice(*self._planned)])
+        sources = ["n-grams"] * len(self._guesses[slice(*self._proposed_range)])
         if self._neural_drafter is not None:
             sources += [self._neural_drafter.neural_drafter.name] * self._neural_drafter.verified
-            sources += ["n-grams"] * len(self._behind)
+            sources += ["n-grams"] * len(self._trailing_guesses)
         assert len(sources) == len(draft)
         self.seen.add(tuple(name for name, _ in groupby(sources)))
         return draft
 
 
 def test_each_token_has_a_source() -> None:
-    neural_drafters, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
-    make = lambda: Told(seen, neural_drafters.made("auto"))  # noqa: E731
-    replay_networks([item], make, parse_curve("m5max"), neural_drafters)
+    neural_drafters, item, seen = SimulatedDrafters([RIGHT]), changed(0), set[tuple[str, ...]]()
+    make = lambda: SourceRecorder(seen, neural_drafters.make("auto"))  # noqa: E731
+    replay_simulated([item], make, parse_curve("m5max"), neural_drafters)
     assert any("mtp" in names[:-1] for names in seen), seen
 
 
-def test_what_was_drafted_ahead_is_judged_by_its_own_tokens() -> None:
+def test_ahead_draft_is_verified_against_its_own_tokens() -> None:
     """Not by that of the step that is under way, which comes first."""
-    neural_drafters, text = SimulatedNetworks([RIGHT]), [*range(100), *range(40)]
+    neural_drafters, text = SimulatedDrafters([RIGHT]), [*range(100), *range(40)]
     neural_drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
-    drafter = drafter_of(text, neural_drafters=neural_drafters.made("auto"))
+    drafter = drafter_of(text, neural_drafters=neural_drafters.make("auto"))
     chooser = drafter._chooser
-    promised, held = chooser._promised, chooser._held
+    promised, held = chooser._predicted, chooser._correct
     draft = drafter.propose(8, ahead=True)
     assert draft == list(range(41, 41 + len(draft)))
     assert len(draft) > 2
     drafter.observe(0, 0, 1, 1.0)
     drafter.extend([40])
-    assert (chooser._promised, chooser._held) == (promised, held)
+    assert (chooser._predicted, chooser._correct) == (promised, held)
     drafter.observe(len(draft), len(draft), 1 + len(draft), 1.0)
     drafter.extend(range(41, 42 + len(draft)))
-    assert chooser._held == held + len(draft)
-    assert held < chooser._held < promised + len(draft)
+    assert chooser._correct == held + len(draft)
+    assert held < chooser._correct < promised + len(draft)

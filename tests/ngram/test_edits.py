@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.copies import MAX_PASSED, MAX_WRITTEN, NOTHING, UNKNOWN, Edit, Edits
+from akunu_py.ngram.copies import INSERTION, MAX_REPLACED, MAX_WRITTEN, UNKNOWN, Edit, Edits
 from akunu_py.ngram.cost import CostCurve
 
 NEWLINE, DEEPER, COLON, BACKSLASH, LETTER_N, QUOTE, ESCAPED, OLD, NEW = range(1, 10)
@@ -113,7 +113,7 @@ def edits_of(tokens: list[int], source: int, began: int, place: int, end: int) -
     [
         ([1, 2, 3, 4, 5, 6], [1, 9, 3, 4], Edit((9,), 2)),  # replaced
         ([1, 2, 3, 4, 5, 6], [1, 9, 8, 3, 4], Edit((9, 8), 2)),  # by two
-        ([1, 2, 3, 4, 5, 6], [1, 9, 2, 3], Edit((9,), NOTHING)),  # inserted
+        ([1, 2, 3, 4, 5, 6], [1, 9, 2, 3], Edit((9,), INSERTION)),  # inserted
         ([1, 2, 3, 4, 5, 6], [1, 4, 5], Edit((), 3)),  # left out
         ([1, 2, 3, 4, 5, 6], [1, 9, 8, 7, 0, 9, 8, 7, 0, 9, 3, 4], Edit((9,), UNKNOWN)),  # too long
     ],
@@ -134,7 +134,7 @@ def test_an_edit_that_goes_on_differently_is_known_by_its_first_token_only() -> 
     found = edits.find(1)
     assert found is not None
     assert found[1:] == (Edit((9, 8), 2), 2)
-    edits.vary(found[0])
+    edits.mark_varying(found[0])
     edits.complete(1, 9, 3, 12)
     found = edits.find(1)
     assert found is not None
@@ -147,7 +147,7 @@ def test_an_edit_leads_from_its_source_to_its_output(
 ) -> None:
     """Whatever was written in place of whatever: the source with the edit is the output."""
     start = data.draw(st.integers(1, len(source) - 2))
-    stop = data.draw(st.integers(start, min(start + MAX_PASSED, len(source) - 2)))
+    stop = data.draw(st.integers(start, min(start + MAX_REPLACED, len(source) - 2)))
     written = data.draw(st.lists(st.integers(11, 19), min_size=1, max_size=MAX_WRITTEN))
     tokens = [*source, 50, 51, *source[:start], *written, *source[stop : stop + 2]]
     began = len(source) + 2 + start

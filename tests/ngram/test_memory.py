@@ -1,4 +1,4 @@
-"""The memory of earlier conversations: lookup, forgetting, and its form as bytes."""
+"""The answer cache: lookup, overwriting, and its form as bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_knows_nothing_across_items_or_of_new_contexts() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=20), st.integers(4, 6))
-def test_lookups_are_true_to_what_is_remembered(items: list[list[int]], bits: int) -> None:
+def test_lookups_match_the_stored_tokens(items: list[list[int]], bits: int) -> None:
     memory = AnswerCache(bits)
     log: list[int] = []
     for item in items:
@@ -62,7 +62,7 @@ def test_lookups_are_true_to_what_is_remembered(items: list[list[int]], bits: in
         assert found.agreeing + found.opposing <= MAX_CHAIN
 
 
-def test_the_oldest_is_forgotten() -> None:
+def test_the_oldest_tokens_are_overwritten() -> None:
     memory = AnswerCache(6)
     memory.learn([1, 2, 3])
     assert memory.lookup([1, 2]) is not None

@@ -107,12 +107,13 @@ def remembered_together(directory: Path, processes: int = 4, answers: int = 30) 
     """Processes that remember answers in one memory, which is folded all the time: none is lost."""
     outcome = Outcome("at once", f"{processes} writers of one memory", f"{answers} answers each")
     code = (
-        "import os, sys; from pathlib import Path; from akunu_py.decoding import learned\n"
-        "learned._JOURNAL_TOKENS = 400\n"
-        "e = learned.LearnedState(Path('/a/model'), 't', 'l', memory=True)\n"
-        f"for n in range({answers}): e.remember(range(40))\n"
-        "print(e.memory.total, learned.LearnedState(Path('/a/model'), 't', 'l', memory=True)"
-        ".memory.total, e.warnings)\n"
+        "import os, sys; from pathlib import Path\n"
+        "from akunu_py.decoding import learned_state as l\n"
+        "l._JOURNAL_TOKENS = 400\n"
+        "e = l.LearnedState(Path('/a/model'), 't', 'l', answer_cache=True)\n"
+        f"for n in range({answers}): e.add_answer(range(40))\n"
+        "again = l.LearnedState(Path('/a/model'), 't', 'l', answer_cache=True)\n"
+        "print(e.answer_cache.total, again.answer_cache.total, e.warnings)\n"
     )
     done = [finished(process) for process in _python(code, directory, processes)]
     for each in done:

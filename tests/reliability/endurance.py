@@ -177,8 +177,8 @@ def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 
 def _session(model: Path) -> Session:
-    engine = Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY))
-    return Session(engine, LearnedState(model, engine.tokens.digest, "x", memory=True))
+    engine = Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY))
+    return Session(engine, LearnedState(model, engine.tokens.digest, "x", answer_cache=True))
 
 
 def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:
@@ -198,7 +198,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
     session = SessionThread(
         model.name,
         lambda name: LoadedChat(
-            Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY), name=name)
+            Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY), name=name)
         ),
     )
     store_thread = StoreThread(database)
@@ -223,7 +223,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
                     len(app.conversation.tree) >= answered and status.phase in ENDED
                 )
             )
-            stats = app.conversation.tree.path()[-1].stats
+            stats = app.conversation.tree.active_branch()[-1].stats
             watch.step(number, stats.target_passes if stats else 0)
     store_thread.close(10)
     if not session.close(10):
@@ -233,7 +233,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
 
 def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     """A buffer that is typed into, as an editor asks: at every few letters, each time anew."""
-    completer = Completer(Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY)))
+    completer = Completer(Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY)))
     watch = Watch(requests)
     for number in range(1, requests + 1):
         typed = CODE[: 1 + number * 7 % len(CODE)]

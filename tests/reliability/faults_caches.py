@@ -41,7 +41,7 @@ def tiny(directory: Path) -> Engine:
     """The engine whose caches are written: the same for every process."""
     made = directory / "config.json"
     engine = Engine.load(directory) if made.exists() else load_tiny(directory, ["<|end|>"])
-    return altered(engine, context_length=2 * LENGTH, cache_memory=1 << 30)
+    return altered(engine, context_length=2 * LENGTH, prompt_cache_memory=1 << 30)
 
 
 def killed(directory: Path, random: Random, others: int = 1) -> Outcome:
@@ -112,7 +112,7 @@ def full(directory: Path, random: Random) -> Outcome:
 def opened(engine: Engine, limits: DiskLimits = LIMITS) -> Session:
     """A session as after a start; it takes from disk whatever is there."""
     store = PromptCacheStore(engine.path, limits)
-    learned = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=store)
+    learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
     learned.curve.prefill_rate = 1.0
     return Session(engine, learned)
 
@@ -122,7 +122,7 @@ def _write(model: Path) -> None:
     histories = []
     for seed in range(TEXTS):
         session = opened(engine)
-        session.recall = None
+        session.disk_caches = None
         session.generate(some(LENGTH, seed), OPTIONS).answer()
         histories.append(session.target.history)
     store = PromptCacheStore(engine.path, LIMITS)

@@ -139,7 +139,7 @@ def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outco
     first, second = f"Tell me about walrus {number}.", f"Tell me about whale {number}."
     with small_disk(directory, 24) as disk, terminals() as make:
         home = Home(disk / "home", starter, link=True)
-        chat = Chat(home, make(), "--no-memory").ready()
+        chat = Chat(home, make(), "--no-answer-cache").ready()
         chat.send(first)
         chat.terminal.wait_for("answering", seconds=_SLOW_S)
         filler = fill(disk)

@@ -50,7 +50,7 @@ def killed_memory(directory: Path, random: Random) -> Outcome:
     before = _remembered(directory)
     said = _killed("memory", directory, seconds, outcome)
     os.environ["XDG_CACHE_HOME"] = str(directory)
-    learned_state = LearnedState(MODEL, "tokens", "layout", memory=True)
+    learned_state = LearnedState(MODEL, "tokens", "layout", answer_cache=True)
     outcome.check(not learned_state.warnings, f"warnings: {learned_state.warnings}")
     grown = _remembered(directory) - before
     expected = len(said) * (_LENGTH + 1)
@@ -63,7 +63,7 @@ def _remembered(directory: Path) -> int:
     from akunu_py.decoding.learned_state import LearnedState
 
     os.environ["XDG_CACHE_HOME"] = str(directory)
-    memory = LearnedState(MODEL, "tokens", "layout", memory=True).memory
+    memory = LearnedState(MODEL, "tokens", "layout", answer_cache=True).answer_cache
     assert memory is not None
     return memory.total
 
@@ -104,9 +104,9 @@ def _remember_answers(directory: Path) -> None:
     from akunu_py.decoding import learned_state
 
     learned_state._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
-    state = learned_state.LearnedState(MODEL, "tokens", "layout", memory=True)
+    state = learned_state.LearnedState(MODEL, "tokens", "layout", answer_cache=True)
     while True:
-        state.remember(range(_LENGTH))
+        state.add_answer(range(_LENGTH))
         if state.warnings:
             raise SystemExit(state.warnings[0])
         print("kept", flush=True)

@@ -93,7 +93,7 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
         answers.write_text(json.dumps([answer[:2] for answer in plain]))
     whole = json.loads(answers.read_text()) * len(MODES)
     with (
-        mock.patch.object(partition, "choose", return_value=way),
+        mock.patch.object(partition, "choose_split", return_value=way),
         contextlib.nullcontext() if spin else patient_ranks(),
     ):
         engine = load_stored(found, LoadOptions(hosts=str(size)))
@@ -193,7 +193,7 @@ def _alike(engine: Any, counts: dict[str, int]) -> bool:
     """Whether the other ranks did what this one did, and hold as many tokens, in as many caches."""
     from akunu_py.decoding import kv_cache
 
-    here = {str(key): kv_cache.held(cache) for key, cache in engine.model.caches.items()}
+    here = {str(key): kv_cache.row_count(cache) for key, cache in engine.model.caches.items()}
     return all(
         here.items() <= each["held"].items() and counts.items() <= each["counts"].items()
         for each in engine.ring.counts()

@@ -39,10 +39,10 @@ class Process:
 
     def __init__(self, model: Path, errors: Path) -> None:
         self._errors = errors
-        words = ("--model", str(model), "--port", "0", "--no-memory", "--quiet")
+        words = ("--model", str(model), "--port", "0", "--no-answer-cache", "--quiet")
         with errors.open("wb") as file:
             self._process = subprocess.Popen(
-                [*AKUNU, "serve", *words, "--max-tokens", "64", "--cache-memory", "8MB"],
+                [*AKUNU, "serve", *words, "--max-tokens", "64", "--prompt-cache-memory", "8MB"],
                 stderr=file,
                 env=os.environ,
             )

@@ -37,13 +37,13 @@ from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.kv_cache import holds
+from akunu_py.decoding.kv_cache import has_length
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
-from tests.measure.structured import count
+from tests.measure.structured import count_passes
 from tests.support.json_schema import is_valid
 
 TEMPERATURES = (0.0, 0.8)
@@ -74,7 +74,7 @@ def main(path: Path, answers: int, length: int, start: int, end: int | None) -> 
             wrong += not (answer.same and fits)
             item = TraceItem(answer.prompt, answer.by_way["auto"])
             constraint = Constraint("json_schema", json.dumps(entry["schema"]))
-            count(engine, constraint, item, _CURVE, counts.setdefault(source, {}))
+            count_passes(engine, constraint, item, _CURVE, counts.setdefault(source, {}))
             verdict = ("same" if answer.same else "DIFFERENT") + (" fits" * fits or " DOES NOT FIT")
             print(f"{start} {entry['name']} {answer.temperature}: {verdict}", flush=True)
         print(f"{time.perf_counter() - started:.0f} s; {done} answers, {wrong} wrong", flush=True)
@@ -193,7 +193,7 @@ def without_drafts(
     answer: list[int] = []
 
     def run(rows: mx.array, cache: Any) -> mx.array:
-        if not holds(cache, read):  # the prompt, as far as it is not in there
+        if not has_length(cache, read):  # the prompt, as far as it is not in there
             return target.run_model(rows, cache)
         answer.extend(rows.tolist())
         return logits.behind(answer[1:])

@@ -99,11 +99,12 @@ def opened(engine: Engine, path: Path) -> str:
 def test_forged_layers(name: str, examples: int, tiny: Engine, tmp_path: Path) -> None:
     engine = engine_of(tiny, name)
     path = saved(engine, tmp_path / "x.safetensors")
-    about = cache_file.read(path).about
+    about = cache_file.read(path).metadata
     entries = mlx_cache.load_prompt_cache(str(path))
     history = disk.load(engine, path)
     checkpoints = [
-        disk._layers_of(each, kv_cache.leaves(history.cache)) for each in history.checkpoints
+        disk._checkpoint_layers(each, kv_cache.leaves(history.cache))
+        for each in history.checkpoints
     ]
     seen: Counter[str] = Counter({opened(engine, path): 1})
     assert seen["answered"]

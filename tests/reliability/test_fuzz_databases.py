@@ -17,10 +17,10 @@ from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import render
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.rows import messages_of
-from akunu_py.chats.tree import ChatMessage, Tree, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.screens.conversation_list import moment
+from akunu_py.tui.screens.conversation_list import format_time
 from tests.reliability.fuzz import NUMBERS, TEXTS, clear, explore, json_like, lengths
 from tests.support.chats import T0, branched, exchange_of
 
@@ -76,32 +76,34 @@ def without_constraints(path: Path) -> Iterator[sqlite3.Connection]:
     database.close()
 
 
-def use(store: ConversationStore, name: str) -> Tree:
+def use(store: ConversationStore, name: str) -> ConversationTree:
     """Shows a conversation in all forms, and talks on in it."""
     tree = store.load(name)
     for form in ("markdown", "json"):
         render(tree, form)
     for message in tree.messages:
         assert message.stats is None or message.stats.as_dict()
-        moment(message.created, time.time())
+        format_time(message.created, time.time())
     assert len(read_json(as_json([tree]), "again")[0]) == len(tree)
     chat = Conversation(tree)
     chat.ask("More?")
-    for message in tree.path():
+    for message in tree.active_branch():
         store.save(name, message)
     again = store.load(name)
-    assert [each.text for each in again.path()] == [each.text for each in tree.path()]
+    assert [each.text for each in again.active_branch()] == [
+        each.text for each in tree.active_branch()
+    ]
     assert len(again) == len(tree)
-    for message in again.path()[:1]:
+    for message in again.active_branch()[:1]:
         store.choose(name, message.id)
-    store.remove(name, again.path()[-1].id)
+    store.remove(name, again.active_branch()[-1].id)
     return again
 
 
 def use_all(store: ConversationStore) -> list[str]:
     infos = store.list()
     for info in infos:
-        moment(info.updated, time.time())
+        format_time(info.updated, time.time())
         use(store, store.resolve(info.id).id)
         store.rename(info.id, "New")
     for words in ("first", "yes", "que\x1b", "queue"):

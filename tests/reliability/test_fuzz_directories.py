@@ -73,7 +73,7 @@ def test_it_lists_what_git_lists(repository: Path, examples: int) -> None:
         for below in ("", "ab"):
             listed = git(repository / below, *["ls-files", "-z", "-c", "-o", "--exclude-standard"])
             # Where git lists nothing, all that is not hidden is offered.
-            if expected := sorted(filter(file_index.can_be_named, filter(None, listed))):
+            if expected := sorted(filter(file_index.is_mentionable, filter(None, listed))):
                 assert sorted(list_files(repository / below, 10_000)) == expected, files
 
     explore(check, examples, _files)

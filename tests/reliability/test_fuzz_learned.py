@@ -18,22 +18,22 @@ pytestmark = pytest.mark.usefixtures("own_directories")
 
 
 def learned_state(model: Path) -> LearnedState:
-    return LearnedState(model, "tokenizer", "layout", memory=True)
+    return LearnedState(model, "tokenizer", "layout", answer_cache=True)
 
 
 def learned_files(model: Path) -> list[Path]:
     """Of a model that said something: a snapshot, a journal and a curve."""
     learned = learned_state(model)
     for _ in range(3):
-        learned.remember([1, 2, 3, 4, 5, 1, 2, 3, 6])
-    assert learned.memory is not None
+        learned.add_answer([1, 2, 3, 4, 5, 1, 2, 3, 6])
+    assert learned.answer_cache is not None
     learned.curve.observe(1, 0.01, 10)
     learned.curve.observe(5, 0.02, 10)
     learned.save_costs()
     (learned.directory / "x").write_bytes(b"")
     (learned.directory / "x").unlink()
     snapshot = next(iter(learned.directory.glob("memory-*.journal"))).with_suffix("")
-    snapshot.write_bytes(learned.memory.dump())
+    snapshot.write_bytes(learned.answer_cache.dump())
     return sorted(path for path in learned.directory.iterdir() if path.name != "lock")
 
 
@@ -63,11 +63,11 @@ def test_what_is_no_file_of_ours_is_never_written_through(
     path = files[0].parent / "lock" if kind == "lock" else by_suffix[kind]
     replaced(path, by, precious)
     again = learned_state(tmp_path / "model")
-    again.remember([1, 2, 3])
+    again.add_answer([1, 2, 3])
     again.curve.observe(1, 0.02, 10)
     again.save_costs()
-    assert again.memory is not None
-    assert again.memory.lookup([1, 2]) is not None, "this answer at least"
+    assert again.answer_cache is not None
+    assert again.answer_cache.lookup([1, 2]) is not None, "this answer at least"
     assert precious.read_text() == "mine"
     assert all("\n" not in warning for warning in again.warnings)
     assert again.warnings or kind in ("lock", ".json") or by == "nothing"
@@ -87,9 +87,9 @@ def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path
         path.write_bytes(data + rest)
         again = learned_state(tmp_path / "model")
         again.curve.table(100)
-        assert again.memory is not None
-        again.memory.lookup([1, 2, 3])
-        again.remember([1, 2])
+        assert again.answer_cache is not None
+        again.answer_cache.lookup([1, 2, 3])
+        again.add_answer([1, 2])
         assert all("\n" not in warning for warning in again.warnings)
         for aside in again.directory.glob("*.damaged"):
             aside.unlink()
@@ -118,7 +118,7 @@ def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
 
     def check(value: Any) -> None:
         path.write_text(json.dumps(value))
-        again = LearnedState(tmp_path / "model", "tokenizer", "layout", memory=False)
+        again = LearnedState(tmp_path / "model", "tokenizer", "layout", answer_cache=False)
         costs = again.curve.table(100)
         assert all(0 < cost < float("inf") for cost in costs)
         again.save_costs()

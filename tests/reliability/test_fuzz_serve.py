@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.http.asgi import dialect_of
+from akunu_py.serve.http.asgi import dialect_for_path
 from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
 from tests.support.serving import Reply, Served, ask, served, write_served_model
 
@@ -89,7 +89,7 @@ def check(model: Served, path: str, body: bytes, headers: dict[str, str] | None 
             reply.body.decode()
         return
     assert reply.status in REFUSALS, (reply.status, reply.body)
-    shape = dialect_of(path).error(RequestError("no"), "id")
+    shape = dialect_for_path(path).error(RequestError("no"), "id")
     assert set(reply.json()) == set(shape), reply.body
     assert reply.ended
 

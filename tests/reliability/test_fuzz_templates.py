@@ -154,7 +154,7 @@ def test_a_template_without_an_end_is_stopped(
 
 
 def test_a_template_that_writes_a_library(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "LONGEST", 1 << 16)
+    monkeypatch.setattr(chat_template, "MAX_EXTRA_CHARACTERS", 1 << 16)
     with pytest.raises(UnsupportedModel, match="writes 99999 characters"):
         says(tiny, LOOP + "x{% endfor %}")
 

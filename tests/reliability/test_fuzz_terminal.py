@@ -169,7 +169,7 @@ async def test_the_chat_shows_and_does_not_obey() -> None:
         here.app.view.prompt.write(evil)
         await here.pilot.pause(0.2)
         assert is_safe(on_screen(here))
-        here.app.view.prompt.remember([evil])
+        here.app.view.prompt.extend_history([evil])
         await here.pilot.press("ctrl+r")
         await here.pilot.pause(0.2)
         assert is_safe(on_screen(here))

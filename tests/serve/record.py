@@ -29,7 +29,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from akunu_py.commands.launch import CLIENTS, Launch, Served
+from akunu_py.commands.launch import CLIENTS, Launch, ModelEndpoint
 from akunu_py.decoding.events import (
     Event,
     Finished,
@@ -46,7 +46,7 @@ from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.http.request_handler import events_of
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.serving import LONG_CONTEXT, write_long_model
@@ -148,7 +148,7 @@ async def _answer(
     """The model's own answer, or a call behind the prompt that it really read."""
     call = _call.get()
     stats = Stats()
-    async with contextlib.aclosing(events_of(scheduler, job, client=client, short=short)) as events:
+    async with contextlib.aclosing(run_job(scheduler, job, client=client, short=short)) as events:
         async for event in events:
             if isinstance(event, Finished):  # random weights find no end
                 event = replace(event, reason="stop")
@@ -199,7 +199,7 @@ def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
 def launched(client: str, url: str) -> Launch:
     """How a client is run once, without a screen."""
     if client == "aider" or client in _AGENTS:
-        launch = CLIENTS[client.partition("_")[0]](Served(url, MODEL, LONG_CONTEXT))
+        launch = CLIENTS[client.partition("_")[0]](ModelEndpoint(url, MODEL, LONG_CONTEXT))
         if client == "codex_by_hand":  # of a user who leaves web search on, as it is by default
             at = launch.command.index('web_search="disabled"')
             del launch.command[at - 1 : at + 1]

@@ -1,4 +1,4 @@
-"""Chat Completions: what clients put together of the chunks is the whole answer."""
+"""Chat Completions: the answer that clients accumulate from chunks equals the complete reply."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Event
-from akunu_py.serve.openai.chat_completions import ChatEncoder, whole_chat
+from akunu_py.serve.openai.chat_completions import ChatEncoder, build_chat_completion
 from akunu_py.serve.openai.shapes import ReplyHead
-from tests.support.serve_events import answers, put_together
+from tests.support.serve_events import answers, collect_answer
 
 HEAD = ReplyHead("tiny", "chatcmpl")
 
 
 def streamed(choices: list[list[Event]], *, usage: bool) -> list[dict[str, Any]]:
-    """The chunks, read as the official client reads them."""
+    """Return the chunks, parsed like the official client does."""
     encoder = ChatEncoder(HEAD, len(choices), usage=usage)
     frames = [
         encoder.encode(event, number) for number, each in enumerate(choices) for event in each
@@ -30,8 +30,10 @@ def streamed(choices: list[list[Event]], *, usage: bool) -> list[dict[str, Any]]
 
 
 def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The choices, as `openai.lib.streaming` adds up deltas: texts are joined, calls found by
-    their index; the role comes first, and nothing after the reason to finish."""
+    """Accumulate choices as `openai.lib.streaming` does.
+
+    Texts are joined, calls are found by index; the role comes first, the finish reason last.
+    """
     found: list[dict[str, Any]] = [{} for _ in range(count)]
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -57,9 +59,9 @@ def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]
 
 @settings(max_examples=40)
 @given(st.lists(answers(), min_size=1, max_size=3), st.booleans())
-def test_chunks_add_up_to_the_whole(choices: list[list[Event]], usage: bool) -> None:
+def test_accumulated_chunks_equal_complete_reply(choices: list[list[Event]], usage: bool) -> None:
     chunks = streamed(choices, usage=usage)
-    whole = whole_chat(HEAD, [put_together(events) for events in choices])
+    whole = build_chat_completion(HEAD, [collect_answer(events) for events in choices])
     assert {chunk["id"] for chunk in chunks} == {whole["id"]}
     found = accumulated(chunks, len(choices))
     for choice, message in zip(whole["choices"], found, strict=True):

@@ -1,4 +1,4 @@
-"""`akunu serve` as a user runs it: a process, a socket, signals."""
+"""`akunu serve` as a process: sockets and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Server:
-    """The process, and requests to it."""
+    """The server process, and requests to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
         self.process, self._errors = process, errors
@@ -55,7 +55,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     errors = tmp_path_factory.mktemp("serve") / "errors"
-    words = ("--model", str(shallow_directory), "--port", "0", "--no-memory", "--grace", "2")
+    words = ("--model", str(shallow_directory), "--port", "0", "--no-answer-cache", "--grace", "2")
     with errors.open("wb") as file:
         process = subprocess.Popen(
             [*AKUNU, "serve", *words], stderr=file, env=os.environ | {"AKUNU_API_KEY": "sesame"}
@@ -68,9 +68,9 @@ def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.usefixtures("loaded_shallow_starter")
-def test_the_text_is_that_of_run(server: Server) -> None:
+def test_text_equals_run(server: Server) -> None:
     words = ("run", "Say hello.", "--max-tokens", "12")
-    more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-memory")
+    more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-answer-cache")
     expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
     said = [{"role": "user", "content": "Say hello."}]
     body = {"messages": said, "max_tokens": 12, "temperature": 0.8, "seed": 7}
@@ -87,8 +87,8 @@ def test_the_text_is_that_of_run(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("loaded_shallow_starter")
-def test_complete_asks_it_instead_of_loading(server: Server, shallow_directory: Path) -> None:
-    """It is found, and needs no key of its clients on this machine."""
+def test_complete_uses_the_running_server(server: Server, shallow_directory: Path) -> None:
+    """Clients on this machine find the server and need no API key."""
 
     def completed(choice: str) -> str:
         words = ("--model", str(shallow_directory), "--max-tokens", "8", "--server", choice)
@@ -101,7 +101,7 @@ def test_complete_asks_it_instead_of_loading(server: Server, shallow_directory: 
         assert b'akunu_requests_total{path="/akunu/complete",status="200"} 1' in metrics.read()
 
 
-def test_a_socket_that_closes_frees_the_model(server: Server) -> None:
+def test_closed_socket_frees_the_model(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "stream": True}
     reply = server.open(CHAT, body)
     reply.readline()
@@ -114,8 +114,8 @@ def test_a_socket_that_closes_frees_the_model(server: Server) -> None:
         assert b'status="499"} 1' in metrics.read()
 
 
-def test_a_request_that_is_none(server: Server) -> None:
-    """Not a word of HTTP, and a header without end: the server lives on."""
+def test_malformed_http_does_not_stop_the_server(server: Server) -> None:
+    """Bytes that are not HTTP, and an endless header."""
     for data in (b"\x16\x03\x01\0\0", b"GET / HTTP/1.1\r\nx: " + b"y" * 200_000):
         with (
             socket.create_connection(("127.0.0.1", server.port), 30) as sock,
@@ -127,8 +127,8 @@ def test_a_request_that_is_none(server: Server) -> None:
 
 
 @pytest.mark.e2e
-def test_a_signal_ends_it_after_the_answer_that_runs(server: Server) -> None:
-    """The last test: within the time for that; what takes longer is told that the server ends."""
+def test_signal_stops_server_after_running_answer(server: Server) -> None:
+    """Last test. After the grace period, running answers end with an error."""
     endless = {"logit_bias": {str(token): -100.0 for token in range(3)}}  # no end of a text
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, **endless}
     short, long = (server.open_soon(CHAT, body | {"max_tokens": tokens}) for tokens in (4, 7000))

@@ -1,5 +1,5 @@
-"""Bodies of Messages and Responses: the same conversation, however a dialect writes it down, and a
-clear refusal of what no model here can read."""
+"""Bodies of Messages and Responses: the same conversation in each format, and clear errors for
+unsupported content."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.messages import MessagesBody, tools_of
 from akunu_py.serve.messages import messages_of as from_messages
 from akunu_py.serve.responses.bodies import ResponsesBody
+from akunu_py.serve.responses.dialect import encode_thinking
 from akunu_py.serve.responses.dialect import messages_of as from_responses
-from akunu_py.serve.responses.dialect import sealed
-from akunu_py.serve.responses.tools import as_arguments, offered_tools
+from akunu_py.serve.responses.tools import map_tools, to_arguments
 from akunu_py.types import Message, Tool, ToolCall
 
 WORDS = st.text("abc é\n", min_size=1, max_size=9)
@@ -27,7 +27,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Message]:
-    """Questions, calls with their results, and answers, as templates expect them."""
+    """Generate questions, calls with results, and answers, as chat templates expect them."""
     turns = [Message("system", draw(WORDS))] if draw(st.booleans()) else []
     calls = 0
     for _ in range(draw(st.integers(0, 2))):
@@ -49,7 +49,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
 
 
 def as_messages(turns: list[Message], *, in_blocks: bool) -> dict[str, Any]:
-    """How Anthropic's clients send it."""
+    """Return a body as Anthropic's clients send it."""
     found: list[dict[str, Any]] = []
     for turn in turns:
         blocks: list[dict[str, Any]] = []
@@ -81,12 +81,12 @@ def as_messages(turns: list[Message], *, in_blocks: bool) -> dict[str, Any]:
 
 
 def as_responses(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """How OpenAI's clients and Codex send it."""
+    """Return a body as OpenAI's clients and Codex send it."""
     found: list[dict[str, Any]] = []
     for turn in turns:
         if turn.thinking:
             item = {"type": "reasoning", "id": "rs_1", "summary": []}
-            found.append(item | {"encrypted_content": sealed(turn.thinking)})
+            found.append(item | {"encrypted_content": encode_thinking(turn.thinking)})
         if turn.role == "tool":
             found.append(
                 {
@@ -115,13 +115,13 @@ def read_responses(body: dict[str, Any]) -> ResponsesBody:
 
 
 @given(conversations(), st.booleans())
-def test_conversations_come_through(turns: list[Message], in_parts: bool) -> None:
+def test_conversations_round_trip(turns: list[Message], in_parts: bool) -> None:
     assert from_messages(read_messages(as_messages(turns, in_blocks=in_parts))) == turns
     assert from_responses(read_responses(as_responses(turns, in_parts=in_parts))) == turns
 
 
-def test_what_clients_add_is_joined() -> None:
-    """Blocks of reminders, and instructions in several places."""
+def test_consecutive_messages_are_merged() -> None:
+    """Reminder blocks, and instructions in several messages."""
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     error = {"type": "tool_result", "tool_use_id": "x", "content": "no file", "is_error": True}
     asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": blocks}]}
@@ -146,18 +146,18 @@ def test_tools_of_messages() -> None:
 
 
 def test_tools_of_responses() -> None:
-    """A custom tool is a function of one string, a namespace is part of a name."""
+    """A custom tool becomes a function of one string; a namespace becomes part of the name."""
     function = {"type": "function", "name": "close", "parameters": SCHEMA}
     custom = {"type": "custom", "name": "patch", "description": "d"}
     inner = {"type": "namespace", "name": "agents", "description": "", "tools": [function]}
     search = {"type": "web_search", "external_web_access": False}
     body = read_responses({"model": "m", "input": "x", "tools": [function, custom, inner, search]})
-    offered = offered_tools(body.tools or [], None)
+    offered = map_tools(body.tools or [], None)
     assert [*offered.by_name] == ["close", "patch", "agents__close"]
     item = {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "*** Begin"}
     asked = read_responses({"model": "m", "input": [item, {"role": "user", "content": "x"}]})
     (call,) = from_responses(asked)[0].tool_calls
-    assert call == ToolCall("patch", as_arguments("*** Begin"), "1")
+    assert call == ToolCall("patch", to_arguments("*** Begin"), "1")
     properties = offered.by_name["patch"].tool.parameters["properties"]
     assert [*properties] == [*json.loads(call.arguments)]
 
@@ -208,7 +208,7 @@ def test_responses_refuses_by_name(more: dict[str, Any], names: str) -> None:
     def read() -> None:
         asked = read_responses({"model": "m", "input": "x"} | more)
         from_responses(asked)
-        offered_tools(asked.tools or [], asked.tool_choice)
+        map_tools(asked.tools or [], asked.tool_choice)
 
     with pytest.raises(RequestError, match=names):
         read()

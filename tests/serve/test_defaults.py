@@ -1,4 +1,4 @@
-"""How a request is sampled that says nothing of it."""
+"""Default sampling of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.reliability.fuzz import SCALARS
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
 
 
-def test_as_the_makers_recommend(tmp_path: Path) -> None:
+def test_generation_config_sets_defaults(tmp_path: Path) -> None:
     assert model_defaults(tmp_path, SamplingOptions()).temperature == 1.0
     given = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "x": 1}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
@@ -27,7 +27,7 @@ def test_as_the_makers_recommend(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), SCALARS) | SCALARS)
-def test_whatever_the_file_says_can_be_sampled_with(content: object) -> None:
+def test_any_generation_config_gives_valid_defaults(content: object) -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "generation_config.json"
         file.write_text(json.dumps(content))

@@ -1,5 +1,4 @@
-"""Messages and Responses on a tiny model: the tokens that were read, and each dialect's own words
-for what goes wrong."""
+"""Messages and Responses on a tiny model: prefilled tokens, and the errors of each dialect."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pytest
 from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
 from akunu_py.decoding.generate.job import Job
 from akunu_py.types import Stats
-from tests.support.serving import Served, ask, told_app
+from tests.support.serving import Served, ask, scripted_app
 from tests.support.sse_reader import named_events
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -27,7 +26,7 @@ def text_of_response(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-async def test_counting_is_what_asking_says(tiny: Served) -> None:
+async def test_count_tokens_equals_usage(tiny: Served) -> None:
     body: dict[str, Any] = {"model": "alias", "system": "be brief"}
     body["messages"] = [{"role": "user", "content": "a b\n"}]
     counted = (await ask(tiny.app, f"{MESSAGES}/count_tokens", body)).json()
@@ -36,8 +35,8 @@ async def test_counting_is_what_asking_says(tiny: Served) -> None:
     assert used["output_tokens"] == 3
 
 
-async def test_the_next_turn_reads_what_is_new(tiny: Served) -> None:
-    """In each dialect, whatever the first one was asked in."""
+async def test_next_turn_prefills_only_new_tokens(tiny: Served) -> None:
+    """In each dialect, whichever dialect the first turn used."""
     long = "a tale of many words " * 20
     turns: list[dict[str, Any]] = [{"role": "user", "content": long}]
     body: dict[str, Any] = {"model": "alias", "max_tokens": TOKENS, "messages": turns}
@@ -53,7 +52,7 @@ async def test_the_next_turn_reads_what_is_new(tiny: Served) -> None:
     assert details["cached_tokens"] >= response["usage"]["input_tokens"] - 1
 
 
-async def test_what_does_not_fit_says_how_long_it_is(tiny: Served) -> None:
+async def test_too_long_prompt_error_has_its_length(tiny: Served) -> None:
     body = {
         "model": "alias",
         "max_tokens": 1,
@@ -101,7 +100,7 @@ async def test_refusals(tiny: Served, path: str, more: dict[str, Any], names: st
     ("path", "beat"), [(MESSAGES, "ping"), (RESPONSES, "response.in_progress")]
 )
 async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
-    """They come before there is anything to tell, and go on until there is."""
+    """Heartbeats start before the first event and repeat until it arrives."""
 
     async def slow(job: Job) -> AsyncGenerator[Event]:
         await asyncio.sleep(0.1)
@@ -115,7 +114,7 @@ async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
         body |= {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     else:
         body["input"] = "x"
-    reply = await ask(told_app(slow, tiny, 0.01), path, body)
+    reply = await ask(scripted_app(slow, tiny, 0.01), path, body)
     kinds = [event["type"] for event in named_events(reply.frames)]
     assert kinds.count(beat) > 2
     assert kinds[-1] in ("message_stop", "response.completed")

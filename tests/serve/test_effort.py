@@ -1,5 +1,5 @@
-"""How much to think, as each dialect asks for it: in the variables that the chat template has, and
-refused by name where it has none."""
+"""Reasoning effort in each dialect: passed in the chat template's variables, or refused if the
+template has none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was rendered, up to the conversation."""
+    """The rendered prompts, up to the conversation."""
     found: list[str] = []
     encode = TokenCodec.encode_chat
 
@@ -72,7 +72,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def prepared(service: Service, path: str, **more: Any) -> None:
+def prepare(service: Service, path: str, **more: Any) -> None:
     asked: dict[str, Any] = {"model": "tiny"} | more
     if path == "chat":
         body = {"messages": SAID} | asked
@@ -94,28 +94,28 @@ def expected(kind: str, effort: Effort) -> str | None:
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
-def test_what_openais_clients_ask(
+def test_openai_reasoning_effort(
     kind: str, service: Service, prompts: list[str], effort: Effort
 ) -> None:
-    wanted = expected(kind, effort)
+    expected_prompt = expected(kind, effort)
     asked: dict[str, dict[str, Any]] = {
         "chat": {"reasoning_effort": effort},
         "responses": {"reasoning": {"effort": effort, "summary": "auto"}},
     }
     for path, more in asked.items():
-        if wanted is None:
+        if expected_prompt is None:
             with pytest.raises(RequestError, match="tiny does not support") as refused:
-                prepared(service, path, **more)
+                prepare(service, path, **more)
             assert refused.value.param in ("reasoning_effort", "reasoning.effort")
         else:
-            prepared(service, path, **more)
-            assert prompts.pop() == wanted
+            prepare(service, path, **more)
+            assert prompts.pop() == expected_prompt
     assert not prompts
 
 
-def test_what_anthropics_clients_ask(kind: str, service: Service, prompts: list[str]) -> None:
-    """They ask for thinking of any model; one that cannot be told is as it is."""
-    prepared(service, "chat", reasoning_effort=None)
+def test_anthropic_thinking_and_effort(kind: str, service: Service, prompts: list[str]) -> None:
+    """Anthropic's clients request thinking from any model; models without a switch ignore it."""
+    prepare(service, "chat", reasoning_effort=None)
     plain = prompts.pop()
     asked: list[tuple[dict[str, Any], Effort | None]] = [
         ({}, None),
@@ -125,7 +125,9 @@ def test_what_anthropics_clients_ask(kind: str, service: Service, prompts: list[
         ({"output_config": {"effort": "max"}}, "max"),
     ]
     for more, effort in asked:
-        prepared(service, "messages", **more)
-        wanted = None if effort is None else expected(kind, effort)
-        assert prompts == [plain if wanted is None else wanted] * 2  # as it is counted, too
+        prepare(service, "messages", **more)
+        expected_prompt = None if effort is None else expected(kind, effort)
+        assert (
+            prompts == [plain if expected_prompt is None else expected_prompt] * 2
+        )  # as it is counted, too
         prompts.clear()

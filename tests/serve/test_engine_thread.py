@@ -20,19 +20,19 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.serve.http.request_handler import events_of
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.types import Stats
 
 END = Finished("stop", Stats())
 
 
-class Told(ModelHost):
-    """A scheduler whose jobs are what a test tells of them, in a thread of its own."""
+class ScriptedScheduler(ModelHost):
+    """A scheduler that runs a scripted job in its own thread."""
 
-    def __init__(self, tell: Callable[[JobHandle], Iterator[Event]]) -> None:
-        self._tell = tell
+    def __init__(self, script: Callable[[JobHandle], Iterator[Event]]) -> None:
+        self._script = script
         self.handles: list[JobHandle] = []
-        self.told = threading.Event()
+        self.finished = threading.Event()
 
     def submit(
         self, job: Job, on_event: Callable[[Event], None], *, client: str = "", short: bool = False
@@ -41,9 +41,9 @@ class Told(ModelHost):
         self.handles.append(handle)
 
         def run() -> None:
-            for event in self._tell(handle):
+            for event in self._script(handle):
                 handle.tell(event)
-            self.told.set()
+            self.finished.set()
 
         threading.Thread(target=run).start()
         return handle
@@ -53,7 +53,7 @@ def no_job(session: object) -> Iterator[Event]:
     yield from ()
 
 
-async def test_a_slow_reader_finds_everything_merged() -> None:
+async def test_queued_events_are_merged_for_slow_reader() -> None:
     parts = [TextDelta(str(number)) for number in range(10_000)]
     readings = [PrefillProgress(number, 500) for number in range(500)]
     calls: list[Event] = [
@@ -61,10 +61,12 @@ async def test_a_slow_reader_finds_everything_merged() -> None:
         *[ToolCallArguments("[]")] * 1000,
         ToolCallFinished(),
     ]
-    scheduler = Told(lambda handle: iter([*readings, PromptProcessed(1, 0), *parts, *calls, END]))
-    events = events_of(scheduler, no_job)
+    scheduler = ScriptedScheduler(
+        lambda handle: iter([*readings, PromptProcessed(1, 0), *parts, *calls, END])
+    )
+    events = run_job(scheduler, no_job)
     found = [await anext(events)]
-    await asyncio.to_thread(scheduler.told.wait)
+    await asyncio.to_thread(scheduler.finished.wait)
     found += [event async for event in events]
     assert found[0] == readings[0] or isinstance(found[0], PrefillProgress)
     assert "".join(each.text for each in found if isinstance(each, TextDelta)) == "".join(
@@ -75,14 +77,14 @@ async def test_a_slow_reader_finds_everything_merged() -> None:
 
 
 @pytest.mark.parametrize("leave", ["close", "cancel"])
-async def test_a_reader_that_goes_away_cancels_the_job(leave: str) -> None:
+async def test_closing_the_reader_cancels_the_job(leave: str) -> None:
     def until_cancelled(handle: JobHandle) -> Iterator[Event]:
         while not handle.cancelled:
             yield TextDelta("more ")
         yield END
 
-    scheduler = Told(until_cancelled)
-    events = events_of(scheduler, no_job)
+    scheduler = ScriptedScheduler(until_cancelled)
+    events = run_job(scheduler, no_job)
     await anext(events)
     if leave == "close":
         await events.aclose()
@@ -98,4 +100,4 @@ async def test_a_reader_that_goes_away_cancels_the_job(leave: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert scheduler.handles[0].cancelled
-    await asyncio.to_thread(scheduler.told.wait)
+    await asyncio.to_thread(scheduler.finished.wait)

@@ -1,4 +1,4 @@
-"""Who may ask `akunu serve`, and what becomes of what they said."""
+"""Access to `akunu serve`, limits of requests, and privacy of their content."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NO = RequestError("no")
 
 
 @given(st.sampled_from(OURS), st.sampled_from(["", ":8012", ":1"]))
-def test_our_own_names_are_answered(name: str, port: str) -> None:
+def test_loopback_host_names_are_accepted(name: str, port: str) -> None:
     assert AccessRules().refusal(Headers({"host": name + port}), "/v1/models") is None
 
 
 @settings(max_examples=40)
 @given(NAMES, st.integers(0, 99999))
-def test_other_names_are_refused(name: str, port: int) -> None:
-    """As a page says them whose name resolves to 127.0.0.1."""
+def test_other_host_names_are_refused(name: str, port: int) -> None:
+    """As sent by a web page whose name resolves to 127.0.0.1."""
     assume(not is_loopback(name.partition(":")[0]))
     for host in (
         name,
@@ -51,7 +51,7 @@ def test_other_names_are_refused(name: str, port: int) -> None:
 
 
 @given(st.sampled_from(["http://", "https://", "app://", ""]), NAMES)
-def test_pages_are_refused_unless_named(scheme: str, name: str) -> None:
+def test_origins_are_refused_unless_allowed(scheme: str, name: str) -> None:
     origin = scheme + name
     headers = Headers({"host": "127.0.0.1:8012", "origin": origin})
     allowed = AccessRules(origins=(origin,)).refusal(headers, "/v1/models")
@@ -62,7 +62,7 @@ def test_pages_are_refused_unless_named(scheme: str, name: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=9), st.text(max_size=9), st.booleans())
-def test_only_the_key_opens(key: str, other: str, bearer: bool) -> None:
+def test_only_the_api_key_is_accepted(key: str, other: str, bearer: bool) -> None:
     key = key.encode("ascii", "ignore").decode().strip() or "key"
     other = other.encode("ascii", "ignore").decode().strip()
     access = AccessRules("0.0.0.0", key)
@@ -81,8 +81,8 @@ def test_only_the_key_opens(key: str, other: str, bearer: bool) -> None:
     assert access.refusal(Headers({"host": "x"}), "/health") is None
 
 
-async def test_refusals_are_in_the_shape_of_their_dialect(tiny: Served) -> None:
-    """Before a body is read, on every path; and they have an id."""
+async def test_refusals_use_the_error_format_of_their_dialect(tiny: Served) -> None:
+    """On every path, before the body is received, with a request id."""
     for dialect in DIALECTS:
         for endpoint in dialect.endpoints:
             reply = await ask(tiny.app, endpoint.path, b"{}", headers={"host": "evil.example"})
@@ -94,7 +94,7 @@ async def test_refusals_are_in_the_shape_of_their_dialect(tiny: Served) -> None:
             assert set(reply.json()) == set(dialect.error(NO, "id"))
 
 
-async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
+async def test_allowed_origin_may_send_requests(tiny: Served) -> None:
     access = AccessRules(origins=("https://good.example",))
     app = create_app(tiny.model.backend(RequestRecords()), access)
     headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
@@ -110,7 +110,7 @@ async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
 
 @settings(max_examples=5)
 @given(st.booleans())
-async def test_what_is_said_is_kept_only_where_asked(tiny: Served, keep: bool) -> None:
+async def test_content_is_recorded_only_if_enabled(tiny: Served, keep: bool) -> None:
     seen: list[RequestRecord] = []
     records = RequestRecords(seen.append, keep_content=keep)
     app = create_app(tiny.model.backend(records), AccessRules())
@@ -124,7 +124,7 @@ async def test_what_is_said_is_kept_only_where_asked(tiny: Served, keep: bool) -
     assert 'requests_total{path="/v1/chat/completions",status="200"} 1' in records.metrics()
 
 
-async def test_a_body_has_bounds(tiny: Served) -> None:
+async def test_body_size_and_depth_are_limited(tiny: Served) -> None:
     deep = b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     nested: object = "x"
     for _ in range(70):
@@ -142,7 +142,7 @@ async def test_a_body_has_bounds(tiny: Served) -> None:
     assert reply.status == 413
 
 
-async def test_requests_that_wait_are_bounded(tiny: Served) -> None:
+async def test_number_of_waiting_requests_is_limited(tiny: Served) -> None:
     records = RequestRecords()
     app = create_app(tiny.model.backend(records), AccessRules())
     with contextlib.ExitStack() as waiting:
@@ -154,7 +154,7 @@ async def test_requests_that_wait_are_bounded(tiny: Served) -> None:
 
 
 @pytest.mark.usefixtures("own_directories")
-def test_mistakes_at_the_start_are_one_line(shallow_directory: Path) -> None:
+def test_startup_errors_are_one_line(shallow_directory: Path) -> None:
     model = ("serve", "--model", str(shallow_directory))
     for words, code, found in (
         (("serve", "--model", "nope"), 1, "nope"),
@@ -167,14 +167,14 @@ def test_mistakes_at_the_start_are_one_line(shallow_directory: Path) -> None:
         assert_one_line_error(run_here(*words, env={"AKUNU_API_KEY": ""}), code, found)
 
 
-def test_a_port_that_is_taken(shallow_directory: Path) -> None:
+def test_port_in_use(shallow_directory: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         done = run_here("serve", "--model", str(shallow_directory), "--port", port)
     assert_one_line_error(done, 1, port, "--port")
 
 
-async def test_no_piece_of_an_answer_is_held_back_by_the_system() -> None:
+async def test_sockets_disable_nagle() -> None:
     held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

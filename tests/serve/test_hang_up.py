@@ -1,4 +1,4 @@
-"""Clients that go away, that wait, and that are told of a failure in the middle."""
+"""Clients that disconnect or wait, and failures during an answer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from akunu_py.decoding.generate.model_host import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats
-from tests.support.serving import Reply, Served, ask, told_app
+from tests.support.serving import Reply, Served, ask, scripted_app
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "on and on " * 30}], "max_tokens": 3000}
 SHORT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
-async def nothing_runs(model: Served) -> None:
+async def wait_until_idle(model: Served) -> None:
     async with asyncio.timeout(30):
         while (counts := model.scheduler.counts()).running or counts.waiting:
             await asyncio.sleep(0.005)
@@ -38,10 +38,10 @@ async def nothing_runs(model: Served) -> None:
 
 @settings(max_examples=5)
 @given(st.integers(0, 12), st.booleans(), st.integers(0, 40))
-async def test_a_client_that_goes_away_frees_the_model(
+async def test_disconnect_frees_the_model(
     tiny: Served, frames: int, stream: bool, milliseconds: int
 ) -> None:
-    """At any moment, also while it waits behind another; the next answer is right."""
+    """At any moment, also while the request is queued; the next answer is correct."""
     expected = (await ask(tiny.app, CHAT, SHORT)).json()["choices"][0]["message"]["content"]
     before = tiny.scheduler.counts()
     hung_up = asyncio.Event()
@@ -56,7 +56,7 @@ async def test_a_client_that_goes_away_frees_the_model(
     hung_up.set()
     replies = await asyncio.gather(*asked)
     assert not any(reply.ended for reply in replies)
-    await nothing_runs(tiny)
+    await wait_until_idle(tiny)
     after = tiny.scheduler.counts()
     assert after.cancelled - before.cancelled <= 2
     assert after.stats.generated_tokens - before.stats.generated_tokens < 2 * 3000
@@ -65,7 +65,7 @@ async def test_a_client_that_goes_away_frees_the_model(
     assert again == expected
 
 
-async def test_metrics_tell_who_is_answered_and_who_waits(tiny: Served) -> None:
+async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
     hung_up = asyncio.Event()
 
     async def gauges() -> list[str]:
@@ -85,29 +85,29 @@ async def test_metrics_tell_who_is_answered_and_who_waits(tiny: Served) -> None:
     await until(0, 0)
 
 
-async def test_what_was_read_stays_known(tiny: Served) -> None:
+async def test_prefilled_tokens_stay_cached_after_disconnect(tiny: Served) -> None:
     body = {"prompt": "a long text " * 200, "max_tokens": 900}
     await ask(
         tiny.app, "/v1/completions", body | {"stream": True}, gone=lambda reply: bool(reply.frames)
     )
-    await nothing_runs(tiny)
+    await wait_until_idle(tiny)
     used = (await ask(tiny.app, "/v1/completions", body | {"max_tokens": 1})).json()["usage"]
     assert used["prompt_tokens_details"]["cached_tokens"] >= used["prompt_tokens"] - 1
 
 
-class Told:
-    """A job as a test tells it: an event at a time, as it is set free."""
+class ScriptedJob:
+    """A job with scripted events; `proceed` releases all events after the first."""
 
     def __init__(self, *events: Event) -> None:
         self._events = events
-        self.goes_on = asyncio.Event()
+        self.proceed = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def run(self, job: Job) -> AsyncGenerator[Event]:
         try:
             for event in self._events:
                 yield event
-                await self.goes_on.wait()
+                await self.proceed.wait()
         finally:
             self.closed.set()
 
@@ -116,14 +116,14 @@ END = Finished("stop", Stats())
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
-    """While nothing can be told of what happens: the prompt is read, text is withheld."""
-    told = Told(PrefillProgress(0, 10), PromptProcessed(10, 0), TextDelta("x"), END)
-    app = told_app(told.run, tiny, heartbeat_s=0.001)
+async def test_waiting_client_gets_heartbeats(tiny: Served, path: str) -> None:
+    """During prefill, and while text is withheld."""
+    told = ScriptedJob(PrefillProgress(0, 10), PromptProcessed(10, 0), TextDelta("x"), END)
+    app = scripted_app(told.run, tiny, heartbeat_s=0.001)
 
     def gone(reply: Reply) -> bool:
         if reply.body.count(b"\n\n") >= 5:
-            told.goes_on.set()
+            told.proceed.set()
         return False
 
     body: dict[str, Any] = {"stream": True, "prompt": "x"}
@@ -133,18 +133,18 @@ async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
     assert reply.chunks()[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_who_leaves_with_the_whole_answer_did_not_hang_up(tiny: Served) -> None:
-    """Before the end of the connection, which many a client does not wait for."""
-    told, records = Told(PromptProcessed(1, 0), TextDelta("x"), END), RequestRecords()
+async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> None:
+    """Many clients close the connection before its end."""
+    told, records = ScriptedJob(PromptProcessed(1, 0), TextDelta("x"), END), RequestRecords()
     end = "[DONE]"
 
     def gone(reply: Reply) -> bool:
-        told.goes_on.set()
+        told.proceed.set()
         if end.encode() in reply.body:
-            told.goes_on.clear()  # the job takes its time to end
+            told.proceed.clear()  # the job takes its time to end
         return end.encode() in reply.body
 
-    app = told_app(told.run, tiny, 60, records)
+    app = scripted_app(told.run, tiny, 60, records)
     await ask(app, CHAT, SHORT | {"stream": True}, gone=gone)
     assert 'status="200"} 1' in records.metrics()
     assert 'status="499"' not in records.metrics()
@@ -152,13 +152,15 @@ async def test_who_leaves_with_the_whole_answer_did_not_hang_up(tiny: Served) ->
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_has_a_status_where_it_still_can(
+async def test_failure_before_first_frame_has_its_own_status(
     tiny: Served, begun: bool, stream: bool
 ) -> None:
     error = Failed(PromptTooLong("too long", 9, 8))
-    told = Told(PromptProcessed(1, 0), TextDelta("x"), error) if begun else Told(error)
-    told.goes_on.set()
-    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    told = (
+        ScriptedJob(PromptProcessed(1, 0), TextDelta("x"), error) if begun else ScriptedJob(error)
+    )
+    told.proceed.set()
+    reply = await ask(scripted_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert told.closed.is_set()
     if begun and stream:
         assert reply.status == 200
@@ -171,13 +173,13 @@ async def test_a_failure_has_a_status_where_it_still_can(
 
 @pytest.mark.usefixtures("own_directories")
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
+async def test_unexpected_failure_is_reported_without_details(
     tiny: Served, begun: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = Failed(ZeroDivisionError("a secret"))
-    told = Told(PromptProcessed(1, 0), error) if begun else Told(error)
-    told.goes_on.set()
-    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
+    told = ScriptedJob(PromptProcessed(1, 0), error) if begun else ScriptedJob(error)
+    told.proceed.set()
+    reply = await ask(scripted_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
     assert reply.status == (200 if begun else 500)
     assert b"internal error; see the server" in reply.body
     assert b"secret" not in reply.body
@@ -186,9 +188,9 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_the_server_ends_says_so(tiny: Served, stream: bool) -> None:
-    told = Told(PromptProcessed(1, 0), TextDelta("x"), Finished("cancelled", Stats()))
-    told.goes_on.set()
-    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+async def test_answer_cancelled_by_shutdown_is_an_error(tiny: Served, stream: bool) -> None:
+    told = ScriptedJob(PromptProcessed(1, 0), TextDelta("x"), Finished("cancelled", Stats()))
+    told.proceed.set()
+    reply = await ask(scripted_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert b"the server is stopping" in reply.body
     assert reply.status == (200 if stream else 503)

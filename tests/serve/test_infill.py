@@ -1,4 +1,4 @@
-"""/infill: the completer's own completions, as llama.cpp's clients ask for them and read them."""
+"""/infill: the completer's completions in llama.cpp's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptPro
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
-from akunu_py.serve.dialect.interface import PreparedRequest, WholeAnswer
+from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.llamacpp import InfillBody, prepare_infill
@@ -39,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(scope="module")
 def service(engine: Engine) -> Service:
-    """Its requests share a completer, as those of a server do."""
+    """A service whose requests share a completer."""
     defaults = GenerateOptions(sampling=SamplingOptions(temperature=1.0))
     return Service(engine, ("tiny",), defaults)
 
@@ -59,15 +59,15 @@ def run(service: Service, session: Session, body: dict[str, Any]) -> list[Event]
 
 
 def whole(service: Service, session: Session, body: dict[str, Any]) -> Any:
-    answer = WholeAnswer()
+    answer = CollectedAnswer()
     for event in run(service, session, body):
         answer.add(event)
-    return prepared(service, body).whole([answer])
+    return prepared(service, body).build_reply([answer])
 
 
 @settings(max_examples=10)
 @given(CODE, CODE, CODE, st.lists(CODE.filter(bool), max_size=1))
-def test_it_is_what_complete_says(
+def test_text_equals_completer(
     service: Service, session: Session, before: str, typed: str, behind: str, stop: list[str]
 ) -> None:
     body = {"input_prefix": before, "prompt": typed, "input_suffix": behind, "n_predict": 24}
@@ -88,7 +88,7 @@ def test_it_is_what_complete_says(
     assert reply["stop"] is True
 
 
-def test_a_stream_ends_with_its_statistics(service: Service, session: Session) -> None:
+def test_stream_ends_with_statistics(service: Service, session: Session) -> None:
     body = {"input_prefix": "a(", "input_suffix": "b", "n_predict": 9, "stream": True}
     encoder = prepared(service, body).encoder
     assert encoder is not None
@@ -103,7 +103,7 @@ def test_a_stream_ends_with_its_statistics(service: Service, session: Session) -
     assert values[-1]["timings"]["predicted_n"] == values[-1]["tokens_predicted"]
 
 
-def test_a_sampled_one_keeps_to_its_seed(service: Service, session: Session) -> None:
+def test_same_seed_gives_same_completion(service: Service, session: Session) -> None:
     body = {"input_prefix": "a", "n_predict": 9, "temperature": 1.0, "seed": 5, "top_k": 20}
     other = Service(service.engine, ("tiny",), GenerateOptions())
     assert whole(service, session, body)["content"] == whole(other, session, body)["content"]
@@ -116,7 +116,7 @@ def requests_of(name: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["llama.vim", "llama.vscode"])
-def test_editors_get_what_they_read(service: Service, session: Session, name: str) -> None:
+def test_editors_get_the_fields_they_read(service: Service, session: Session, name: str) -> None:
     for body in requests_of(name):
         reply = whole(service, session, body)
         wanted = [field for field in body.get("response_fields", []) if field]

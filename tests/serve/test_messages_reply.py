@@ -1,4 +1,4 @@
-"""Messages: what clients put together of a stream is the whole message."""
+"""Messages: the message that clients accumulate from a stream equals the complete reply."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from akunu_py.decoding.events import (
     ToolCallStarted,
 )
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.messages import MessageEncoder, error_body, whole_message
+from akunu_py.serve.messages import MessageEncoder, build_message, error_body
 from akunu_py.types import Stats
-from tests.support.serve_events import answers, put_together
+from tests.support.serve_events import answers, collect_answer
 from tests.support.sse_reader import named_events
 
 
@@ -34,8 +34,10 @@ def streamed(events: list[Event], *, shows_thinking: bool) -> list[dict[str, Any
 
 
 def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message, as `anthropic.lib.streaming` adds it up: nothing before message_start, one block
-    open at a time, deltas only of the kind of their block, nothing behind message_stop."""
+    """Accumulate a message as `anthropic.lib.streaming` does.
+
+    Nothing before message_start or after message_stop, one open block, deltas of its type.
+    """
     message: dict[str, Any] = {}
     texts: dict[int, str] = {}
     kinds = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
@@ -80,9 +82,11 @@ def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @given(answers(), st.booleans())
-def test_a_stream_adds_up_to_the_whole(events: list[Event], shows_thinking: bool) -> None:
+def test_accumulated_stream_equals_complete_reply(
+    events: list[Event], shows_thinking: bool
+) -> None:
     found = accumulated(streamed(events, shows_thinking=shows_thinking))
-    whole = whole_message("tiny", [put_together(events)], shows_thinking=shows_thinking)
+    whole = build_message("tiny", [collect_answer(events)], shows_thinking=shows_thinking)
     assert found | {"id": ""} == whole | {"id": ""}
     shown = [event.text for event in events if isinstance(event, ThinkingDelta) and shows_thinking]
     thought = [block["thinking"] for block in whole["content"] if block["type"] == "thinking"]
@@ -104,22 +108,22 @@ def test_a_stream_adds_up_to_the_whole(events: list[Event], shows_thinking: bool
         (Finished("context", Stats()), False, "model_context_window_exceeded"),
     ],
 )
-def test_the_reason_to_stop(ended: Finished, called: bool, reason: str) -> None:
+def test_stop_reason(ended: Finished, called: bool, reason: str) -> None:
     events: list[Event] = (
         [ToolCallStarted("a", "b"), ToolCallArguments("{}")] if called else [TextDelta("x")]
     )
-    answer = put_together([*events, ended])
-    whole = whole_message("tiny", [answer], shows_thinking=True)
+    answer = collect_answer([*events, ended])
+    whole = build_message("tiny", [answer], shows_thinking=True)
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, ended.stop or None)
 
 
-def test_a_call_that_was_cut_off_is_not_run() -> None:
+def test_truncated_call_becomes_text() -> None:
     events: list[Event] = [
         ToolCallStarted("a", "rm"),
         ToolCallArguments('{"path": "/tmp/x'),
         _cut(),
     ]
-    whole = whole_message("tiny", [put_together(events)], shows_thinking=True)
+    whole = build_message("tiny", [collect_answer(events)], shows_thinking=True)
     assert whole["content"] == [{"type": "text", "text": 'rm {"path": "/tmp/x'}]
 
 

@@ -1,4 +1,4 @@
-"""Chat Completions and Completions on a tiny model: the right text, however it is asked for."""
+"""Chat Completions and Completions on a tiny model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     sampling: dict[str, Any],
     **options: Any,
 ) -> Answer:
-    """What `akunu run --draft off` says."""
+    """Return the text of `akunu run --draft off`."""
     asked = GenerateOptions(
         max_tokens=options.pop("max_tokens", 16),
         draft="off",
@@ -64,7 +64,7 @@ def encode(model: Served, text: str) -> list[int]:
 
 @settings(max_examples=5)
 @given(WORDS, WORDS, SAMPLING, st.integers(0, 2**32 - 2), st.integers(1, 2))
-async def test_chat_is_what_run_says(
+async def test_chat_equals_run(
     tiny: Served, system: str, said: str, sampling: dict[str, Any], seed: int, count: int
 ) -> None:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": said}]
@@ -117,7 +117,7 @@ async def test_completions_of_several_prompts(
     assert chunks[-1]["usage"]["prompt_tokens"] == sum(map(len, given))
 
 
-async def test_a_suffix_is_filled_in_as_the_model_was_trained_to(tiny: Served) -> None:
+async def test_suffix_uses_fill_in_the_middle_format(tiny: Served) -> None:
     body = {"prompt": "def f(", "suffix": "):\n    pass", "max_tokens": 8}
     whole = (await ask(tiny.app, COMPLETIONS, body)).json()
 
@@ -131,8 +131,8 @@ async def test_a_suffix_is_filled_in_as_the_model_was_trained_to(tiny: Served) -
     assert whole["choices"][0]["text"] == expected.text
 
 
-async def test_a_stop_token_of_a_request_ends_its_answer(tiny: Served) -> None:
-    """That of the middle, for one, which a chat may say."""
+async def test_stop_token_of_request_ends_only_its_answer(tiny: Served) -> None:
+    """Such as a fill-in-the-middle token, which a chat answer may contain."""
     free = run(tiny, lambda engine: engine.tokens.encode("abc"), {}, max_tokens=12)
     end = free.tokens[5]
     asked = run(
@@ -173,7 +173,7 @@ async def test_structured_answers_and_their_limits(tiny: Served) -> None:
     assert (await ask(tiny.app, CHAT, both)).json()["error"]["param"] == "guided_regex"
 
 
-async def test_a_prediction_changes_the_passes_and_not_the_text(tiny: Served) -> None:
+async def test_prediction_changes_passes_but_not_text(tiny: Served) -> None:
     body = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 40}
     plain = (await ask(tiny.app, CHAT, body)).json()
     text = plain["choices"][0]["message"]["content"]
@@ -188,7 +188,7 @@ async def test_a_prediction_changes_the_passes_and_not_the_text(tiny: Served) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_as_clients_ask_for_them(tiny: Served, stream: bool) -> None:
+async def test_logprobs(tiny: Served, stream: bool) -> None:
     more = {"max_tokens": 6, "stream": stream}
     messages = [{"role": "user", "content": "x"}]
     chat = await ask(
@@ -214,7 +214,7 @@ async def test_logprobs_as_clients_ask_for_them(tiny: Served, stream: bool) -> N
     assert [text[at:][: len(token)] for at, token in zip(offsets, tokens, strict=True)] == tokens
 
 
-async def test_the_second_turn_reads_what_is_new(tiny: Served) -> None:
+async def test_second_turn_prefills_only_new_tokens(tiny: Served) -> None:
     first = {"messages": [{"role": "user", "content": "one two three " * 20}]}
     answer = (await ask(tiny.app, CHAT, first)).json()["choices"][0]["message"]
     more = [*first["messages"], answer, {"role": "user", "content": "on"}]
@@ -283,7 +283,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "change", "status", "param"), REFUSED)
-async def test_what_is_refused_is_named(
+async def test_errors_name_the_refused_parameter(
     tiny: Served, path: str, change: dict[str, Any], status: int, param: str | None, stream: bool
 ) -> None:
     good: dict[str, dict[str, Any]] = {
@@ -302,7 +302,7 @@ async def test_what_is_refused_is_named(
     assert reply.headers["x-request-id"].startswith("req_")
 
 
-async def test_a_prompt_that_is_too_long(tiny: Served) -> None:
+async def test_too_long_prompt_is_refused(tiny: Served) -> None:
     asked: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}),
         (COMPLETIONS, {"prompt": "x" * 5000}),
@@ -319,8 +319,8 @@ async def test_a_prompt_that_is_too_long(tiny: Served) -> None:
             assert found[5:] == ["tokens", ">", "4095", "maximum"]
 
 
-async def test_what_changes_nothing_is_taken(tiny: Served) -> None:
-    """Parameters about the customer, and messages as clients send them back."""
+async def test_parameters_without_effect_are_accepted(tiny: Served) -> None:
+    """Parameters that describe the caller, and messages as clients send them back."""
     body = {
         "model": "alias",
         "messages": [
@@ -341,13 +341,13 @@ async def test_what_changes_nothing_is_taken(tiny: Served) -> None:
     assert reply.status == 200, reply.body
 
 
-def test_options_that_requests_leave_open(tiny: Served) -> None:
+def test_default_options(tiny: Served) -> None:
     defaults = tiny.model.service().defaults
     assert replace(defaults, sampling=SamplingOptions(temperature=0.0)) == defaults
 
 
-async def test_a_list_of_models_needs_none_loaded(tiny: Served) -> None:
-    """Programs that look at it every now and then must not load what idleness unloaded."""
+async def test_listing_models_does_not_load_the_model(tiny: Served) -> None:
+    """Programs that poll the list must not reload a model that was unloaded when idle."""
     listed = (await ask(tiny.app, "/v1/models")).json()["data"]
     app = create_app(replace(tiny.model.backend(RequestRecords()), service=None), AccessRules())  # type: ignore[arg-type]
     assert (await ask(app, "/v1/models")).json()["data"] == listed

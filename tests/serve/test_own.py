@@ -1,4 +1,4 @@
-"""Our own clients on a server: what they show is what the model would have said to them itself."""
+"""akunu's own clients on a server return the same results as with a local model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.own.client import ServerClient, running_server, server_at
-from akunu_py.serve.own.running import RunningServer, announced, running_servers
+from akunu_py.serve.own.client import ServerClient, matching_server, server_at
+from akunu_py.serve.own.running import RunningServer, announce, running_servers
 from akunu_py.serve.own.served import ServedChat, ServedCompleter
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
@@ -51,15 +51,15 @@ OPTIONS = CompleteOptions(prefix_tokens=64)
 
 @pytest.fixture(scope="module")
 def client(tiny: Served) -> Iterator[ServerClient]:
-    """Of a server whose key is not known here."""
+    """A client of a server with an unknown API key."""
     access = AccessRules(key="another key", token=TOKEN)
     backend = tiny.model.backend(RequestRecords())
     with at_a_socket(create_app(backend, access)) as url:
         yield ServerClient(url, TOKEN)
 
 
-def free(tiny: Served) -> None:
-    """Waits until nothing runs."""
+def idle(tiny: Served) -> None:
+    """Wait until no request runs."""
     end = time.monotonic() + 30
     while (counts := tiny.scheduler.counts()).running or counts.waiting:
         assert time.monotonic() < end
@@ -68,7 +68,7 @@ def free(tiny: Served) -> None:
 
 @settings(max_examples=20)
 @given(CODE, CODE, st.sampled_from(["", "\r\n"]), st.integers(0, 20), st.integers(0, 2))
-def test_completions_are_those_of_the_model(
+def test_completions_equal_local_completions(
     tiny: Served, client: ServerClient, prefix: str, suffix: str, end: str, tokens: int, lines: int
 ) -> None:
     request = CompletionRequest(prefix + end, suffix, "a.py", max_tokens=tokens, max_lines=lines)
@@ -81,7 +81,7 @@ def test_completions_are_those_of_the_model(
         assert found.stats.generated_tokens == expected.stats.generated_tokens
 
 
-def test_other_files_are_read_and_drafted_from(tiny: Served, client: ServerClient) -> None:
+def test_other_files_are_prompt_and_draft_context(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(file_tokens=1000, fim="qwen2.5-coder")
     files = tuple(SourceFile(f"{name}.py", f"def total_{name}(b):\n    c\n" * 9) for name in "xyz")
     request = CompletionRequest(
@@ -94,7 +94,7 @@ def test_other_files_are_read_and_drafted_from(tiny: Served, client: ServerClien
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 100
 
 
-def test_the_next_edit_is_that_of_the_model(tiny: Served, client: ServerClient) -> None:
+def test_next_edit_equals_local_next_edit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="sweep-next-edit")
     edits = (BufferEdit("b.py", "old\n", "new\n", 3),)
     request = CompletionRequest("old(", ")\n", "a.py", max_tokens=12, edits=edits)
@@ -106,7 +106,7 @@ def test_the_next_edit_is_that_of_the_model(tiny: Served, client: ServerClient) 
         ServedCompleter(client, NAME, OPTIONS).complete(request)
 
 
-def test_what_was_completed_is_recalled_without_the_server(client: ServerClient) -> None:
+def test_cached_completion_needs_no_server(client: ServerClient) -> None:
     completer = ServedCompleter(client, NAME, CompleteOptions(fim="none"))
     request = CompletionRequest("def f(a):\r\n    b", max_tokens=30)
     whole = completer.complete(request).text
@@ -116,9 +116,7 @@ def test_what_was_completed_is_recalled_without_the_server(client: ServerClient)
     assert (recalled.text, recalled.reused) == (whole[2:], True)
 
 
-def test_it_ends_when_nobody_wants_more_and_when_the_time_is_over(
-    tiny: Served, client: ServerClient
-) -> None:
+def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
     long = CompletionRequest("ab", path="a.py", max_tokens=300)
     whole = tiny.in_thread(lambda engine: Completer(engine, options).complete(long))
@@ -129,7 +127,7 @@ def test_it_ends_when_nobody_wants_more_and_when_the_time_is_over(
             long,
             lambda: reason if next(looks) > 4 else None,  # noqa: B023 - it is called here
         )
-        free(tiny)
+        idle(tiny)
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
         assert done.stats.generated_tokens < whole.stats.generated_tokens >= 300
@@ -139,7 +137,7 @@ def test_it_ends_when_nobody_wants_more_and_when_the_time_is_over(
     "request_",
     [CompletionRequest("a", max_tokens=4000), CompletionRequest("a", temperature=-1.0)],
 )
-def test_what_cannot_be_honoured_is_wrong_usage(
+def test_invalid_options_are_usage_errors(
     client: ServerClient, request_: CompletionRequest
 ) -> None:
     with pytest.raises(UsageError):
@@ -150,14 +148,14 @@ def test_what_cannot_be_honoured_is_wrong_usage(
         )
 
 
-def test_a_client_without_the_token_is_refused(client: ServerClient) -> None:
+def test_client_without_token_is_refused(client: ServerClient) -> None:
     with pytest.raises(AkunuError, match="AKUNU_API_KEY"):
         ServerClient(client.url, "no such").facts()
-    assert client.knows(TOKEN)
-    assert not client.knows("no such")
+    assert client.has_token(TOKEN)
+    assert not client.has_token("no such")
 
 
-def test_a_server_is_found_where_it_has_what_is_asked(
+def test_matching_server_compares_model_and_options(
     tiny: Served, client: ServerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("akunu_py.paths.servers_dir", lambda: tmp_path / "servers")
@@ -165,35 +163,35 @@ def test_a_server_is_found_where_it_has_what_is_asked(
     running = RunningServer(client.url, TOKEN, NAME, str(model), kv_bits=None)
     (tmp_path / "servers").mkdir()
     (tmp_path / "servers" / "1.json").write_text('{"url": 1')  # cut off
-    with announced(running):
+    with announce(running):
         (found,) = running_servers()
         assert found == running
         file = next((tmp_path / "servers").glob("[2-9]*.json"))
         assert file.stat().st_mode & 0o777 == 0o600
-        shared = running_server(model, plain)
+        shared = matching_server(model, plain)
         assert shared is not None
         assert shared[1].name == NAME
         assert shared[1].model.context_length == tiny.in_thread(
             lambda engine: engine.plan.context_length
         )
-        assert running_server(model, LoadOptions(context=64)) is not None
+        assert matching_server(model, LoadOptions(context=64)) is not None
         others = [
             LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
-            LoadOptions(force=True), LoadOptions(memory=10**9),
+            LoadOptions(force=True), LoadOptions(memory_limit=10**9),
         ]  # fmt: skip
-        assert [running_server(model, each) for each in others] == [None] * len(others)
-        assert running_server(tmp_path / "other", plain) is None
+        assert [matching_server(model, each) for each in others] == [None] * len(others)
+        assert matching_server(tmp_path / "other", plain) is None
         assert server_at(client.url, NAME)[1].name == NAME  # by the token in the file
         with pytest.raises(UsageError, match=f"serves {NAME}, not other"):
             server_at(client.url, "other")
     assert running_servers() == []
-    with announced(RunningServer(client.url, "of another", NAME, str(model))):
-        assert running_server(model, plain) is None  # whatever has its port now is another
-    with announced(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
-        assert running_server(model, plain) is None  # it was killed
+    with announce(RunningServer(client.url, "of another", NAME, str(model))):
+        assert matching_server(model, plain) is None  # whatever has its port now is another
+    with announce(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
+        assert matching_server(model, plain) is None  # it was killed
     killed = subprocess.Popen(["true"])
     killed.wait()
-    with announced(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):
+    with announce(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):
         assert running_servers() == []
         assert list((tmp_path / "servers").iterdir()) == []
     with pytest.raises(ServerGone):
@@ -203,8 +201,8 @@ def test_a_server_is_found_where_it_has_what_is_asked(
             ServerClient(wrong)
 
 
-def test_when_the_server_ends_the_model_is_loaded_here(tiny: Served) -> None:
-    """The request that finds out is answered."""
+def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
+    """The first request after the stop is answered, too."""
     engine = tiny.model.service().engine
     first, second = (CompletionRequest(text, max_tokens=9) for text in ("ab(", "ba (b"))
     expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(second))
@@ -235,7 +233,7 @@ CHAT = GenerateOptions(max_tokens=40, draft="fixed")
 
 
 class Heard:
-    """A session thread, and what it posts."""
+    """A session thread and its messages."""
 
     def __init__(self, load: Callable[[], ChatModel]) -> None:
         self.messages: queue.Queue[Any] = queue.Queue()
@@ -244,7 +242,7 @@ class Heard:
         self.loaded = self.messages.get(timeout=60)
 
     def until_end(self) -> list[Any]:
-        """All messages of an answer."""
+        """Return all messages of an answer."""
         found: list[Any] = []
         while not found or not isinstance(found[-1], AnswerFinished | AnswerFailed):
             found.append(self.messages.get(timeout=60))
@@ -255,8 +253,8 @@ class Heard:
         return self.until_end()
 
 
-def together(messages: list[Any]) -> tuple[Any, ...]:
-    """What they say, however they were cut."""
+def merged(messages: list[Any]) -> tuple[Any, ...]:
+    """Merge messages, so that their boundaries do not matter."""
     text, thinking = "", ""
     drafted: set[int] = set()
     rejected: list[tuple[int, str]] = []
@@ -273,7 +271,7 @@ def together(messages: list[Any]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_chat_shows_what_it_shows_without_a_server(
+def test_served_chat_equals_local_chat(
     tiny: Served, client: ServerClient, seed: int | None
 ) -> None:
     sampling = SamplingOptions(temperature=0.0 if seed is None else 0.9, seed=seed)
@@ -283,8 +281,8 @@ def test_a_chat_shows_what_it_shows_without_a_server(
     served = Heard(lambda: ServedChat(client, client.facts().model))
     try:
         expected, found = own.ask(options), served.ask(options)
-        assert together(found) == together(expected)
-        assert together(found)[2:5] != (set(), [], []), "nothing was drafted"
+        assert merged(found) == merged(expected)
+        assert merged(found)[2:5] != (set(), [], []), "nothing was drafted"
         assert found[-1].gauges.memory > 0
         for name in ("model", "weights", "context_length", "no_draft", "note"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)
@@ -294,20 +292,20 @@ def test_a_chat_shows_what_it_shows_without_a_server(
         assert served.thread.close(60)
 
 
-def test_a_chat_stops_and_asks_again(tiny: Served, client: ServerClient) -> None:
+def test_stopped_answer_then_next_answer(tiny: Served, client: ServerClient) -> None:
     heard = Heard(lambda: ServedChat(client, client.facts().model))
-    whole = together(heard.ask(replace(CHAT, max_tokens=60)))[0]
+    whole = merged(heard.ask(replace(CHAT, max_tokens=60)))[0]
     heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
     first = heard.messages.get(timeout=60)
     while not isinstance(first, PieceArrived):
         first = heard.messages.get(timeout=60)
     heard.thread.stop(1)
     rest = heard.until_end()
-    free(tiny)
+    idle(tiny)
     assert rest[-1].reason == "cancelled"
     assert 0 < rest[-1].stats.generated_tokens < 3000
-    assert together([first, *rest])[0][: len(whole)] == whole[: len(together([first, *rest])[0])]
-    assert together(heard.ask(replace(CHAT, max_tokens=60)))[0] == whole
+    assert merged([first, *rest])[0][: len(whole)] == whole[: len(merged([first, *rest])[0])]
+    assert merged(heard.ask(replace(CHAT, max_tokens=60)))[0] == whole
     wrong = heard.ask(replace(CHAT, sampling=SamplingOptions(temperature=-1.0)))
     assert "temperature" in wrong[-1].error
     long = heard.ask(CHAT, [Message("user", "a" * 5000)])
@@ -316,9 +314,8 @@ def test_a_chat_stops_and_asks_again(tiny: Served, client: ServerClient) -> None
 
 
 @pytest.mark.parametrize("in_the_middle", [True, False])
-def test_a_server_that_ends(tiny: Served, in_the_middle: bool) -> None:
-    """In the middle of an answer, that breaks off; the next one is of a model that is loaded
-    here."""
+def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
+    """A running answer breaks off; the next answer comes from a local model."""
     path, loads = tiny.model.service().engine.path, list[str]()
 
     def load() -> ChatModel:
@@ -338,7 +335,7 @@ def test_a_server_that_ends(tiny: Served, in_the_middle: bool) -> None:
                 pass
     if in_the_middle:
         assert "does not answer" in heard.until_end()[-1].error
-        free(tiny)
+        idle(tiny)
     loaded, *answer = heard.ask(CHAT)
     assert loaded.server == ""
     assert answer[-1].reason in ("length", "stop")
@@ -346,8 +343,8 @@ def test_a_server_that_ends(tiny: Served, in_the_middle: bool) -> None:
 
 
 @pytest.mark.parametrize("remember", [True, False])
-def test_what_shall_not_be_remembered_is_not(client: ServerClient, remember: bool) -> None:
-    """Whatever memory the server has."""
+def test_no_answer_cache_is_honored(client: ServerClient, remember: bool) -> None:
+    """Even if the server has an answer cache."""
     chat = ServedChat(client, client.facts().model, remember=remember)
     for asked in (True, False):
         answer = chat.answer(QUESTION, replace(CHAT, remember=asked))

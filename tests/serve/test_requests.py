@@ -1,4 +1,4 @@
-"""What clients asked (`requests/`, by `record.py`) is answered, in the shape that they read."""
+"""Recorded requests of real clients (`requests/`, by `record.py`) get valid replies."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _LIMITS = ("max_tokens", "max_output_tokens", "n_predict")
 
 @pytest.fixture(scope="module")
 def long(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A model whose context holds what an agent says first."""
+    """A model whose context fits an agent's first prompt."""
     directory = write_long_model(tmp_path_factory.mktemp("long") / "tiny", starter.path)
     with served(directory, "tiny") as model:
         yield model
 
 
 @pytest.mark.parametrize("request_", RECORDED)
-async def test_what_clients_ask_is_answered(long: Served, request_: dict[str, Any]) -> None:
+async def test_recorded_client_requests_are_answered(
+    long: Served, request_: dict[str, Any]
+) -> None:
     body = request_["body"]
     body |= {name: min(body[name], 8) for name in _LIMITS if name in body}
     reply = await ask(long.app, request_["path"], body, headers=request_["headers"])

@@ -1,4 +1,4 @@
-"""Responses: what clients put together of a stream is the whole response."""
+"""Responses: the response that clients accumulate from a stream equals the complete reply."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ from akunu_py.serve.responses.bodies import ResponsesTool
 from akunu_py.serve.responses.dialect import (
     ResponseContext,
     ResponseEncoder,
-    sealed,
-    unsealed,
-    whole_response,
+    build_response,
+    decode_thinking,
+    encode_thinking,
 )
-from akunu_py.serve.responses.tools import OfferedTools, as_arguments, input_of, offered_tools
+from akunu_py.serve.responses.tools import (
+    ToolMap,
+    map_tools,
+    to_arguments,
+    to_input,
+)
 from akunu_py.types import Stats
-from tests.support.serve_events import TEXTS, answers, put_together
+from tests.support.serve_events import TEXTS, answers, collect_answer
 from tests.support.sse_reader import named_events
 
 PATCH = ResponsesTool.model_validate(
@@ -42,17 +47,17 @@ SHELL = ResponsesTool.model_validate({"type": "custom", "name": "shell"})
 AGENTS = ResponsesTool.model_validate(
     {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]}
 )
-OFFERED = offered_tools([PATCH, SHELL, AGENTS], None)
+OFFERED = map_tools([PATCH, SHELL, AGENTS], None)
 
 
-def reply(tools: OfferedTools = OFFERED, *, seals: bool = False) -> ResponseContext:
+def reply(tools: ToolMap = OFFERED, *, include_encrypted: bool = False) -> ResponseContext:
     return ResponseContext(
-        {"model": "tiny"}, tools, seals, len, lambda grammar, text: set(text) == {"a"}
+        {"model": "tiny"}, tools, include_encrypted, len, lambda grammar, text: set(text) == {"a"}
     )
 
 
 def streamed(reply: ResponseContext, events: list[Event]) -> list[dict[str, Any]]:
-    """What is streamed, its numbers in order and at least one heartbeat between any two."""
+    """Return the streamed events; checks sequence numbers, with a heartbeat after each event."""
     encoder = ResponseEncoder(reply)
     frames = [encoder.heartbeat()]
     for event in events:
@@ -118,20 +123,20 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(answers(), st.booleans())
-def test_a_stream_adds_up_to_the_whole(events: list[Event], seals: bool) -> None:
-    found = accumulated(streamed(reply(seals=seals), events))
-    whole = whole_response(reply(seals=seals), [put_together(events)])
+def test_accumulated_stream_equals_complete_reply(
+    events: list[Event], include_encrypted: bool
+) -> None:
+    found = accumulated(streamed(reply(include_encrypted=include_encrypted), events))
+    whole = build_response(reply(include_encrypted=include_encrypted), [collect_answer(events)])
     if whole["status"] == "completed":
         assert without_ids(found) == without_ids(whole)
     for item in whole["output"]:
-        assert ("encrypted_content" in item) == (seals and item["type"] == "reasoning")
+        assert ("encrypted_content" in item) == (include_encrypted and item["type"] == "reasoning")
 
 
 @given(st.sampled_from(["patch", "shell", "agents__close"]), TEXTS, st.data())
-def test_calls_come_back_as_the_client_knows_their_tools(
-    name: str, text: str, data: st.DataObject
-) -> None:
-    arguments = as_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
+def test_calls_use_the_clients_tool_names(name: str, text: str, data: st.DataObject) -> None:
+    arguments = to_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
     cut = data.draw(st.integers(0, len(arguments)))
     events: list[Event] = [
         ToolCallStarted("call_1", name),
@@ -141,7 +146,7 @@ def test_calls_come_back_as_the_client_knows_their_tools(
         Finished("stop", Stats()),
     ]
     found = accumulated(streamed(reply(), events))
-    assert without_ids(found) == without_ids(whole_response(reply(), [put_together(events)]))
+    assert without_ids(found) == without_ids(build_response(reply(), [collect_answer(events)]))
     (item,) = found["output"]
     if name == "agents__close":
         assert (item["type"], item["name"]) == ("function_call", "close")
@@ -154,20 +159,20 @@ def test_calls_come_back_as_the_client_knows_their_tools(
 
 
 @given(TEXTS, st.integers(0, 200))
-def test_the_input_of_a_custom_tool_grows(text: str, cut: int) -> None:
+def test_partial_custom_tool_input_is_a_prefix(text: str, cut: int) -> None:
     arguments = json.dumps({"input": text})
-    assert text.startswith(input_of(arguments[:cut]) if arguments[:cut] else "")
-    assert input_of(arguments) == text
+    assert text.startswith(to_input(arguments[:cut]) if arguments[:cut] else "")
+    assert to_input(arguments) == text
 
 
-def test_what_was_cut_off_is_incomplete() -> None:
+def test_truncated_response_is_incomplete() -> None:
     events: list[Event] = [TextDelta("half"), Finished("length", Stats())]
     found = accumulated(streamed(reply(), events))
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found["output"][0]["status"] == "incomplete"
 
 
-def test_a_failure_has_its_code() -> None:
+def test_failed_response_has_error_code() -> None:
     encoder = ResponseEncoder(reply())
     error = RequestError("too long", code="context_length_exceeded")
     found = named_events([*encoder.encode(TextDelta("x"), 0), *encoder.fail(error)])
@@ -176,13 +181,13 @@ def test_a_failure_has_its_code() -> None:
 
 
 @given(st.text())
-def test_thinking_comes_back_as_it_went(thinking: str) -> None:
+def test_encoded_thinking_round_trips(thinking: str) -> None:
     try:
         thinking.encode()
     except UnicodeEncodeError:
         return
-    assert unsealed(sealed(thinking)) == thinking
+    assert decode_thinking(encode_thinking(thinking)) == thinking
 
 
-def test_what_another_server_sealed_is_no_thinking() -> None:
-    assert [unsealed(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]
+def test_thinking_of_another_server_is_dropped() -> None:
+    assert [decode_thinking(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]

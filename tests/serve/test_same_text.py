@@ -1,5 +1,5 @@
-"""Every dialect says what a plain session says, token for token: greedy and seeded, streamed or
-not, with drafts and without, alone and among three other clients of other dialects."""
+"""Every dialect returns the tokens of a session without drafts: greedy and seeded, streamed or not,
+with and without drafts, alone and in a batch with three clients of other dialects."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode
-from tests.support.dialects import DIALECTS, Asked, Spoken, Told
+from tests.support.dialects import DIALECTS, DialectClient, DialectRequest, ReplyData
 from tests.support.serving import Served, ask
 
 DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
-SAMPLED = [(0.0, 0), (0.9, 1), (0.9, 2**32 - 1)]
-WAYS = [*itertools.product((False, True), DRAFTS)]  # streamed or not, with drafts or without
-numbers = itertools.count()
+SEEDS = [(0.0, 0), (0.9, 1), (0.9, 2**32 - 1)]
+MODES = [*itertools.product((False, True), DRAFTS)]  # streamed or not, with drafts or without
+counter = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
-    """The application on the same model, with other drafts."""
+    """Applications on the same model, by draft mode."""
 
     @cache
     def app(draft: DraftMode) -> ASGIApp:
@@ -40,20 +40,20 @@ def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
     return app
 
 
-def asked_in(spoken: Spoken, dice: random.Random, draft: DraftMode) -> Asked:
-    """A request that nobody asked before, or its answer would be remembered."""
-    temperature, seed = dice.choice(SAMPLED) if spoken.seeded else SAMPLED[0]
-    said = "".join(dice.choices("ab(\n", k=dice.randrange(1, 30))) * 2
-    return Asked((f"{said}x{next(numbers)}",), 12, temperature, seed, draft)
+def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) -> DialectRequest:
+    """Return a unique request; the answer cache would answer a repeated one."""
+    temperature, seed = rng.choice(SEEDS) if dialect.seeded else SEEDS[0]
+    text = "".join(rng.choices("ab(\n", k=rng.randrange(1, 30))) * 2
+    return DialectRequest((f"{text}x{next(counter)}",), 12, temperature, seed, draft)
 
 
-async def held_until(tiny: Served, waiting: int) -> asyncio.Future[int]:
-    """Holds the model until so many jobs wait for it. Gives how many ran after their first step."""
+async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:
+    """Hold the model until `waiting` jobs wait; then count the running jobs after one step."""
     loop, held = asyncio.get_running_loop(), threading.Event()
-    ran = loop.create_future()
+    running = loop.create_future()
 
     def count(engine: object) -> None:
-        loop.call_soon_threadsafe(ran.set_result, tiny.scheduler.counts().running)
+        loop.call_soon_threadsafe(running.set_result, tiny.scheduler.counts().running)
 
     def hold(engine: object) -> None:
         held.set()
@@ -63,44 +63,46 @@ async def held_until(tiny: Served, waiting: int) -> asyncio.Future[int]:
 
     tiny.scheduler.ask(hold)
     await asyncio.to_thread(held.wait)
-    return ran
+    return running
 
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", DIALECTS)
-async def test_it_is_what_run_says(
+async def test_text_equals_run_without_drafts(
     tiny: Served, app_with: Callable[[DraftMode], ASGIApp], name: str
 ) -> None:
-    dice, drafted = random.Random(name), dict.fromkeys(DRAFTS, 0)
+    rng, drafted = random.Random(name), dict.fromkeys(DRAFTS, 0)
 
-    def plain(spoken: Spoken, asked: Asked) -> Told:
-        said: Told = tiny.in_thread(partial(spoken.plain, asked))
-        return said
+    def expected_reply(dialect: DialectClient, request: DialectRequest) -> ReplyData:
+        text: ReplyData = tiny.in_thread(partial(dialect.expected, request))
+        return text
 
-    async def say(spoken: Spoken, asked: Asked, *, stream: bool) -> Told:
-        app = app_with(asked.draft)
-        return spoken.told(await ask(app, spoken.path, spoken.asks(asked, stream=stream)))
+    async def send(dialect: DialectClient, request: DialectRequest, *, stream: bool) -> ReplyData:
+        app = app_with(request.draft)
+        return dialect.parse(
+            await ask(app, dialect.path, dialect.request_body(request, stream=stream))
+        )
 
-    def check(told: Told, expected: Told, draft: DraftMode) -> None:
-        assert (told.text, told.prompt) == (expected.text, expected.prompt)
-        drafted[draft] += told.drafted
+    def check(reply: ReplyData, expected: ReplyData, draft: DraftMode) -> None:
+        assert (reply.text, reply.prompt) == (expected.text, expected.prompt)
+        drafted[draft] += reply.drafted
 
-    for stream, draft in WAYS:
-        asked = asked_in(DIALECTS[name], dice, draft)
-        expected = plain(DIALECTS[name], asked)
-        check(await say(DIALECTS[name], asked, stream=stream), expected, draft)
-    others = dice.sample([each for each in DIALECTS if each != name], 3)
-    together = [
-        (DIALECTS[each], asked_in(DIALECTS[each], dice, draft), stream)
-        for each, (stream, draft) in zip([name, *others], dice.sample(WAYS, 4), strict=True)
+    for stream, draft in MODES:
+        request = new_request(DIALECTS[name], rng, draft)
+        expected = expected_reply(DIALECTS[name], request)
+        check(await send(DIALECTS[name], request, stream=stream), expected, draft)
+    others = rng.sample([each for each in DIALECTS if each != name], 3)
+    requests = [
+        (DIALECTS[each], new_request(DIALECTS[each], rng, draft), stream)
+        for each, (stream, draft) in zip([name, *others], rng.sample(MODES, 4), strict=True)
     ]
-    alone = [plain(spoken, asked) for spoken, asked, _ in together]
-    ran = await held_until(tiny, 4)
-    replies = [say(spoken, asked, stream=stream) for spoken, asked, stream in together]
-    for (_, asked, _), told, expected in zip(
-        together, await asyncio.gather(*replies), alone, strict=True
+    expected_replies = [expected_reply(dialect, request) for dialect, request, _ in requests]
+    running = await hold_model(tiny, 4)
+    replies = [send(dialect, request, stream=stream) for dialect, request, stream in requests]
+    for (_, request, _), reply, expected in zip(
+        requests, await asyncio.gather(*replies), expected_replies, strict=True
     ):
-        check(told, expected, asked.draft)
-    assert await ran == 4
+        check(reply, expected, request.draft)
+    assert await running == 4
     assert not drafted["off"]
     assert drafted["fixed"]

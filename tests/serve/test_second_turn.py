@@ -1,5 +1,5 @@
-"""In every dialect that has conversations, a turn of a long one reads only what is new: the second
-one, one behind a client that hung up in the middle of a prompt, one after a restart."""
+"""A turn of a long conversation prefills only its new tokens, in every dialect with conversations:
+the second turn, a turn after another client disconnected during prefill, a turn after a restart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats
-from tests.support.dialects import CONVERSATIONS, DIALECTS, Asked, Spoken, Told
+from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectClient, DialectRequest, ReplyData
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.serving import Served, ask, served, write_served_model
@@ -45,7 +45,7 @@ MORE = "And what came of that?"
 
 
 class Printable:
-    """A model that says printable characters only: its text has the tokens that it wrote."""
+    """A model that generates only printable characters, so that its text has the same tokens."""
 
     def __init__(self, model: Any, known: mx.array) -> None:
         self._model, self._known = model, known
@@ -59,8 +59,8 @@ class Printable:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a token with the model takes a second, so that all is worth keeping; and prompts are
-    read so many at a time."""
+    """Pretend that each token takes a second to prefill, so that every cache is saved; prefill in
+    chunks of CHUNK."""
     monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
     monkeypatch.setattr(FittedContext, "prefill_rows", CHUNK)
 
@@ -71,7 +71,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def session_of(kind: str, engine: Engine) -> Session:
-    """A session of that kind of model behind the engine's tokenizer, as after a start."""
+    """Return a new session of a model of this kind with the engine's tokenizer."""
     size = engine.tokens.vocabulary
     texts = [engine.tokens.tokenizer.decode([token]) for token in range(size)]
     known = mx.array([len(text) == 1 and text.isascii() and text.isprintable() for text in texts])
@@ -81,33 +81,37 @@ def session_of(kind: str, engine: Engine) -> Session:
         engine,
         model=model,
         context_length=40_000,
-        cache_memory=4 << 30,
+        prompt_cache_memory=4 << 30,
         recurrent=kv_cache.is_recurrent(cache),
-        no_draft=kv_cache.why_no_rollback(cache),
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
         weights=kind,
     )
     store = PromptCacheStore(engine.path, DiskLimits(reserve=0))
-    return Session(engine, LearnedState(engine.path, "t", "l", memory=False, caches=store))
+    return Session(engine, LearnedState(engine.path, "t", "l", answer_cache=False, caches=store))
 
 
-async def say(model: Served, spoken: Spoken, asked: Asked) -> Told:
-    return spoken.told(await ask(model.app, spoken.path, spoken.asks(asked, stream=True)))
+async def send(model: Served, dialect: DialectClient, request: DialectRequest) -> ReplyData:
+    return dialect.parse(
+        await ask(model.app, dialect.path, dialect.request_body(request, stream=True))
+    )
 
 
-async def leave(model: Served, spoken: Spoken, asked: Asked, after: int) -> int:
-    """Asks, and hangs up when so many tokens were read. Returns how many those are."""
-    loop, hung_up, read = asyncio.get_running_loop(), asyncio.Event(), 0
+async def disconnect_after(
+    model: Served, dialect: DialectClient, request: DialectRequest, after: int
+) -> int:
+    """Send a request, disconnect once `after` tokens are prefilled; return the prefilled tokens."""
+    loop, hung_up, prefilled = asyncio.get_running_loop(), asyncio.Event(), 0
 
     async def run(job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         cancelled = threading.Event()
 
         def watched(session: Session) -> Iterator[Event | None]:
-            nonlocal read
+            nonlocal prefilled
             for event in job(session):
                 yield event
                 assert isinstance(event, PrefillProgress)
                 if event.done >= after:
-                    read = event.done
+                    prefilled = event.done
                     loop.call_soon_threadsafe(hung_up.set)
                     assert cancelled.wait(60)
 
@@ -121,13 +125,15 @@ async def leave(model: Served, spoken: Spoken, asked: Asked, after: int) -> int:
     app = create_app(
         replace(model.model.backend(RequestRecords()), run=run), AccessRules(), heartbeat_s=60
     )
-    reply = await ask(app, spoken.path, spoken.asks(asked, stream=True), hung_up=hung_up)
+    reply = await ask(
+        app, dialect.path, dialect.request_body(request, stream=True), hung_up=hung_up
+    )
     assert not reply.ended
-    return read
+    return prefilled
 
 
 def save(model: Served) -> None:
-    """What the thread does when nobody asks for a while."""
+    """Save the prompt caches, as the model's thread does when idle."""
     saved = threading.Event()
 
     def job(session: Session) -> Iterator[Event]:
@@ -140,69 +146,74 @@ def save(model: Served) -> None:
 
 
 @dataclass
-class Talk:
-    """A conversation. known: how many tokens of it were read or written."""
+class Conversation:
+    """A growing conversation."""
 
-    spoken: Spoken
+    dialect: DialectClient
     turns: tuple[str, ...]
-    known: int = 0
+    known: int = 0  # tokens prefilled or generated so far
 
     @property
-    def asked(self) -> Asked:
-        return Asked(self.turns, ANSWER)
+    def request(self) -> DialectRequest:
+        return DialectRequest(self.turns, ANSWER)
 
-    async def go_on(self, model: Served) -> tuple[int, int]:
-        """The next turn: how many tokens its prompt has, and how many of them were read."""
-        told = await say(model, self.spoken, self.asked)
-        self.turns = (*self.turns, told.text, MORE)
-        self.known = told.prompt + ANSWER
-        return told.prompt, told.prompt - told.cached
+    async def next_turn(self, model: Served) -> tuple[int, int]:
+        """Send the next turn; return the tokens of its prompt, and how many were prefilled."""
+        reply = await send(model, self.dialect, self.request)
+        self.turns = (*self.turns, reply.text, MORE)
+        self.known = reply.prompt + ANSWER
+        return reply.prompt, reply.prompt - reply.cached
 
 
 def text(length: int, seed: int) -> str:
     return "".join(random.Random(seed).choices("abcdefgh .", k=length))
 
 
-async def hold(name: str, kind: str, length: int, directory: Path) -> dict[str, tuple[int, int]]:
-    """Talks about a text of so many tokens. Returns the counts of each turn."""
-    spoken, session = DIALECTS[name], partial(session_of, kind)
-    talk, other = Talk(spoken, (text(length, 1),)), Talk(spoken, (text(2000, 2),))
+async def check_turns(
+    name: str, kind: str, length: int, directory: Path
+) -> dict[str, tuple[int, int]]:
+    """Check turns about a text of `length` tokens; return the counts of each turn."""
+    dialect, session = DIALECTS[name], partial(session_of, kind)
+    conversation, other = (
+        Conversation(dialect, (text(length, 1),)),
+        Conversation(dialect, (text(2000, 2),)),
+    )
     counts: dict[str, tuple[int, int]] = {}
 
     async def turn(model: Served, when: str) -> None:
-        known = talk.known
-        counts[when] = prompt, read = await talk.go_on(model)
-        # The last token of an answer was not read yet.
-        assert read == prompt - known + 1, (when, counts)
-        assert read < 60
+        known = conversation.known
+        counts[when] = prompt, new_tokens = await conversation.next_turn(model)
+        # The last token of an answer is not in the cache yet.
+        assert new_tokens == prompt - known + 1, (when, counts)
+        assert new_tokens < 60
 
     with served(directory, session=session) as model:
-        left = await leave(model, spoken, talk.asked, length // 2)
-        counts["asked again"] = prompt, read = await talk.go_on(model)
-        assert read <= prompt - left < prompt <= length + 60
+        prefilled = await disconnect_after(model, dialect, conversation.request, length // 2)
+        counts["asked again"] = prompt, new_tokens = await conversation.next_turn(model)
+        assert new_tokens <= prompt - prefilled < prompt <= length + 60
         await turn(model, "second turn")
-        await leave(model, spoken, other.asked, 1000)
+        await disconnect_after(model, dialect, other.request, 1000)
         await turn(model, "behind one that hung up")
         save(model)
     with served(directory, session=session) as model:
         await turn(model, "after a restart")
         if length <= 2000:  # or a CPU takes a minute for it
-            last = replace(talk.asked, turns=talk.turns[:-2])
-            assert talk.turns[-2] == model.in_thread(partial(spoken.plain, last)).text
+            last = replace(conversation.request, turns=conversation.turns[:-2])
+            assert conversation.turns[-2] == model.in_thread(partial(dialect.expected, last)).text
     return counts
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [*zip(CONVERSATIONS, itertools.cycle(["qwen3_next", "llama"]), strict=False)]
 )
-async def test_a_turn_reads_what_is_new(name: str, kind: str, directory: Path) -> None:
-    await hold(name, kind, 1200, directory)
+async def test_turn_prefills_only_new_tokens(name: str, kind: str, directory: Path) -> None:
+    await check_turns(name, kind, 1200, directory)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CONVERSATIONS)
-async def test_a_turn_of_16000_tokens_reads_what_is_new(
+async def test_turn_of_16000_tokens_prefills_only_new_tokens(
     name: str, kind: str, directory: Path
 ) -> None:
-    print(name, kind, await hold(name, kind, 16_000, directory))  # with -rP they are shown
+    print(name, kind, await check_turns(name, kind, 16_000, directory))  # with -rP they are shown

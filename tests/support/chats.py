@@ -1,23 +1,25 @@
-"""Conversations that several tests save, export and show."""
+"""Example conversations."""
 
 from __future__ import annotations
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.types import FinishReason, Stats
 
 STATS = Stats(30, 4, 121, 52, 160, 67, prefill_s=0.25, decode_s=1.5)
 T0 = 1_795_240_000.0  # Saturday, 21 November 2026, 05:46:40 UTC
 
 
-def add_prompt(tree: Tree, text: str, parent: str | None = None, at: float = T0) -> ChatMessage:
-    """A prompt in `tree`, after `parent`."""
+def add_prompt(
+    tree: ConversationTree, text: str, parent: str | None = None, at: float = T0
+) -> ChatMessage:
+    """Add a prompt after `parent` and return it."""
     message = ChatMessage("user", text, parent, created=at, id=f"{tree.conversation}-{len(tree)}")
     tree.add(message)
     return message
 
 
 def add_answer(
-    tree: Tree,
+    tree: ConversationTree,
     text: str,
     parent: str,
     *,
@@ -26,7 +28,7 @@ def add_answer(
     stats: Stats | None = None,
     at: float = T0,
 ) -> ChatMessage:
-    """An answer in `tree` to the prompt `parent`."""
+    """Add an answer to the prompt `parent` and return it."""
     name = f"{tree.conversation}-{len(tree)}"
     message = ChatMessage(
         "assistant", text, parent, thinking, "starter", stats, finish, created=at, id=name
@@ -35,10 +37,10 @@ def add_answer(
     return message
 
 
-def branched(conversation: str = "queue") -> Tree:
-    """Six messages: two answers to the first prompt, the older one active, and a prompt that was
-    edited, the newer one active."""
-    tree = Tree(conversation, "What is a queue?")
+def branched(conversation: str = "queue") -> ConversationTree:
+    """Return six messages with two branch points: two answers (the older is active), and an edited
+    prompt (the newer is active)."""
+    tree = ConversationTree(conversation, "What is a queue?")
     asked = add_prompt(tree, "What is a queue?\nShow me Python.")
     first = add_answer(
         tree, "First in, first *out*.", asked.id, thinking="Easy.", finish="length", stats=STATS
@@ -51,8 +53,8 @@ def branched(conversation: str = "queue") -> Tree:
     return tree
 
 
-def exchange_of(conversation: str, prompt: str, answer: str, at: float) -> Tree:
+def exchange_of(conversation: str, prompt: str, answer: str, at: float) -> ConversationTree:
     """A prompt and its answer."""
-    tree = Tree(conversation, prompt.partition("\n")[0])
+    tree = ConversationTree(conversation, prompt.partition("\n")[0])
     add_answer(tree, answer, add_prompt(tree, prompt, at=at).id, at=at + 5)
     return tree

@@ -1,5 +1,4 @@
-"""One conversation in every dialect: how a client asks, what it reads of the reply, and what a
-plain session says."""
+"""The same request in every dialect: its body, its parsed reply, and the expected reply."""
 
 from __future__ import annotations
 
@@ -18,19 +17,18 @@ from tests.support.serving import Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """turns: of the user and of the model, the user's first and last. draft: of our own clients;
-    the others have that of the server."""
+class DialectRequest:
+    """A request, independent of the dialect."""
 
-    turns: tuple[str, ...]
+    turns: tuple[str, ...]  # user, assistant, ..., user
     tokens: int = 16
     temperature: float = 0.0
     seed: int = 0
-    draft: DraftMode = "auto"
+    draft: DraftMode = "auto"  # only akunu's own clients set it
 
     @property
     def text(self) -> str:
-        """For dialects without turns."""
+        """The prompt of dialects without turns."""
         return "".join(self.turns)
 
     @property
@@ -46,41 +44,40 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a reply tells. prompt, cached, drafted: numbers of tokens."""
+class ReplyData:
+    """The parts of a reply that all dialects have."""
 
     text: str
-    prompt: int
-    cached: int
-    drafted: int
+    prompt: int  # tokens
+    cached: int  # tokens
+    drafted: int  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """A dialect. body: without whether it is streamed. read: what the values of a reply tell, of
-    which there are several where it is streamed. plain: what a plain session says, without drafts.
-    streams: whether that can be chosen. seeded: whether it has seeds. asks_usage: whether a stream
-    tells it only where it is asked to."""
+class DialectClient:
+    """A client of one dialect."""
 
     path: str
-    body: Callable[[Asked], Mapping[str, Any]]
-    read: Callable[[list[dict[str, Any]]], Told]
-    plain: Callable[[Asked, Engine], Told]
-    streams: bool = True
-    seeded: bool = True
-    asks_usage: bool = False
+    body: Callable[[DialectRequest], Mapping[str, Any]]  # without `stream`
+    collect: Callable[[list[dict[str, Any]]], ReplyData]  # from one JSON reply, or all frames
+    expected: Callable[[DialectRequest, Engine], ReplyData]  # from a session without drafts
+    streams: bool = True  # the body may set `stream`
+    seeded: bool = True  # the body may set a seed
+    requests_usage: bool = False  # a stream has usage only if the body requests it
 
-    def asks(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
-        """The body of a request."""
-        usage = {"stream_options": {"include_usage": True}} if self.asks_usage and stream else {}
-        return {**self.body(asked), **usage, **({"stream": stream} if self.streams else {})}
+    def request_body(self, request: DialectRequest, *, stream: bool) -> dict[str, Any]:
+        """Return the body of a request."""
+        usage = (
+            {"stream_options": {"include_usage": True}} if self.requests_usage and stream else {}
+        )
+        return {**self.body(request), **usage, **({"stream": stream} if self.streams else {})}
 
-    def told(self, reply: Reply) -> Told:
-        """What a reply tells."""
+    def parse(self, reply: Reply) -> ReplyData:
+        """Parse a reply, streamed or not."""
         assert reply.status == 200, reply.body
         if reply.headers["content-type"].startswith("text/event-stream"):
-            return self.read([*_data(reply.body.decode())])
-        return self.read([reply.json()])
+            return self.collect([*_data(reply.body.decode())])
+        return self.collect([reply.json()])
 
 
 def _data(stream: str) -> Iterable[dict[str, Any]]:
@@ -90,76 +87,78 @@ def _data(stream: str) -> Iterable[dict[str, Any]]:
             yield json.loads(data)
 
 
-def _run(encode: Callable[[Engine, Asked], list[int]], asked: Asked, engine: Engine) -> Told:
-    """What `akunu run --draft off` says."""
-    options = GenerateOptions(asked.tokens, "off", sampling=asked.sampling)
-    answer = Session(engine).generate(encode(engine, asked), options).answer()
-    return Told(answer.text, answer.stats.prompt_tokens, 0, 0)
+def _run(
+    encode: Callable[[Engine, DialectRequest], list[int]], request: DialectRequest, engine: Engine
+) -> ReplyData:
+    """Return the reply of `akunu run --draft off`."""
+    options = GenerateOptions(request.tokens, "off", sampling=request.sampling)
+    answer = Session(engine).generate(encode(engine, request), options).answer()
+    return ReplyData(answer.text, answer.stats.prompt_tokens, 0, 0)
 
 
-def _complete(asked: Asked, engine: Engine) -> Told:
-    """What `akunu complete --draft off` says."""
+def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
+    """Return the reply of `akunu complete --draft off`."""
     completer = Completer(engine, CompleteOptions(draft="off"))
-    request = CompletionRequest(
-        asked.text, "\n", max_tokens=asked.tokens, temperature=asked.temperature
+    completion = CompletionRequest(
+        request.text, "\n", max_tokens=request.tokens, temperature=request.temperature
     )
-    steps = completer.steps(completer.session, request, sampling=asked.sampling)
+    steps = completer.steps(completer.session, completion, sampling=request.sampling)
     while True:
         try:
             next(steps)
         except StopIteration as last:
-            return Told(last.value.text, last.value.stats.prompt_tokens, 0, 0)
+            return ReplyData(last.value.text, last.value.stats.prompt_tokens, 0, 0)
 
 
-def _sampled(asked: Asked) -> dict[str, Any]:
-    return {"temperature": asked.temperature, "seed": asked.seed}
+def _sampling_fields(request: DialectRequest) -> dict[str, Any]:
+    return {"temperature": request.temperature, "seed": request.seed}
 
 
-def _limited(asked: Asked) -> dict[str, Any]:
-    return _sampled(asked) | {"max_tokens": asked.tokens}
+def _limit_fields(request: DialectRequest) -> dict[str, Any]:
+    return _sampling_fields(request) | {"max_tokens": request.tokens}
 
 
-def _turns(asked: Asked) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in asked.messages]
+def _turns(request: DialectRequest) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in request.messages]
 
 
-def _openai(text: Callable[[Any], str | None], values: list[dict[str, Any]]) -> Told:
+def _openai(text: Callable[[Any], str | None], values: list[dict[str, Any]]) -> ReplyData:
     choices = [choice for value in values for choice in value["choices"]]
-    (used,) = [value["usage"] for value in values if value.get("usage")]
-    return Told(
+    (usage,) = [value["usage"] for value in values if value.get("usage")]
+    return ReplyData(
         "".join(text(choice) or "" for choice in choices),
-        used["prompt_tokens"],
-        used["prompt_tokens_details"]["cached_tokens"],
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
         _drafted(values),
     )
 
 
-def _messages(values: list[dict[str, Any]]) -> Told:
+def _messages(values: list[dict[str, Any]]) -> ReplyData:
     if len(values) == 1:
-        begun = values[0]
-        text = "".join(block["text"] for block in begun["content"])
+        message = values[0]
+        text = "".join(block["text"] for block in message["content"])
     else:
-        begun = next(value["message"] for value in values if value["type"] == "message_start")
+        message = next(value["message"] for value in values if value["type"] == "message_start")
         deltas = [value["delta"] for value in values if value["type"] == "content_block_delta"]
         text = "".join(delta["text"] for delta in deltas)
-    new, cached = (begun["usage"][f"{kind}input_tokens"] for kind in ("", "cache_read_"))
-    return Told(text, new + cached, cached, _drafted(values))
+    new, cached = (message["usage"][f"{kind}input_tokens"] for kind in ("", "cache_read_"))
+    return ReplyData(text, new + cached, cached, _drafted(values))
 
 
-def _responses(values: list[dict[str, Any]]) -> Told:
+def _responses(values: list[dict[str, Any]]) -> ReplyData:
     response = values[-1].get("response", values[-1])
     parts = [part for item in response["output"] for part in item["content"]]
-    text, used = "".join(part["text"] for part in parts), response["usage"]
+    text, usage = "".join(part["text"] for part in parts), response["usage"]
     if len(values) > 1:
         deltas = [each for each in values if each["type"] == "response.output_text.delta"]
         assert "".join(each["delta"] for each in deltas) == text
-    details = used["input_tokens_details"]
-    return Told(text, used["input_tokens"], details["cached_tokens"], _drafted(values))
+    details = usage["input_tokens_details"]
+    return ReplyData(text, usage["input_tokens"], details["cached_tokens"], _drafted(values))
 
 
-def _infill(values: list[dict[str, Any]]) -> Told:
+def _infill(values: list[dict[str, Any]]) -> ReplyData:
     timings = values[-1]["timings"]
-    return Told(
+    return ReplyData(
         "".join(value["content"] for value in values),
         timings["cache_n"] + timings["prompt_n"],
         timings["cache_n"],
@@ -167,17 +166,17 @@ def _infill(values: list[dict[str, Any]]) -> Told:
     )
 
 
-def _own_chat(values: list[dict[str, Any]]) -> Told:
+def _akunu_chat(values: list[dict[str, Any]]) -> ReplyData:
     stats = values[-1]["stats"]
     text = "".join(value["piece"]["piece"]["text"] for value in values if "piece" in value)
-    return Told(text, stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
+    return ReplyData(text, stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
 
 
-def _own_complete(values: list[dict[str, Any]]) -> Told:
+def _akunu_complete(values: list[dict[str, Any]]) -> ReplyData:
     done = values[-1]["completion"]
     assert "".join(value.get("text", "") for value in values) == done["text"]
     stats = done["stats"]
-    return Told(done["text"], stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
+    return ReplyData(done["text"], stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
 
 
 def _drafted(values: list[dict[str, Any]]) -> int:
@@ -185,73 +184,80 @@ def _drafted(values: list[dict[str, Any]]) -> int:
     return sum(place["akunu"]["drafted"] for place in places if "akunu" in place)
 
 
-def _own_request(asked: Asked) -> dict[str, Any]:
-    request = CompletionRequest(asked.text, "\n", max_tokens=asked.tokens)
+def _akunu_complete_body(request: DialectRequest) -> dict[str, Any]:
+    completion = CompletionRequest(request.text, "\n", max_tokens=request.tokens)
     return {
         "id": "1",
-        "request": asdict(request),
-        "options": asdict(CompleteOptions(draft=asked.draft)),
+        "request": asdict(completion),
+        "options": asdict(CompleteOptions(draft=request.draft)),
     }
 
 
-_chat_run = partial(_run, lambda engine, asked: engine.tokens.encode_chat(asked.messages))
-_text_run = partial(_run, lambda engine, asked: engine.tokens.encode(asked.text))
+_chat_run = partial(_run, lambda engine, request: engine.tokens.encode_chat(request.messages))
+_text_run = partial(_run, lambda engine, request: engine.tokens.encode(request.text))
 
-DIALECTS: dict[str, Spoken] = {
-    "chat": Spoken(
+DIALECTS: dict[str, DialectClient] = {
+    "chat": DialectClient(
         "/v1/chat/completions",
-        lambda asked: {"messages": _turns(asked)} | _limited(asked),
+        lambda request: {"messages": _turns(request)} | _limit_fields(request),
         partial(
             _openai,
             lambda choice: (choice.get("message") or choice["delta"]).get("content"),
         ),
         _chat_run,
-        asks_usage=True,
+        requests_usage=True,
     ),
-    "completions": Spoken(
+    "completions": DialectClient(
         "/v1/completions",
-        lambda asked: {"prompt": asked.text} | _limited(asked),
+        lambda request: {"prompt": request.text} | _limit_fields(request),
         partial(_openai, lambda choice: choice["text"]),
         _text_run,
-        asks_usage=True,
+        requests_usage=True,
     ),
-    "messages": Spoken(
+    "messages": DialectClient(
         "/v1/messages",
-        lambda asked: {"model": "alias", "messages": _turns(asked)} | _limited(asked),
+        lambda request: {"model": "alias", "messages": _turns(request)} | _limit_fields(request),
         _messages,
         _chat_run,
     ),
-    "responses": Spoken(
+    "responses": DialectClient(
         "/v1/responses",
-        lambda asked: (
-            {"model": "alias", "input": _turns(asked), "max_output_tokens": asked.tokens}
-            | _sampled(asked)
+        lambda request: (
+            {"model": "alias", "input": _turns(request), "max_output_tokens": request.tokens}
+            | _sampling_fields(request)
         ),
         _responses,
         _chat_run,
     ),
-    "infill": Spoken(
+    "infill": DialectClient(
         "/infill",
-        lambda asked: (
-            {"input_prefix": asked.text, "input_suffix": "\n", "n_predict": asked.tokens}
-            | _sampled(asked)
+        lambda request: (
+            {"input_prefix": request.text, "input_suffix": "\n", "n_predict": request.tokens}
+            | _sampling_fields(request)
         ),
         _infill,
         _complete,
     ),
-    "own chat": Spoken(
+    "own chat": DialectClient(
         "/akunu/chat",
-        lambda asked: {
+        lambda request: {
             "id": "1",
-            "messages": [asdict(message) for message in asked.messages],
-            "options": asdict(GenerateOptions(asked.tokens, asked.draft, sampling=asked.sampling)),
+            "messages": [asdict(message) for message in request.messages],
+            "options": asdict(
+                GenerateOptions(request.tokens, request.draft, sampling=request.sampling)
+            ),
         },
-        _own_chat,
+        _akunu_chat,
         _chat_run,
         streams=False,
     ),
-    "own complete": Spoken(
-        "/akunu/complete", _own_request, _own_complete, _complete, streams=False, seeded=False
+    "own complete": DialectClient(
+        "/akunu/complete",
+        _akunu_complete_body,
+        _akunu_complete,
+        _complete,
+        streams=False,
+        seeded=False,
     ),
 }
 CONVERSATIONS = ("chat", "completions", "messages", "responses", "own chat")

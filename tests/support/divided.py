@@ -16,7 +16,7 @@ PROMPT = " ".join(str(each * 7 % 90) for each in range(40))
 
 
 def command(model: Path, hosts: str, *more: str, tokens: int = 200) -> list[str]:
-    options = ["--raw", "--no-memory", "--max-tokens", str(tokens), "--model", str(model)]
+    options = ["--raw", "--no-answer-cache", "--max-tokens", str(tokens), "--model", str(model)]
     return [*AKUNU, "run", *options, *(["--hosts", hosts] if hosts else []), *more, PROMPT]
 
 

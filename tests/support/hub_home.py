@@ -56,18 +56,18 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker of pulls as a part of this process, which waits 10 ms where it waits longer."""
-    told: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
     sleep = time.sleep
 
-    def answers(self: pull_module.Hub, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        told.clear()
-        worker._answer(json.loads(json.dumps(request)))
-        for each in told:
+    def messages(self: pull_module.Hub, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        sent.clear()
+        worker._handle(json.loads(json.dumps(request)))
+        for each in sent:
             self.raise_if_cancelled()
             yield json.loads(json.dumps(each))
 
-    monkeypatch.setattr(worker, "_say", lambda **what: told.append(what))
-    monkeypatch.setattr(pull_module.Hub, "_answers", answers)
+    monkeypatch.setattr(worker, "_send", lambda **what: sent.append(what))
+    monkeypatch.setattr(pull_module.Hub, "_messages", messages)
     monkeypatch.setattr(pull_module.Hub, "start", lambda self: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
 

@@ -37,9 +37,9 @@ class Mixture:
         before, own, behind = (self._random.randrange(4) for _ in range(3))
         draft, left = self._guesses(0, min(before, limit)), limit
         before, made = len(draft), list[int]()
-        if own and left > before and self._neural_drafter.begin([*self._known, *draft]):
+        if own and left > before and self._neural_drafter.start_draft([*self._known, *draft]):
             while len(made) < min(own, left - before):
-                token, _ = self._neural_drafter.guess()
+                token, _ = self._neural_drafter.draft_token()
                 if token < 0:
                     break
                 made.append(token)
@@ -49,7 +49,7 @@ class Mixture:
         return draft
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         self.shapes.append((*self._shape, accepted))
 

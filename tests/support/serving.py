@@ -1,4 +1,4 @@
-"""A served tiny model, and clients of it that need no socket and can hang up where they like."""
+"""A served tiny model, and clients that need no socket and can disconnect at any moment."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ TEMPLATE = (
 
 
 def write_served_model(directory: Path) -> Path:
-    """A model that chats and fills in, whose tokens are bytes."""
+    """Write a model for chat and fill-in-the-middle, with bytes as tokens."""
     write_model(directory, byte_level(MARKERS), end=MARKERS[0])
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
 
 
 def write_long_model(directory: Path, starter: Path) -> Path:
-    """Random weights behind the starter's tokenizer and template, with a context for agents."""
+    """Write random weights with the starter's tokenizer and template, and a long context."""
     directory.mkdir()
     write_tiny_llama(
         directory, vocab_size=49_152, eos_token_id=2, max_position_embeddings=LONG_CONTEXT
@@ -60,8 +60,7 @@ def write_long_model(directory: Path, starter: Path) -> Path:
 
 @dataclass
 class Served:
-    """A tiny model with its scheduler, and the application on it. Its answers are greedy and have
-    16 tokens, where a request says nothing of that."""
+    """A tiny model with its scheduler and application. Default: 16 greedy tokens."""
 
     scheduler: ModelHost
     model: ServedModel
@@ -69,7 +68,7 @@ class Served:
     app: ASGIApp
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
-        """What a function returns in the thread of the model."""
+        """Call a function in the model's thread and return its result."""
         return self.scheduler.ask(function).result(60)
 
 
@@ -79,7 +78,7 @@ def served(
     name: str = "tiny-qwen2.5-coder",
     session: Callable[[Engine], Session] = Session,
 ) -> Iterator[Served]:
-    """Serves the model in a directory. session: of the engine that was loaded."""
+    """Serve the model in a directory. session: creates the session of the loaded engine."""
     scheduler = ModelHost(lambda: session(Engine.load(directory, name=name)))
     scheduler.start()
     options = ServeOptions(
@@ -108,13 +107,13 @@ def at_a_socket(app: ASGIApp) -> Iterator[str]:
             thread.join(60)
 
 
-def told_app(
+def scripted_app(
     run: Callable[[Job], AsyncGenerator[Event]],
     model: Served,
     heartbeat_s: float,
     records: RequestRecords | None = None,
 ) -> ASGIApp:
-    """An application whose jobs are what a test tells of them."""
+    """Return an application whose jobs yield the events of `run`."""
     backend = replace(
         model.model.backend(records or RequestRecords()), run=lambda job, client, short: run(job)
     )
@@ -123,11 +122,11 @@ def told_app(
 
 @dataclass
 class Reply:
-    """What came back. frames: bodies of a streamed reply, one by one."""
+    """A reply so far."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    frames: list[bytes] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)  # bodies of the ASGI messages
     ended: bool = False
 
     @property
@@ -138,7 +137,7 @@ class Reply:
         return json.loads(self.body)
 
     def chunks(self) -> list[dict[str, Any]]:
-        """The data of server-sent events without names."""
+        """Return the data of unnamed server-sent events."""
         events = self.body.decode().split("\n\n")[:-1]
         data = [event.removeprefix("data: ") for event in events if not event.startswith(":")]
         assert data.pop() == "[DONE]"
@@ -155,14 +154,14 @@ async def ask(
     gone: Callable[[Reply], bool] = lambda reply: False,
     hung_up: asyncio.Event | None = None,
 ) -> Reply:
-    """Sends a request and reads its reply. body: JSON, or the very bytes; None for a GET.
+    """Send a request and return its reply. body: JSON or bytes; None for a GET.
 
-    gone: is asked whenever something came: whether the client hangs up there. hung_up: is set when
-    it does, and may be by others.
+    gone: called after every message; True disconnects. hung_up: set on a disconnect; a test may set
+    it, too.
     """
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     reply, hung_up, sent = Reply(), hung_up or asyncio.Event(), False
-    given = {"host": "127.0.0.1:8012", "content-length": str(len(data))} | dict(headers)
+    all_headers = {"host": "127.0.0.1:8012", "content-length": str(len(data))} | dict(headers)
 
     async def receive() -> MutableMapping[str, Any]:
         nonlocal sent
@@ -198,7 +197,7 @@ async def ask(
         "query_string": b"",
         "root_path": "",
         "headers": [
-            (name.encode("latin-1"), value.encode("latin-1")) for name, value in given.items()
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers.items()
         ],
         "client": ("127.0.0.1", 50_000),
         "server": ("127.0.0.1", 8012),

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def named_events(frames: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The data of frames that name their event, which the data does again as its type."""
+    """Return the data of named events; checks that `type` in the data equals the name."""
     text = b"".join(frames).decode()
     assert not text or text.endswith("\n\n")
     found = []

@@ -94,7 +94,7 @@ class Adversary:
         return self._random.random() < 0.7 if self._pipelines is None else self._pipelines
 
     def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         assert seconds > 0
         self.accepted += accepted

@@ -18,7 +18,7 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 from akunu_py.tui import themes
 from akunu_py.tui.screens.model_picker import ModelsScreen
-from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved
+from akunu_py.tui.workers.downloads import DownloadEnded, DownloadUpdate
 
 
 class Compare(Protocol):
@@ -91,10 +91,10 @@ class Host(App[None]):
     def show_theme(self, name: str) -> None:
         self.themes.append(name)
 
-    def on_download_moved(self, message: DownloadMoved) -> None:
+    def on_download_update(self, message: DownloadUpdate) -> None:
         if isinstance(self.screen, ModelsScreen):
-            self.screen.download_moved(message)
+            self.screen.show_download_update(message)
 
     def on_download_ended(self, message: DownloadEnded) -> None:
         if isinstance(self.screen, ModelsScreen):
-            self.screen.download_ended(message)
+            self.screen.show_download_ended(message)

@@ -1,4 +1,4 @@
-"""What all tests of the chat share."""
+"""Fixtures for all chat tests: a frozen status clock and cached style sheets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _RULES: dict[Any, list[RuleSet]] = {}
 
 
 @pytest.fixture(autouse=True)
-def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the status line: pictures must not depend on how busy the machine is."""
+def _frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeze the status line's clock: snapshots must not depend on load."""
     monkeypatch.setattr(StatusLine, "clock", lambda: 0.0)
 
 
 @pytest.fixture(autouse=True)
-def _styles_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not anew for each app: the same text with the same colours gives the same rules."""
+def _cached_styles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache parsed style sheets across apps, by text and colors."""
 
     def parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
         key = (css, *options.values(), *self._variables.items())

@@ -30,7 +30,7 @@ async def test_a_question_and_its_answer() -> None:
     async with chat() as it:
         assert it.phase() == "ready"
         await it.press(*"why", "enter")
-        assert (it.prompts, it.text(), it.phase()) == (["why"], "", "reading")
+        assert (it.prompts, it.text(), it.phase()) == (["why"], "", "prefill")
         await it.post(PrefillUpdate(1, 40, 100))
         assert "processing the prompt 40%" in str(it.status.render())
         await it.piece("Be")
@@ -102,7 +102,7 @@ async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
         assert it.markdown == ["Once upon"]
         assert it.feet == ["■ stopped"]
         await it.send("more")
-        assert it.phase() == "reading"
+        assert it.phase() == "prefill"
         assert it.history == [
             Message("user", "go"),
             Message("assistant", "Once upon"),
@@ -129,10 +129,10 @@ async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
         await it.send("two")
         assert (it.prompts, it.phase()) == (["one", "two"], "loading")
         await it.post(ModelLoaded("starter", "float32", 8192))
-        assert it.phase() == "reading"
+        assert it.phase() == "prefill"
         await it.piece("1")
         await it.post(AnswerFinished(1, "stop", STATS))
-        assert it.phase() == "reading"
+        assert it.phase() == "prefill"
         await it.piece("2", turn=2)
         await it.post(AnswerFinished(2, "stop", STATS))
         assert (it.markdown, it.phase()) == (["1", "2"], "ready")
@@ -162,7 +162,7 @@ async def test_a_failed_prompt_goes_back_to_the_box() -> None:
         assert it.phase() == "failed"
         it.box.clear()
         await it.send("short")
-        assert it.phase() == "reading"
+        assert it.phase() == "prefill"
 
 
 async def test_an_answer_that_fails_halfway_is_kept() -> None:
@@ -209,7 +209,7 @@ async def test_a_bug_in_drawing_hides_nothing(
         await at_rest(it.pilot)
         assert [line for line in written if line not in it.screen_text()] == []
         await it.send("and a prompt after it")
-        assert (it.phase(), len(it.prompts)) == ("reading", 2)
+        assert (it.phase(), len(it.prompts)) == ("prefill", 2)
     details = [file.read_text() for file in (paths.cache_dir() / "crashes").iterdir()]
     assert len(details) == 2
     assert all("in drawing" in each and "transcript/" in each for each in details)
@@ -235,7 +235,7 @@ async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
 
 
 async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("akunu_py.tui.app.find_program", lambda: None)
+    monkeypatch.setattr("akunu_py.tui.app.clipboard_command", lambda: None)
     async with chat() as it:
         await it.send("go")
         await it.piece("still")
@@ -267,11 +267,11 @@ async def test_one_message_line_above_the_prompt() -> None:
         line = it.app.view.message
         height = it.transcript.size.height
         await it.send("/temperature 0.5")
-        assert (line.text, line.has_class("-refusal")) == ("Temperature from now on: 0.5", False)
+        assert (line.text, line.has_class("-error")) == ("Temperature from now on: 0.5", False)
         assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
         await it.send("/temperature 9")
         assert "expected a number from 0 to 5" in line.text
-        assert line.has_class("-refusal")
+        assert line.has_class("-error")
         assert len(it.notifications) == 1
         assert it.text() == "/temperature 9", "it can be corrected"
         it.box.clear()
@@ -383,9 +383,13 @@ def test_what_is_shown_is_as_long_as_what_was_said() -> None:
 
 def test_history_leaves_out_what_was_not_answered() -> None:
     conversation = Conversation()
-    for prompt, answer, finish in (("a", "A", "stop"), ("b", "", None), ("c", "C", "cancelled")):
+    for prompt, answer, finish_reason in (
+        ("a", "A", "stop"),
+        ("b", "", None),
+        ("c", "C", "cancelled"),
+    ):
         turn = conversation.ask(prompt)
-        turn.answer, turn.finish = answer, finish  # type: ignore[assignment]
+        turn.answer, turn.finish_reason = answer, finish_reason  # type: ignore[assignment]
     asked = conversation.ask("d")
     conversation.ask("e")
     contents = [message.content for message in conversation.history(asked, "Be kind.")]

@@ -58,7 +58,7 @@ async def test_looking_at_chats_does_not_end_the_answer(tmp_path: Path) -> None:
     assert store_thread.close(10)
     store = ConversationStore.open(tmp_path / "conversations.db")
     (info,) = store.list()
-    answer = store.load(info.id).path()[-1]
+    answer = store.load(info.id).active_branch()[-1]
     assert (answer.text, answer.finish_reason) == ("Once upon a time, far away", "stop")
     store.close()
 
@@ -90,7 +90,7 @@ async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
         await it.piece("late", turn=2)
         await it.answer("4", turn=3)
         assert it.markdown == ["4"]
-        assert first in it.app.answering._aside
+        assert first in it.app.answering._background
         await it.app.library.open(
             ChosenConversation(first)
         )  # without a store there is nothing to open
@@ -107,11 +107,11 @@ async def test_what_fails_or_is_deleted_behind() -> None:
         await it.press("escape")  # it waits
         await it.post(AnswerFailed(None, "the model is damaged"))
         assert (it.text(), it.prompts) == ("two", [])
-        prompts = [each.text for each in behind.path() if each.role == "user"]
+        prompts = [each.text for each in behind.active_branch() if each.role == "user"]
         assert prompts == ["one", "one more"], "what waited behind is still there"
 
         it.box.clear()
         await it.send("three")
         await it.press("ctrl+n")
-        await it.app.library.on_deleted(next(reversed(it.app.answering._aside)))
+        await it.app.library.on_deleted(next(reversed(it.app.answering._background)))
         assert (it.app.answering.active, it.app.answering.progress()) == (None, {})

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.style import Style
 
 from akunu_py.tui import app
-from akunu_py.tui.transcript.code import CodeBlock, cut, wrapped
+from akunu_py.tui.transcript.code import CodeBlock, truncate_line, wrap_line
 from tests.support.tui_chat import chat
 
 LINES = st.text(st.sampled_from("ab (,;中é\U0001f469"), max_size=60)
@@ -19,7 +19,7 @@ LINES = st.text(st.sampled_from("ab (,;中é\U0001f469"), max_size=60)
 @given(line=LINES, width=st.integers(6, 40), start=st.integers(0, 12).map(lambda step: 8 * step))
 def test_a_cut_line_has_a_mark_where_there_is_more(line: str, width: int, start: int) -> None:
     content = Content(line)
-    (shown,) = cut(content, width, start, Style())
+    (shown,) = truncate_line(content, width, start, Style())
     assert shown.cell_length <= width
     assert shown.plain.endswith("›") == (content.cell_length > start + width)
     assert shown.plain.startswith("‹") == (start > 0 and content.cell_length > 0)
@@ -30,14 +30,14 @@ def test_a_cut_line_has_a_mark_where_there_is_more(line: str, width: int, start:
 @settings(max_examples=70, deadline=None)
 @given(line=LINES, width=st.integers(6, 40))
 def test_a_wrapped_line_is_whole(line: str, width: int) -> None:
-    lines = wrapped(Content(line), width, 0, Style())
+    lines = wrap_line(Content(line), width, 0, Style())
     assert all(each.cell_length <= width for each in lines)
     assert lines[0].plain + "".join(each.plain[2:] for each in lines[1:]) == line
     assert all(each.plain.startswith("↪ ") for each in lines[1:])
 
 
 async def test_long_code_is_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "find_program", lambda: None)
+    monkeypatch.setattr(app, "clipboard_command", lambda: None)
     async with chat(size=(80, 24)) as it:
         await it.send("go")
         await it.answer(f"```python title\nshort = 1\nlong = {'x' * 100}END\n```\n\n```\nb\n```\n")
@@ -70,7 +70,7 @@ async def test_long_code_is_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_block_that_is_copied_in_mid_stream_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "find_program", lambda: None)
+    monkeypatch.setattr(app, "clipboard_command", lambda: None)
     async with chat() as it:
         await it.send("go")
         await it.piece("```python\na = 1\n")

@@ -13,13 +13,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from akunu_py.tui.app import ChatApp
-from akunu_py.tui.prompt.attachments import attach, join, split
-from akunu_py.tui.prompt.box import NamedFiles, PastedTexts
+from akunu_py.tui.prompt.attachments import attach, join_files, split_files
+from akunu_py.tui.prompt.box import MentionedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from akunu_py.tui.screens.dialog import Dialog
 from akunu_py.tui.screens.help import HelpScreen
 from akunu_py.tui.screens.model_picker import ModelsScreen
-from akunu_py.tui.terminal import edit_text, editor
+from akunu_py.tui.terminal import edit_text, find_editor
 from tests.support.tui_chat import Chat, chat, until
 
 LONG = "\n".join(f"line {number}" for number in range(5000))
@@ -50,7 +50,7 @@ async def test_names_are_marked_counted_and_directories_listed(directory: Path) 
         await until(it.pilot, lambda: str(it.box.border_title) == "starter")
     (listing,) = attach("what is in @src?", directory, 8192)
     assert (listing.name, listing.text) == ("src/", "a.py  6 B\n")
-    assert split(join("what?", [listing]))[1] == [listing]
+    assert split_files(join_files("what?", [listing]))[1] == [listing]
 
 
 async def test_a_long_paste_is_folded_and_sent_whole(directory: Path) -> None:
@@ -58,7 +58,7 @@ async def test_a_long_paste_is_folded_and_sent_whole(directory: Path) -> None:
         it.app.post_message(events.Paste(LONG))
         await it.pilot.pause()
         assert it.text() == "[pasted 5,000 lines]"
-        assert it.app.remembered.unsent == LONG
+        assert it.app.ui_state.unsent_text == LONG
         await it.press("tab")
         assert it.text() == LONG, "Tab unfolds it"
         it.box.clear()
@@ -112,11 +112,11 @@ async def test_the_editor_gets_the_text() -> None:
     with pytest.raises(OSError, match="no-such-editor"):
         await edit_text("", ["no-such-editor"])
     for visual, plain, command in (("", "", ["vi"]), ("code -w", "ed", ["code", "-w"])):
-        assert editor({"VISUAL": visual, "EDITOR": plain}) == command
+        assert find_editor({"VISUAL": visual, "EDITOR": plain}) == command
 
 
 def test_a_name_is_no_word_where_it_looks_like_a_file(directory: Path) -> None:
-    named = NamedFiles(directory, {}).with_names(["notes.md", "x"])
+    named = MentionedFiles(directory, {}).look_up(["notes.md", "x"])
     assert dict(named.tokens) == {"notes.md": 1000}
     assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
 

@@ -118,7 +118,7 @@ def keys(*names: str) -> Callable[[Chat], Awaitable[None]]:
 async def notices(it: Chat) -> None:
     await it.app.view.add_notice("a notice")
     await it.app.view.add_notice("an error", "error")
-    it.app.view.refuse("It does not work.")
+    it.app.view.show_error("It does not work.")
     await at_rest(it.pilot)
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui import app
 from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.terminal import find_program, run_program
+from akunu_py.tui.terminal import clipboard_command, copy_with
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import EarlierTurns, LaterTurns
@@ -52,9 +52,9 @@ async def test_quitting_while_editing_keeps_what_was_typed() -> None:
         await it.answer("1")
         it.box.insert("mine")
         await it.press("f6")
-        assert (it.text(), it.app.remembered.unsent) == ("one", "mine")
+        assert (it.text(), it.app.ui_state.unsent_text) == ("one", "mine")
         await it.press("x")
-        assert it.app.remembered.unsent == "onex", "that is lost nowhere else"
+        assert it.app.ui_state.unsent_text == "onex", "that is lost nowhere else"
 
 
 async def test_editing_can_be_left() -> None:
@@ -146,7 +146,7 @@ async def test_keys_of_the_chosen_message_do_not_type() -> None:
 
 async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
     async with chat() as it:
-        tree, parent = Tree(), None
+        tree, parent = ConversationTree(), None
         for number in range(34):
             prompt = ChatMessage("user", f"prompt {number}", parent)
             reply = ChatMessage("assistant", f"answer {number}", prompt.id, finish_reason="stop")
@@ -181,7 +181,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
 
 
 async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "find_program", lambda: None)
+    monkeypatch.setattr(app, "clipboard_command", lambda: None)
     monkeypatch.setattr("akunu_py.tui.transcript.view._COPIED_S", 600.0)
     async with chat() as it:
         await it.send("one")
@@ -209,7 +209,7 @@ async def test_a_program_of_the_system_is_given_the_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     copied = tmp_path / "copied"
-    monkeypatch.setattr(app, "find_program", lambda: ["sh", "-c", f"cat > {copied}"])
+    monkeypatch.setattr(app, "clipboard_command", lambda: ["sh", "-c", f"cat > {copied}"])
     async with chat() as it:
         await it.send("one")
         await it.answer("grüße 中")
@@ -233,14 +233,14 @@ async def test_a_program_of_the_system_is_given_the_text(
 def test_the_way_to_the_clipboard(
     environ: dict[str, str], platform: str, there: list[str], expected: str | None
 ) -> None:
-    command = find_program(environ, platform, lambda name: name if name in there else None)
+    command = clipboard_command(environ, platform, lambda name: name if name in there else None)
     assert (command[0] if command else None) == expected
 
 
 def test_a_program_that_fails_is_told() -> None:
-    assert run_program(["true"], "x")
-    assert not run_program(["false"], "x")
-    assert not run_program(["no-such-program"], "x")
+    assert copy_with(["true"], "x")
+    assert not copy_with(["false"], "x")
+    assert not copy_with(["no-such-program"], "x")
 
 
 def test_code_blocks() -> None:
@@ -253,7 +253,7 @@ def test_code_blocks() -> None:
 
 
 def test_what_came_from_elsewhere_may_lack_the_last_answer() -> None:
-    tree = Tree()
+    tree = ConversationTree()
     tree.add(ChatMessage("user", "one"))
     conversation = Conversation(tree)
     assert [turn.prompt.text for turn in conversation.turns] == ["one"]

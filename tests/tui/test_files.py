@@ -25,13 +25,13 @@ from akunu_py.tui.app import ChatApp
 from akunu_py.tui.prompt.attachments import (
     Attachment,
     attach,
-    join,
+    join_files,
     mentions,
-    read,
-    split,
+    read_attachment,
+    split_files,
 )
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.file_index import FileIndex, best
+from akunu_py.tui.prompt.file_index import FileIndex, best_matches
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from tests.support.tui_chat import chat, until
 from tests.support.tui_host import Compare, Host
@@ -116,11 +116,11 @@ def test_a_file_without_permission_is_refused(
 def test_what_the_model_reads(directory: Path) -> None:
     (directory / "doc.md").write_text("```python\nx\n```\n")
     files = attach("What is @doc.md?", directory, 8192)
-    assert join("What is it?", [read("doc.md", directory / "doc.md")]) == (
+    assert join_files("What is it?", [read_attachment("doc.md", directory / "doc.md")]) == (
         "What is it?\n\nAttached file: doc.md (16 bytes)\n````md\n```python\nx\n```\n````"
     )
     assert files[0].text == "```python\nx\n```\n"
-    assert join("no files", []) == "no files"
+    assert join_files("no files", []) == "no files"
 
 
 _text = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
@@ -132,10 +132,10 @@ _name = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1,
 @given(prompt=_text, files=st.lists(st.tuples(_name, _text), max_size=3))
 def test_split_is_the_inverse_of_join(prompt: str, files: list[tuple[str, str]]) -> None:
     prompt = typeable(prompt)
-    if split(prompt)[1]:
+    if split_files(prompt)[1]:
         return  # somebody typed what an attachment looks like
     sent = [Attachment(name, len(text.encode()), typeable(text)) for name, text in files]
-    said, found = split(join(prompt, sent))
+    said, found = split_files(join_files(prompt, sent))
     assert said == prompt
     assert [(file.name, file.size) for file in found] == [(file.name, file.size) for file in sent]
     for one, other in zip(sent, found, strict=True):
@@ -147,7 +147,7 @@ def test_a_large_binary_is_called_that_and_the_list_offers_no_binary(directory: 
     (directory / "notes.latin").write_bytes("Ärger".encode("latin-1"))
     (directory / "notes.utf8").write_text("x" * 1023 + "Ä" * 9)  # cut within a character
     with pytest.raises(UsageError, match="binary file"):
-        read("notes.bin", directory / "notes.bin", 1000)
+        read_attachment("notes.bin", directory / "notes.bin", 1000)
     suggester = Suggester(directory)
     suggester.index.refresh()
     found = suggester.suggest("@notes")
@@ -203,16 +203,16 @@ def test_in_a_repository_git_lists_the_files(directory: Path) -> None:
 
 def test_names_come_before_directories_and_letters_in_order_last() -> None:
     paths = ["p/r/o.txt", "prompt.md", "my_prompt.py", "prompts/a.py", "b.py"]
-    assert [match.path for match in best("pro", paths, 9)] == [
+    assert [match.path for match in best_matches("pro", paths, 9)] == [
         "prompt.md", "my_prompt.py", "prompts/a.py", "p/r/o.txt",
     ]  # fmt: skip
-    assert best("pro", paths, 1)[0].places == (0, 1, 2)
-    assert best("zz", paths, 9) == []
-    assert len(best("", paths, 2)) == 2
+    assert best_matches("pro", paths, 1)[0].places == (0, 1, 2)
+    assert best_matches("zz", paths, 9) == []
+    assert len(best_matches("", paths, 2)) == 2
 
 
 def test_a_hostile_name_does_not_hang_the_ranking() -> None:
-    assert len(best("a" * 40 + "b", ["a" * 3000, "a" * 3000 + "b"], 5)) == 1
+    assert len(best_matches("a" * 40 + "b", ["a" * 3000, "a" * 3000 + "b"], 5)) == 1
 
 
 def test_paths_out_of_the_directory_are_completed_by_directory(directory: Path) -> None:

@@ -74,7 +74,11 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
         assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
         await it.send("two")
-        assert (it.prompts, it.phase(), source.asked) == (["one", "two"], "fetching", ["starter"])
+        assert (it.prompts, it.phase(), source.asked) == (
+            ["one", "two"],
+            "downloading",
+            ["starter"],
+        )
         source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
         await it.post(ModelLoaded("starter", "float32", 8192))
@@ -110,7 +114,7 @@ async def test_the_picker_stops_it_and_begins_it_again(source: Source) -> None:
         rows = [str(row.prompt) for row in it.app.screen.query_one(OptionList).options]
         assert not [row for row in rows if "in use" in row]
         await it.press("enter", "enter")
-        await until(it.pilot, lambda: it.phase() == "fetching")
+        await until(it.pilot, lambda: it.phase() == "downloading")
         source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
 
@@ -131,7 +135,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
 
 def start(terminal: Terminal, home: Path, settings: str = "") -> None:
     keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
-    chat = f"{shlex.quote(sys.executable)} -m akunu_py chat --temperature 0 --no-memory"
+    chat = f"{shlex.quote(sys.executable)} -m akunu_py chat --temperature 0 --no-answer-cache"
     terminal.type(f'clear; {settings} {keep} {chat}; echo "code=$?"', "Enter")
     terminal.wait_for("Ask something")
 

@@ -28,7 +28,7 @@ from akunu_py.tui.prompt.slash_commands import (
     keys_of_actions,
     parse,
 )
-from akunu_py.tui.screens.help import HelpScreen, sections
+from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, sizes_and_themes
@@ -123,7 +123,9 @@ def helped(app: ChatApp) -> bool:
 async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test(size=(100, 40)) as pilot:
-        listed = "\n".join(f"{key} {what}" for each in sections(app) for key, what in each.rows)
+        listed = "\n".join(
+            f"{key} {what}" for each in help_sections(app) for key, what in each.rows
+        )
         for action, key in keys_of_actions(app).items():
             described = [
                 binding
@@ -134,10 +136,10 @@ async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> Non
             assert not described or key in listed, action
         for command in COMMANDS:
             assert command.usage in listed
-        rows = {what: key for each in sections(app) for key, what in each.rows}
+        rows = {what: key for each in help_sections(app) for key, what in each.rows}
         assert rows["Edit your last message and send it again"] == "F6"
         assert rows["Edit the prompt and send it again"] == "e", "as it is typed"
-        headings = [each.heading.split(" (")[0] for each in sections(app)]
+        headings = [each.heading.split(" (")[0] for each in help_sections(app)]
         assert headings == [
             "Writing", "The answer", "Chats and models", "On a message", "Commands", "Editing",
         ]  # fmt: skip

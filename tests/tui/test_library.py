@@ -16,7 +16,13 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen, moment
+from akunu_py.tui.screens.conversation_list import (
+    ChosenConversation,
+    ConversationDeleted,
+    ConversationRenamed,
+    ConversationsScreen,
+    format_time,
+)
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import at_rest, until
@@ -61,10 +67,10 @@ class LibraryHost(Host):
     def on_unmount(self) -> None:
         self.store_thread.close(10)
 
-    def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
+    def on_conversation_deleted(self, message: ConversationDeleted) -> None:
         self.messages.append(message)
 
-    def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
+    def on_conversation_renamed(self, message: ConversationRenamed) -> None:
         self.messages.append(message)
 
     def lines(self) -> list[str]:
@@ -164,7 +170,7 @@ async def test_delete_and_undo(path: Path) -> None:
         await pilot.press("ctrl+d")
         await until(pilot, lambda: app.highlighted() == "html")
         assert app.titles()[:2] == ["What is a queue?", "Say [red]<b>\x1b[31m"]
-        deleted = [each for each in app.messages if isinstance(each, ConversationsScreen.Deleted)]
+        deleted = [each for each in app.messages if isinstance(each, ConversationDeleted)]
         assert [each.conversation for each in deleted] == ["haiku", "list"]
         assert "Deleted (Ctrl+Z to undo): Write a haiku about the sea" in app.notices()[0]
         await pilot.press("ctrl+z")
@@ -209,7 +215,7 @@ async def test_rename(path: Path) -> None:
         await until(pilot, lambda: "Sea" in app.titles())
         assert app.highlighted() == "haiku"
         (renamed,) = app.messages
-        assert isinstance(renamed, ConversationsScreen.Renamed)
+        assert isinstance(renamed, ConversationRenamed)
         assert (renamed.conversation, renamed.title) == ("haiku", "Sea")
         await pilot.press("ctrl+r", *"XYZ", "ctrl+d", "down", "escape")
         assert app.list.query_one("#words", Input).has_focus
@@ -274,7 +280,7 @@ async def test_a_database_that_cannot_be_opened(path: Path) -> None:
     ],
 )
 def test_moments(then: float, words: str) -> None:
-    assert moment(then, NOW) == words
+    assert format_time(then, NOW) == words
 
 
 SNAPSHOTS: list[tuple[str, tuple[str, ...], tuple[int, int], str]] = [

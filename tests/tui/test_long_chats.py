@@ -11,16 +11,16 @@ from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 from textual.widgets import Markdown
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui.transcript.blocks import BulletList
-from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split
+from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.session_thread import AnswerFinished, PieceArrived
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 
-def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) -> Tree:
-    tree, parent = Tree(), None
+def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) -> ConversationTree:
+    tree, parent = ConversationTree(), None
     for number in range(turns):
         prompt = ChatMessage("user", f"prompt {number}", parent, id=f"p{number}")
         reply = ChatMessage(
@@ -62,14 +62,14 @@ def is_quiet(it: Chat) -> bool:
     ids=["short", "paragraphs", "list", "numbers", "ones", "quote", "code", "table", "nested"],
 )
 def test_answers_are_cut_between_blocks(text: str, sections: int) -> None:
-    parts = split(text)
+    parts = split_sections(text)
     assert "".join(parts) == text
     assert len(parts) == sections
 
 
 def test_other_signs_of_a_lines_end_do_not_shift_the_cuts() -> None:
     text = "\n\n".join(f"Paragraph\x0b{number}\u2028of many." for number in range(300))
-    parts = split(text)
+    parts = split_sections(text)
     assert "".join(parts) == text
     assert all(part.startswith("Paragraph") for part in parts)
     assert len(parts) == 9

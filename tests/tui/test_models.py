@@ -22,7 +22,7 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 from akunu_py.tui.screens.main import describe_offer
 from akunu_py.tui.screens.model_picker import ModelsScreen, better_model
-from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
 
@@ -50,7 +50,7 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
     monkeypatch.setattr(
-        "akunu_py.tui.screens.model_picker.look_at_machine", lambda: (GB // 50, MACHINE)
+        "akunu_py.tui.screens.model_picker.probe_machine", lambda: (GB // 50, MACHINE)
     )
     monkeypatch.setattr("akunu_py.tui.screens.model_picker.free_space", lambda: 310 * GB)
     stored = [
@@ -124,16 +124,16 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
         )
         await pilot.press("down", "x", "backspace")
         await pilot.press("enter")
-        assert (pulled.asked, list(shown._downloads.all)) == ([], []), "the question was left"
+        assert (pulled.asked, list(shown._downloads.running)) == ([], []), "the question was left"
         await pilot.press("enter")
         await until(pilot, lambda: "45%" in "\n".join(lines(shown)))
         assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await pilot.press("enter")
         assert pulled.asked == ["good-4b"], "not twice at once"
         await pilot.press("escape")
-        assert list(shown._downloads.all) == ["good-4b"]
+        assert list(shown._downloads.running) == ["good-4b"]
         pulled.proceed.set()
-        await until(pilot, lambda: not shown._downloads.all)
+        await until(pilot, lambda: not shown._downloads.running)
 
 
 async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
@@ -150,9 +150,9 @@ async def test_a_click_fetches_nothing_before_the_second_one(pulled: Pulled) -> 
     async with host.run_test(size=(90, 24)) as pilot:
         at = [line.split()[0] for line in lines(shown)].index("good-4b")
         await pilot.click(OptionList, offset=(5, at))
-        assert (about(shown)[:16], shown._downloads.all) == ("Download 2.0 GB?", {})
+        assert (about(shown)[:16], shown._downloads.running) == ("Download 2.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
-        assert (about(shown)[:16], shown._downloads.all) == ("Download 4.0 GB?", {})
+        assert (about(shown)[:16], shown._downloads.running) == ("Download 4.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
         await until(pilot, lambda: pulled.asked == ["coder-7b"])
 
@@ -173,7 +173,7 @@ async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
         await pilot.press(*"good", "enter", "enter")
         await until(pilot, lambda: pulled.asked == ["good-4b"])
         await pilot.press("ctrl+x")
-        await until(pilot, lambda: not shown._downloads.all)
+        await until(pilot, lambda: not shown._downloads.running)
         await until(pilot, lambda: about(shown) == "Good at most things.")
 
 
@@ -203,8 +203,8 @@ def test_progress_never_goes_backwards() -> None:
     pulled = Pulled(*steps)
 
     def note(message: Message) -> None:
-        if isinstance(message, DownloadMoved):
-            posted.append(downloads.all["x"].share)
+        if isinstance(message, DownloadUpdate):
+            posted.append(downloads.running["x"].fraction)
 
     downloads = Downloads(note, pulled)
     pulled.proceed.set()
@@ -221,16 +221,16 @@ def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
     assert downloads.start("a/b")
     assert not downloads.start("a/b")
     pulled.proceed.set()
-    thread = next((each.thread for each in downloads.all.values()), None)
+    thread = next((each.thread for each in downloads.running.values()), None)
     if thread is not None:
         thread.join(10)
-    assert [note.name for note in posted if isinstance(note, DownloadMoved)] == ["a/b", "a/b"]
+    assert [note.name for note in posted if isinstance(note, DownloadUpdate)] == ["a/b", "a/b"]
     (ended,) = [note for note in posted if isinstance(note, DownloadEnded)]
     assert (ended.model, ended.error) == ("b", "")
     pulled.proceed.clear()
     assert downloads.start("c")
     assert downloads.close(10)
-    assert not downloads.all
+    assert not downloads.running
 
 
 def test_a_bug_in_pulling_ends_the_download() -> None:
@@ -256,7 +256,7 @@ def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
     monkeypatch.setattr(
-        "akunu_py.tui.screens.model_picker.look_at_machine",
+        "akunu_py.tui.screens.model_picker.probe_machine",
         lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)),
     )
     assert better_model("starter") is None, "it would fit, but be slower than one reads"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui import app
-from akunu_py.tui.transcript.turn import AnswerView, shortened
+from akunu_py.tui.transcript.turn import AnswerView, shorten
 from tests.support.tui_chat import Chat, at_rest, chat, until
 
 
 @pytest.fixture(autouse=True)
 def _no_clipboard_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "find_program", lambda: None)
+    monkeypatch.setattr(app, "clipboard_command", lambda: None)
 
 
-def turns(count: int) -> Tree:
-    tree, parent = Tree(), None
+def turns(count: int) -> ConversationTree:
+    tree, parent = ConversationTree(), None
     for number in range(count):
         prompt = ChatMessage("user", f"prompt {number}", parent)
         text = f"answer {number}\n\n" * 4
@@ -107,8 +107,8 @@ async def test_a_folded_prompt_unfolds() -> None:
 def test_unfolding_shows_all_in_a_few_steps() -> None:
     for text in ("x" * 250_000, "x\n" * 125_000, "short", "word " * 400):
         most, steps = 1500, 0
-        while shortened(text, most)[1]:
-            shown, more = shortened(text, most)
+        while shorten(text, most)[1]:
+            shown, more = shorten(text, most)
             assert text.startswith(shown)
             assert len(shown) + more == len(text)
             most, steps = 10 * most, steps + 1

@@ -12,7 +12,7 @@ from textual.widgets import Input
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.commands import chat as command
-from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, recall, remember
+from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, load_ui_state, save_ui_state
 from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome, describe_offer
@@ -39,16 +39,16 @@ def store(tmp_path: Path) -> Iterator[StoreThread]:
 
 
 def app_with(store: StoreThread, resume: Resume | None, unsent: str = "") -> ChatApp:
-    remembered = SavedUiState(unsent)
+    ui_state = SavedUiState(unsent)
     config = ChatConfig("starter", GenerateOptions(), store=store)
-    return ChatApp(replace(config, resume=resume, remembered=remembered))
+    return ChatApp(replace(config, resume=resume, ui_state=ui_state))
 
 
 async def test_the_first_screen_at_80x24(store: StoreThread) -> None:
     """Title, offers, and keys, whatever comes; Enter continues the last chat."""
     app = app_with(store, None)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: app.view.offers_last)
+        await until(pilot, lambda: app.view.offers_last_chat)
         welcome = app.query_one(Welcome)
         (row,) = [each for each in model_rows(None) if each.name == "qwen3-30b-a3b"]
         offer = welcome.query_one(".offer")
@@ -112,14 +112,14 @@ def test_the_command_line() -> None:
 
 def test_what_was_not_sent_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "chat.json"
-    assert recall(path) == SavedUiState()
+    assert load_ui_state(path) == SavedUiState()
     for text in ("half a\nthought", "\ud800", ""):
-        remember(path, SavedUiState(text, explained=True))
-        assert recall(path) == SavedUiState(text, explained=True)
+        save_ui_state(path, SavedUiState(text, explained=True))
+        assert load_ui_state(path) == SavedUiState(text, explained=True)
     assert path.stat().st_mode & 0o077 == 0
     for damaged in ("", "[1]", '{"unsent": 3, "explained": "yes"}', "{" * 9000):
         path.write_text(damaged)
-        assert recall(path) == SavedUiState()
+        assert load_ui_state(path) == SavedUiState()
 
 
 async def test_unsent_text_is_in_the_box_and_the_bell_rings_for_who_looks_away(
@@ -128,7 +128,7 @@ async def test_unsent_text_is_in_the_box_and_the_bell_rings_for_who_looks_away(
     app = app_with(store, None, "half a thought")
     async with app.run_test(size=(80, 24)) as pilot:
         it = Chat(pilot)
-        assert it.text() == app.remembered.unsent == "half a thought"
+        assert it.text() == app.ui_state.unsent_text == "half a thought"
         rung: list[bool] = []
         monkeypatch.setattr(app, "bell", lambda: rung.append(True))
         await it.post(ModelLoaded("starter", "float32", 8192))

@@ -26,7 +26,7 @@ def saved(path: Path) -> list[ChatMessage]:
     """The active branch of the only conversation."""
     store = ConversationStore.open(path)
     (info,) = store.list()
-    branch = store.load(info.id).path()
+    branch = store.load(info.id).active_branch()
     store.close()
     return branch
 
@@ -209,7 +209,7 @@ async def test_earlier_prompts_are_searched() -> None:
     async with chat() as it:
         await it.press("ctrl+r")
         assert "no earlier" in it.notifications[-1]
-        it.box.remember(["a red fox", "a blue\nwhale"])
+        it.box.extend_history(["a red fox", "a blue\nwhale"])
         await it.press("ctrl+r", *"whale blue", "enter")
         assert it.text() == "a blue\nwhale"
         await it.press("ctrl+r", *"nothing", "enter")

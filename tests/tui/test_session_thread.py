@@ -288,9 +288,11 @@ def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
 
     def load(name: str) -> LoadedChat:
         loads.append(name)
-        engine = altered(Engine.load(tmp_path), cache_memory=1 << 30)
+        engine = altered(Engine.load(tmp_path), prompt_cache_memory=1 << 30)
         caches = PromptCacheStore(engine.path, DiskLimits(reserve=0))
-        return LoadedChat(engine, LearnedState(tmp_path, "t", "l", memory=False, caches=caches))
+        return LoadedChat(
+            engine, LearnedState(tmp_path, "t", "l", answer_cache=False, caches=caches)
+        )
 
     long = [Message("user", "the sea and the river " * 20)]
     for start in range(2):

@@ -52,7 +52,7 @@ async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
         await pilot.press("tab", "space", "tab", "space", "ctrl+s")
         await until(pilot, lambda: host.results)
     expected = Settings(
-        memory=False,
+        answer_cache=False,
         temperature=0.25,
         system_prompt="Be brief.",
         theme="light",
@@ -236,7 +236,7 @@ def test_a_terminal_is_asked_and_left_as_it_was() -> None:
     other = threading.Thread(target=answer)
     before = termios.tcgetattr(theirs)
     other.start()
-    found = terminal.parse_answer(terminal._ask(theirs))
+    found = terminal.parse_answer(terminal._query_terminal(theirs))
     other.join(5)
     assert found == "light"
     assert asked == [b"\x1b]11;?\x1b\\\x1b[c"]

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from textual.pilot import Pilot
 
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.prompt.attachments import Attachment, join
+from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
@@ -163,7 +163,7 @@ async def editing(pilot: Pilot[None]) -> None:
 
 async def earlier_prompts(pilot: Pilot[None]) -> None:
     await finished(pilot)
-    pilot.app.query_one(PromptBox).remember(["What is a stack?", "[b]bold[/b] words " * 20])
+    pilot.app.query_one(PromptBox).extend_history(["What is a stack?", "[b]bold[/b] words " * 20])
     await pilot.press("ctrl+r")
     await pilot.pause()
     pilot.app.screen.query_one("Input").cursor_blink = False  # type: ignore[attr-defined]
@@ -172,8 +172,10 @@ async def earlier_prompts(pilot: Pilot[None]) -> None:
 
 async def attached(pilot: Pilot[None]) -> None:
     """A file, and a prompt that is too long to be shown whole."""
-    text = join("What is in @notes.md?\n" + "line\n" * 30, [Attachment("notes.md", 2100, "x\n")])
-    tree = Tree()
+    text = join_files(
+        "What is in @notes.md?\n" + "line\n" * 30, [Attachment("notes.md", 2100, "x\n")]
+    )
+    tree = ConversationTree()
     tree.add(ChatMessage("user", text))
     await loaded(pilot)
     assert isinstance(pilot.app, ChatApp)

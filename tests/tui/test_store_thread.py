@@ -15,7 +15,7 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.chats import database
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.tui.workers import store_thread
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
@@ -43,14 +43,16 @@ def in_file(path: Path) -> list[str]:
     """What another program finds, in the order of the active branch."""
     store = ConversationStore.open(path)
     try:
-        return [message.text for info in store.list() for message in store.load(info.id).path()]
+        return [
+            message.text for info in store.list() for message in store.load(info.id).active_branch()
+        ]
     finally:
         store.close()
 
 
 def begun() -> tuple[ChatMessage, ChatMessage]:
     """A prompt and an answer that grows."""
-    tree = Tree("c")
+    tree = ConversationTree("c")
     asked = add_prompt(tree, "Why?")
     return asked, add_answer(tree, "Be", asked.id, finish=None)
 
@@ -104,7 +106,7 @@ async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
             it.save("queue", message)
         it.choose("queue", "queue-5")
         saved = await it.call(lambda store: store.load("queue"))
-        assert saved.path() == tree.path()
+        assert saved.active_branch() == tree.active_branch()
         it.remove("queue", "queue-4")
         saved = await it.call(lambda store: store.load("queue"))
         assert len(saved) == 4

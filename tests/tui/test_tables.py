@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.style import Style
 
 from akunu_py.settings import Settings
-from akunu_py.tui.transcript.blocks import column_widths, draw, natural_widths
+from akunu_py.tui.transcript.blocks import column_widths, draw_table, natural_widths
 from akunu_py.tui.transcript.markdown_parser import markdown_parser
 from tests.support.tui_chat import chat, until
 
@@ -39,7 +39,7 @@ def test_every_word_is_there_and_no_line_is_too_long(
     table: tuple[list[list[Content]], list[str]], width: int
 ) -> None:
     (header, *rows), alignment = table
-    lines = [line.plain for line in draw(header, rows, alignment, width, Style())]
+    lines = [line.plain for line in draw_table(header, rows, alignment, width, Style())]
     assert max(map(cell_len, lines)) <= max(width, 2)
     if any("│" in line for line in lines):  # a table, not a list
         shown = [columns(line) for line in lines if "─" not in line]
@@ -74,7 +74,7 @@ def test_cells_are_aligned_as_the_table_says() -> None:
     cells = markdown_parser().parse(text)[0].meta["cells"]
     assert cells.alignment == ["left", "center", "right"]
     rows = [[Content(cell.content) for cell in row] for row in [cells.header, *cells.rows]]
-    lines = draw(rows[0], rows[1:], cells.alignment, 80, Style())
+    lines = draw_table(rows[0], rows[1:], cells.alignment, 80, Style())
     assert lines[2].plain == "a        │    b     │        c"
     assert natural_widths(rows) == ([8, 8, 8], [4, 4, 4])
 

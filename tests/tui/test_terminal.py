@@ -20,7 +20,7 @@ from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 
 # Greedy and without memory: the same answers every time.
-GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_closed_window_ends_it(terminal: Terminal, home: Path) -> None:
 @needs_tmux
 def test_an_unknown_model_is_told_and_the_chat_opens(terminal: Terminal, home: Path) -> None:
     start(terminal, home, options="no-such-model")
-    terminal.wait_for("no model 'no-such-model' here; starter answers instead")
+    terminal.wait_for("model 'no-such-model' is not installed; using starter instead")
     terminal.type("C-q")
     terminal.wait_for("code=0\n")
 

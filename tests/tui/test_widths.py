@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from akunu_py.tui.terminal import ChatDriver, keep_columns
+from akunu_py.tui.terminal import ChatDriver, pin_columns
 
 CLUSTERS = [
     *("👩\u200d👩\u200d👧\u200d👦", "❤\ufe0f", "👍🏽", "🇩🇪", "1\ufe0f\u20e3", "☺", "☰", "Ⅷ", "中"),
@@ -45,7 +45,7 @@ class Terminal:
 def agreed(letter: str) -> int | None:
     """The width of a letter that is left alone, which `test_what_stays_as_it_is` is about."""
     data = f"\x1b[1;1H{letter}"
-    return cell_len(letter) if keep_columns(data) == data else None
+    return cell_len(letter) if pin_columns(data) == data else None
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,7 +67,7 @@ def test_what_follows_a_cluster_is_where_it_was_laid_out(
     style = "\x1b[1;31m" if styled else ""
     line = "".join(f"{text}{style}<{mark}>" for text, mark in zip(texts, MARKS, strict=False))
     terminal = Terminal(width)
-    terminal.write(keep_columns(f"\x1b[3;5H{line}\x1b[4;1Hend"))
+    terminal.write(pin_columns(f"\x1b[3;5H{line}\x1b[4;1Hend"))
     column = 5
     for text, mark in zip(texts, MARKS, strict=False):
         column += cell_len(text)
@@ -85,7 +85,7 @@ def test_what_stays_as_it_is_has_one_width_everywhere() -> None:
         letter = chr(code)
         data = f"\x1b[1;1H{letter}"
         category = unicodedata.category(letter)
-        if category in ("Cn", "Zl", "Zp") or keep_columns(data) != data:
+        if category in ("Cn", "Zl", "Zp") or pin_columns(data) != data:
             continue
         wide = unicodedata.east_asian_width(letter) in "WF"
         expected = 0 if category in ("Mn", "Me", "Cf") else 2 if wide else 1
@@ -95,7 +95,7 @@ def test_what_stays_as_it_is_has_one_width_everywhere() -> None:
 
 
 def test_a_flag_is_drawn_in_one() -> None:
-    drawn = keep_columns("\x1b[1;1Hx🇩🇪🇫🇷🇪y")
+    drawn = pin_columns("\x1b[1;1Hx🇩🇪🇫🇷🇪y")
     for flag in ("🇩🇪", "🇫🇷"):
         assert flag in drawn
     assert drawn.endswith("🇪\x1b[1;7Hy")
@@ -103,7 +103,7 @@ def test_a_flag_is_drawn_in_one() -> None:
 
 def test_plain_text_and_what_is_no_drawing_is_left_alone() -> None:
     for data in ("\x1b[1;1Hplain │ 中文", "\x1b]2;👩‍👩‍👧 title\x07", "👩‍👩‍👧 where nobody knows"):
-        assert keep_columns(data) == data
+        assert pin_columns(data) == data
 
 
 def test_the_driver_writes_nothing_else() -> None:
@@ -116,4 +116,4 @@ def test_the_driver_writes_nothing_else() -> None:
     recorder = Recorder()
     recorder._writer_thread = type("W", (), {"write": staticmethod(written.append)})()
     recorder.write("\x1b[1;1H👩‍👧x")
-    assert written == [keep_columns("\x1b[1;1H👩‍👧x")] != ["\x1b[1;1H👩‍👧x"]
+    assert written == [pin_columns("\x1b[1;1H👩‍👧x")] != ["\x1b[1;1H👩‍👧x"]

@@ -31,7 +31,7 @@ def test_mlx_lm_gets_what_there_is(
     calls: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr(open_files, "_setrlimit", lambda *call: calls.append(call))
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", open_files._set_own_limit)
+    monkeypatch.setattr(resource, "setrlimit", open_files._raise_soft_limit)
     ask = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096))"
     exec(ask, {"__name__": "somebody.else"})
     exec("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))", {})
@@ -39,7 +39,7 @@ def test_mlx_lm_gets_what_there_is(
     assert calls == asked, "only mlx-lm's call is another"
     exec(ask, {"__name__": "mlx_lm.utils"})
     assert calls[2:] == ([(resource.RLIMIT_NOFILE, expected)] if expected else [])
-    assert resource.setrlimit is not open_files._set_own_limit
+    assert resource.setrlimit is not open_files._raise_soft_limit
 
 
 def test_it_is_imported_below_a_low_hard_limit() -> None:

@@ -1,6 +1,6 @@
 """The running answer, the queue of prompts, and the model that answers.
 
-A conversation that is replaced on the screen is set aside; its answers continue in the background.
+Answers continue in the background when the user opens another conversation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
-from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.prompt.attachments import split_files
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController
-from akunu_py.tui.status import Phase, reported
-from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.status import Phase, report_errors
+from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
     AnswerFinished,
@@ -33,7 +33,7 @@ from akunu_py.tui.workers.session_thread import (
 )
 from akunu_py.types import Constraint, FinishReason
 
-_LONG_S = 15.0  # Longer answers ring the bell.
+_BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
 
 @dataclass(eq=False)
@@ -50,18 +50,18 @@ class AnswerController:
     context_length: int = 0  # tokens; 0 until the model is loaded
     active: ChatTurn | None = None  # the turn being answered
     _queue: deque[ChatTurn] = field(default_factory=deque)  # answered after `active`
-    _aside: dict[str, Conversation] = field(default_factory=dict)  # answered in the background
+    _background: dict[str, Conversation] = field(default_factory=dict)  # answered in the background
     unread: set[str] = field(default_factory=set)  # conversations answered in the background
     _is_loading: bool = True
     _requests: int = 0
-    _next: Constraint | None = None  # on the next answer
+    _constraint: Constraint | None = None  # on the next answer
 
     def start(self, post: Callable[[Message], object]) -> None:
         """Start loading or downloading the model. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
         if self._is_missing:
-            self._fetch()
+            self._start_download()
 
     @property
     def is_busy(self) -> bool:
@@ -69,20 +69,20 @@ class AnswerController:
         return any(turn in self._conversation for turn in self._pending())
 
     @property
-    def has_queued(self) -> bool:
+    def has_queued_prompt(self) -> bool:
         """Whether the open conversation has a queued prompt."""
         return any(turn in self._conversation for turn in self._queue)
 
-    async def take_back_last(self) -> None:
+    async def unqueue_last(self) -> None:
         """Return the last queued prompt to the prompt box."""
-        waiting = [turn for turn in self._queue if turn in self._conversation]
-        if waiting:
-            self._drop(waiting[-1])
-            await self._take_back(waiting[-1:])
+        queued = [turn for turn in self._queue if turn in self._conversation]
+        if queued:
+            self._remove_pending(queued[-1])
+            await self._put_back(queued[-1:])
             self._view.show_state()
 
     @property
-    def behind(self) -> Conversation | None:
+    def background_chat(self) -> Conversation | None:
         """The background conversation that is being answered."""
         if self.active is None or self.active in self._conversation:
             return None
@@ -90,57 +90,57 @@ class AnswerController:
 
     def progress(self) -> dict[str, str]:
         """Describe the running and queued answers, by conversation."""
-        shown: dict[str, str] = {}
+        progress: dict[str, str] = {}
         for turn in self._pending():
             name = self._conversation_of(turn).tree.conversation
-            shown.setdefault(name, _progress_of(turn))
-        return shown
+            progress.setdefault(name, _describe_progress(turn))
+        return progress
 
     # Conversations in the background
 
-    def set_aside(self) -> None:
+    def move_to_background(self) -> None:
         """Keep the open conversation in the background while it has pending answers."""
         if self.is_busy:
-            self._aside[self._conversation.tree.conversation] = self._conversation.set_aside()
+            self._background[self._conversation.tree.conversation] = self._conversation.detach()
 
-    def is_aside(self, conversation: str) -> bool:
-        return conversation in self._aside
+    def is_in_background(self, conversation: str) -> bool:
+        return conversation in self._background
 
-    def bring_back(self, conversation: str) -> bool:
+    def reopen(self, conversation: str) -> bool:
         """Reopen a background conversation. Return False if there is none."""
         self.unread.discard(conversation)
-        aside = self._aside.pop(conversation, None)
-        if aside is not None:
-            self._conversation.bring_back(aside)
-        return aside is not None
+        reopened = self._background.pop(conversation, None)
+        if reopened is not None:
+            self._conversation.restore(reopened)
+        return reopened is not None
 
-    def renamed(self, conversation: str, title: str) -> None:
+    def set_title(self, conversation: str, title: str) -> None:
         """Update the title of a conversation."""
-        for each in (self._conversation, *self._aside.values()):
+        for each in (self._conversation, *self._background.values()):
             if each.tree.conversation == conversation:
                 each.tree.title = title
 
-    async def stop_behind(self) -> None:
+    async def stop_background(self) -> None:
         """Stop all background answers and save their text."""
         await self._stop([turn for turn in self._pending() if turn not in self._conversation])
 
-    async def forget(self, conversation: str) -> None:
+    async def close(self, conversation: str) -> None:
         """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
-        if aside := self._aside.get(conversation):
-            await self._stop([turn for turn in self._pending() if turn in aside])
-            del self._aside[conversation]
+        if deleted := self._background.get(conversation):
+            await self._stop([turn for turn in self._pending() if turn in deleted])
+            del self._background[conversation]
 
     async def _stop(self, turns: Sequence[ChatTurn]) -> None:
         """Stop the answers of `turns`; unanswered prompts stay in place."""
         for turn in turns:
             if turn is self.active and self._session is not None:
                 self._session.stop(turn.request)
-            self._leave(turn, "done", "cancelled")
+            self._end_turn(turn, "done", "cancelled")
         self._show_phase("ready")
         await self._answer_next()
 
-    def is_writing(self, code: str) -> bool:
+    def is_generating(self, code: str) -> bool:
         """Whether the running answer ends with `code`."""
         answer = self.active.answer.rstrip() if self.active else ""
         return bool(code.strip()) and answer.endswith(code.rstrip())
@@ -149,25 +149,25 @@ class AnswerController:
         """Show a new turn and queue it."""
         await self._view.transcript.show_branch()
         await self._view.transcript.action_follow()
-        if self._next is not None:
-            turn.constraint, self._next = self._next, None
+        if self._constraint is not None:
+            turn.constraint, self._constraint = self._constraint, None
         self._queue.append(turn)
         await self._answer_next()
 
     async def resume(self, turn: ChatTurn) -> None:
         """Queue a turn whose answer is to be continued."""
-        turn.state, turn.constraint = "waiting", None
+        turn.state, turn.constraint = "queued", None
         self._queue.append(turn)
         await self._answer_next()
 
     def use_json(self, schema: str = "") -> None:
         """Constrain the next answer to JSON or a schema (JSON text or a file path)."""
         if schema.lower() == "off":
-            self._next = None
+            self._constraint = None
             self._view.inform("The next answer is unconstrained.")
             return
-        with reported(self._view.refuse):
-            self._next = json_constraint(schema, "/json") if schema else Constraint("json")
+        with report_errors(self._view.show_error):
+            self._constraint = json_constraint(schema, "/json") if schema else Constraint("json")
             matching = " matching the schema" if schema else ""
             self._view.inform(f"The next answer will be JSON{matching}. /json off cancels.")
 
@@ -181,13 +181,13 @@ class AnswerController:
             if turn is self.active and self._session is not None:
                 self._session.stop(turn.request)
             if turn is self.active and (turn.answer or turn.thinking):
-                self._leave(turn, "done", "cancelled")
+                self._end_turn(turn, "done", "cancelled")
                 self._show_phase("stopped")
             else:
-                self._drop(turn)
+                self._remove_pending(turn)
                 unanswered.append(turn)
                 self._show_phase("ready")
-        await self._take_back(unanswered, discard)
+        await self._put_back(unanswered, discard)
         await self._answer_next()
 
     async def use_model(self, name: str | None) -> None:
@@ -197,8 +197,8 @@ class AnswerController:
         try:
             model = await asyncio.to_thread(model_store.resolve, name)
         except AkunuError as error:
-            is_loading = name in self._downloads.all
-            self._view.refuse(f"{name} is still downloading" if is_loading else str(error))
+            is_loading = name in self._downloads.running
+            self._view.show_error(f"{name} is still downloading" if is_loading else str(error))
             return
         if model.name == self.model and self.context_length:
             self._view.inform(f"{model.name} is already in use.")
@@ -224,7 +224,7 @@ class AnswerController:
             case PrefillUpdate():
                 turn = self._turn_of(message.request)
                 if turn is not None and turn in self._conversation and message.total:
-                    self._view.status.phase = "reading"
+                    self._view.status.phase = "prefill"
                     self._view.status.progress = message.done / message.total
             case PieceArrived():
                 if turn := self._turn_of(message.request):
@@ -240,7 +240,7 @@ class AnswerController:
         status = self._view.status
         self.context_length = status.context = message.context_length
         self._is_loading = False
-        self._show_phase("reading" if self.active else "ready")
+        self._show_phase("prefill" if self.active else "ready")
         status.gauges = message.gauges
         if message.server != status.server:
             status.server = message.server
@@ -267,31 +267,31 @@ class AnswerController:
             answer.sync()
         self._view.status.gauges = message.gauges
         self._show_phase("answering")
-        self._show_numbers(turn)
+        self._show_stats(turn)
 
     async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
         turn.stats, turn.speedup = message.stats, message.gauges.speedup
-        self._leave(turn, "done", message.reason)
+        self._end_turn(turn, "done", message.reason)
         self._view.status.gauges = message.gauges
         self._show_phase("stopped" if message.reason == "cancelled" else "ready")
-        self._show_numbers(turn)
+        self._show_stats(turn)
         if turn not in self._conversation:
             tree = self._conversation_of(turn).tree
             self.unread.add(tree.conversation)
             self._view.inform(f"Answered: {tree.title}. Ctrl+O opens it.")
         seconds = message.stats.prefill_s + message.stats.decode_s
-        if self._settings.current.bell and seconds >= _LONG_S:
-            self._view.ring(is_seen=turn in self._conversation)
-        self._view.withdraw_question()
+        if self._settings.current.bell and seconds >= _BELL_AFTER_S:
+            self._view.ring_bell(is_seen=turn in self._conversation)
+        self._view.close_question()
         await self._answer_next()
 
     # Messages of the downloads
 
-    def on_download_moved(self, message: DownloadMoved) -> None:
-        download = self._downloads.all.get(message.name)
+    def on_download_update(self, message: DownloadUpdate) -> None:
+        download = self._downloads.running.get(message.name)
         if download is not None and self._waits_for(message.name):
-            self._view.status.phase = "fetching"
-            self._view.status.progress = download.share
+            self._view.status.phase = "downloading"
+            self._view.status.progress = download.fraction
             self._view.show_download(download.progress.describe())
 
     async def on_download_ended(self, message: DownloadEnded, *, is_listed: bool) -> None:
@@ -304,7 +304,7 @@ class AnswerController:
                 why = message.error or f"{message.name} was not downloaded"
                 await self._fail(f"{why}. Send a prompt to try again, or press F4 for other models")
         elif message.error and not is_listed:
-            self._view.refuse(message.error)
+            self._view.show_error(message.error)
         elif message.model and not is_listed:
             self._view.inform(f"{message.model} downloaded: /model {message.model}")
 
@@ -317,13 +317,13 @@ class AnswerController:
         unanswered = []
         for turn in self._pending():
             if turn in self._conversation and not (turn.answer or turn.thinking):
-                self._drop(turn)
+                self._remove_pending(turn)
                 unanswered.append(turn)
             else:
-                self._leave(turn, "failed", None)
+                self._end_turn(turn, "failed", None)
         self._is_loading = False
         self._view.status.phase = "failed"
-        await self._take_back(unanswered)
+        await self._put_back(unanswered)
         await self._view.add_notice(error, "error")
         self._view.show_state()
 
@@ -336,20 +336,20 @@ class AnswerController:
         return self.active if self.active and self.active.request == request else None
 
     def _conversation_of(self, turn: ChatTurn) -> Conversation:
-        there = (each for each in self._aside.values() if turn in each)
-        return next(there, self._conversation)
+        found = (each for each in self._background.values() if turn in each)
+        return next(found, self._conversation)
 
-    def _drop(self, turn: ChatTurn) -> None:
+    def _remove_pending(self, turn: ChatTurn) -> None:
         """Remove a turn from the pending ones."""
         if turn is self.active:
             self.active = None
         else:
             self._queue.remove(turn)
 
-    def _leave(self, turn: ChatTurn, state: TurnState, finish: FinishReason | None) -> None:
+    def _end_turn(self, turn: ChatTurn, state: TurnState, reason: FinishReason | None) -> None:
         """End a turn's answer and save it."""
-        self._drop(turn)
-        turn.state, turn.finish = state, finish
+        self._remove_pending(turn)
+        turn.state, turn.finish_reason = state, reason
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.show_state()
@@ -357,16 +357,16 @@ class AnswerController:
     async def _answer_next(self) -> None:
         """Request the next queued answer, unless the model is busy."""
         if self._is_missing and self._queue:
-            self._fetch()
+            self._start_download()
         elif self.active is None and self._queue and not self._is_loading:
             turn = self.active = self._queue.popleft()
-            turn.state, turn.finish, turn.model = "reading", None, self.model
+            turn.state, turn.finish_reason, turn.model = "prefill", None, self.model
             self._requests += 1
             turn.request = self._requests
             # The request also retries a failed load.
-            self._view.status.begin()
-            self._show_phase("reading")
-            self._show_numbers(turn)
+            self._view.status.restart_timer()
+            self._show_phase("prefill")
+            self._show_stats(turn)
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
@@ -381,52 +381,52 @@ class AnswerController:
                 self._session.request(turn.request, messages, options)
         self._view.show_state()
 
-    def _fetch(self) -> None:
+    def _start_download(self) -> None:
         if self._downloads.start(self.model):
             self._view.status.progress = 0.0
-        self._view.status.phase = "fetching"
+        self._view.status.phase = "downloading"
 
     def show_status(self) -> None:
         """Update the status after another conversation was opened."""
         turns = self._conversation.turns
-        self._show_numbers(turns[-1] if turns else None)
-        if self._view.status.phase in ("stopped", "ready", "reading", "answering"):
-            is_prefill = self.active is not None and self.active.state == "reading"
-            self._show_phase("reading" if is_prefill else "answering" if self.active else "ready")
+        self._show_stats(turns[-1] if turns else None)
+        if self._view.status.phase in ("stopped", "ready", "prefill", "answering"):
+            is_prefill = self.active is not None and self.active.state == "prefill"
+            self._show_phase("prefill" if is_prefill else "answering" if self.active else "ready")
 
     def _show_phase(self, phase: Phase) -> None:
         """Show the phase, or that the model is loading."""
-        behind = self.behind
-        self._view.status.behind = collapse(behind.tree.title) if behind else ""
+        chat = self.background_chat
+        self._view.status.background_title = collapse(chat.tree.title) if chat else ""
         self._view.status.phase = phase if self.context_length else "loading"
 
-    def _show_numbers(self, turn: ChatTurn | None) -> None:
+    def _show_stats(self, turn: ChatTurn | None) -> None:
         """Show the numbers of a turn on the screen; None clears them."""
         if turn is None or turn in self._conversation:
             self._view.status.stats = turn.stats if turn else None
             self._view.panel.show(turn)
 
-    async def _take_back(self, turns: Sequence[ChatTurn], discard: ChatTurn | None = None) -> None:
+    async def _put_back(self, turns: Sequence[ChatTurn], discard: ChatTurn | None = None) -> None:
         """Remove unanswered turns, and return their prompts to the prompt box."""
         texts: list[str] = []
         for turn in reversed(turns):  # later turns first
             removed = self._conversation.remove(turn)
             if removed.role == "user" and turn is not discard:
-                texts.insert(0, split(turn.prompt.text)[0])
+                texts.insert(0, split_files(turn.prompt.text)[0])
         if turns:
             await self._view.transcript.show_branch()
         if self._view.transcript.is_empty:
             await self._view.show_welcome()
         if texts and not self._view.prompt.text.strip():
-            self._view.prompt.recall(texts.pop(0))
+            self._view.prompt.write_sent(texts.pop(0))
         if texts:
             many = "1 prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
             self._view.inform(f"{many} not sent; Ctrl+R finds prompts.")
 
 
-def _progress_of(turn: ChatTurn) -> str:
-    if turn.state == "waiting":
+def _describe_progress(turn: ChatTurn) -> str:
+    if turn.state == "queued":
         return "queued"
-    if turn.state == "reading" or turn.stats is None:
+    if turn.state == "prefill" or turn.stats is None:
         return "▶ processing"
     return f"▶ {turn.stats.generated_tokens:,} tokens"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.chats.export import file_name, format_of, render, write_new
-from akunu_py.chats.tree import ConversationInfo, Tree
+from akunu_py.chats.tree import ConversationInfo, ConversationTree
 from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
@@ -17,11 +17,11 @@ from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.screens.conversation_list import ChosenConversation
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.status import reported
+from akunu_py.tui.status import report_errors
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _ID_DIGITS = 6  # minimum length of an id prefix
-_RECALLED = 500  # earlier prompts in the prompt box
+_MAX_PROMPTS = 500  # earlier prompts in the prompt box
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LibraryController:
 
     async def new(self) -> None:
         """Open an empty conversation."""
-        await self.show(Tree())
+        await self.show(ConversationTree())
 
     async def open(self, chosen: ChosenConversation | None) -> None:
         """Open a saved conversation; None changes nothing. Pending answers continue."""
@@ -53,29 +53,29 @@ class LibraryController:
             return
         wanted, message = chosen.conversation, chosen.message
         if wanted != self._conversation.tree.conversation:
-            if not self._answering.is_aside(wanted):
+            if not self._answering.is_in_background(wanted):
                 try:
                     tree = await self._store.call(lambda store: store.load(wanted))
                 except ConversationError as error:
-                    self._view.refuse(str(error))
+                    self._view.show_error(str(error))
                     return
-            self._answering.set_aside()
-            if not self._answering.bring_back(wanted):
+            self._answering.move_to_background()
+            if not self._answering.reopen(wanted):
                 self._conversation.open(tree)
         here = self._conversation
         if message is not None and message in here.tree and not self._answering.is_busy:
             here.show(message)
         await self._show(message)
 
-    async def show(self, tree: Tree, message: str | None = None) -> None:
+    async def show(self, tree: ConversationTree, message: str | None = None) -> None:
         """Open `tree`, which has no pending answers, at `message` or its end."""
-        self._answering.set_aside()
+        self._answering.move_to_background()
         self._conversation.open(tree)
         await self._show(message)
 
     async def _show(self, message: str | None = None) -> None:
         """Redraw the conversation, at `message` or its end."""
-        self._turns.leave_editing()
+        self._turns.stop_editing()
         await self._view.show_conversation(message)
         self._answering.show_status()
         self._view.prompt.focus()
@@ -85,13 +85,13 @@ class LibraryController:
         """Open the wanted conversation. Return initial search words if the user must choose."""
         if wanted.last:
             if not await self.continue_last():
-                self._view.refuse("There is no earlier chat to continue.")
+                self._view.show_error("There is no earlier chat to continue.")
             return None
         if self._store is None or not wanted.words:
             return ""
         words = wanted.words
         found: list[ChosenConversation] = []
-        with reported(self._view.refuse):
+        with report_errors(self._view.show_error):
             if len(words) >= _ID_DIGITS and not set(words) - set("0123456789abcdef"):
                 infos = await self._store.call(lambda store: store.list())
                 found = [ChosenConversation(info.id) for info in infos if info.id.startswith(words)]
@@ -101,7 +101,7 @@ class LibraryController:
             if len(found) == 1:
                 await self.open(found[0])
             elif not found:
-                self._view.refuse(f"No earlier chat matches: {words}")
+                self._view.show_error(f"No earlier chat matches: {words}")
         return words if len(found) > 1 else None
 
     async def continue_last(self) -> bool:
@@ -115,13 +115,13 @@ class LibraryController:
         """Rename the conversation; "" puts the command into the prompt box."""
         tree = self._conversation.tree
         if not self._conversation.turns:
-            self._view.refuse("The chat is empty; its title comes from the first prompt.")
+            self._view.show_error("The chat is empty; its title comes from the first prompt.")
         elif not title:
             self._view.prompt.write(f"/rename {tree.title}")
             self._view.prompt.focus()
         else:
             tree.title = title
-            with reported(self._view.refuse):
+            with report_errors(self._view.show_error):
                 if self._store is not None:
                     await self._store.call(lambda store: store.rename(tree.conversation, title))
                 self._view.inform(f"Renamed: {title}")
@@ -129,10 +129,10 @@ class LibraryController:
     async def export(self, file: str = "") -> None:
         """Write the conversation to `file`; its suffix selects the format (default: Markdown)."""
         if not self._conversation.turns:
-            self._view.refuse("The chat is empty.")
+            self._view.show_error("The chat is empty.")
             return
         tree = self._conversation.tree
-        with reported(self._view.refuse):
+        with report_errors(self._view.show_error):
             form = format_of(Path(file))
             path = self._directory / Path(file or file_name(tree.title, form)).expanduser()
             text = await asyncio.to_thread(render, tree, form)
@@ -148,17 +148,17 @@ class LibraryController:
         except ConversationError:
             return ()  # `SavingFailed` reports the reason.
 
-    async def recall_prompts(self) -> None:
+    async def load_earlier_prompts(self) -> None:
         """Load earlier prompts into the prompt box."""
         if self._store is not None:
             with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
-                prompts = await self._store.call(lambda store: store.recent_prompts(_RECALLED))
-                self._view.prompt.remember(prompts)
+                prompts = await self._store.call(lambda store: store.recent_prompts(_MAX_PROMPTS))
+                self._view.prompt.extend_history(prompts)
 
     async def on_deleted(self, conversation: str) -> None:
         """Close a deleted conversation if it is open, and delete its prompt caches."""
         if conversation == self._conversation.tree.conversation:
             await self.new()
-        await self._answering.forget(conversation)
-        with reported(self._view.refuse):
+        await self._answering.close(conversation)
+        with report_errors(self._view.show_error):
             await asyncio.to_thread(forget_conversation, conversation)

@@ -11,7 +11,7 @@ from akunu_py.errors import UsageError
 from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
-from akunu_py.tui.prompt.attachments import attach, join, mentions, missing, split
+from akunu_py.tui.prompt.attachments import attach, join_files, mentions, missing_files, split_files
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.markdown_parser import parse
 
@@ -35,7 +35,7 @@ class TurnController:
     _copy: Callable[[str], None]  # copies text to the clipboard
     _edited: ChatTurn | None = None  # the turn whose prompt is in the box
     _draft: str = ""  # previous contents of the box
-    _sent_anyway: str = ""  # a prompt with missing files, after the warning
+    _warned_prompt: str = ""  # a prompt with missing files, after the warning
     _copied_block: tuple[str, int] = "", -1  # reply id and index of the last copied block
 
     @property
@@ -43,48 +43,48 @@ class TurnController:
         return self._edited is not None
 
     @property
-    def unsent(self) -> str:
+    def unsent_text(self) -> str:
         """The unsent text of the prompt box; an unchanged edited prompt does not count."""
-        text = self._view.prompt.whole
-        prompt = split(self._edited.prompt.text)[0] if self._edited else ""
+        text = self._view.prompt.full_text
+        prompt = split_files(self._edited.prompt.text)[0] if self._edited else ""
         return self._draft if self._edited and text == typeable(prompt) else text
 
     async def send(self, text: str) -> None:
         """Send a prompt with its attached files, replacing the one being edited."""
         if mentions(text):
-            names = await asyncio.to_thread(missing, text, self._directory)
-            if names and text != self._sent_anyway:
-                self._sent_anyway = text
+            names = await asyncio.to_thread(missing_files, text, self._directory)
+            if names and text != self._warned_prompt:
+                self._warned_prompt = text
                 self._view.prompt.put_back(text)
                 none = f"File not found: {', '.join(names)}."
-                self._view.refuse(f"{none} Press Enter again to send it as text.")
+                self._view.show_error(f"{none} Press Enter again to send it as text.")
                 return
             room = self._answering.context_length
             try:
                 files = await asyncio.to_thread(attach, text, self._directory, room)
             except UsageError as error:
                 self._view.prompt.put_back(text)
-                self._view.refuse(str(error))
+                self._view.show_error(str(error))
                 return
-            text = join(text, files)
-        await self._view.hide_welcome()
+            text = join_files(text, files)
+        await self._view.remove_welcome()
         edited = self._edited
-        self.leave_editing()
+        self.stop_editing()
         if edited is not None:
             await self._answering.interrupt(discard=edited)
         if edited in self._conversation.turns:
             await self._answering.submit(self._conversation.edit(edited, text))
         else:
             await self._answering.submit(self._conversation.ask(text))
-        if behind := self._answering.behind:
-            self._ask_whether_to_wait(collapse(behind.tree.title))
+        if background_chat := self._answering.background_chat:
+            self._offer_to_wait(collapse(background_chat.tree.title))
 
-    def _ask_whether_to_wait(self, title: str) -> None:
+    def _offer_to_wait(self, title: str) -> None:
         """Ask whether to wait for the answer in another conversation."""
 
         async def carry_out(answer: str | None) -> None:
             if answer == "stop":
-                await self._answering.stop_behind()
+                await self._answering.stop_background()
             elif answer == "back":
                 await self._answering.interrupt()
 
@@ -100,16 +100,16 @@ class TurnController:
         """Put the prompt into the box; sending it creates a branch."""
         turn = self._chosen_turn()
         if turn is None:
-            self._view.refuse("There is no message to edit yet.")
+            self._view.show_error("There is no message to edit yet.")
             return
         if self._edited is None:
             self._draft = self._view.prompt.text
         self._mark_edited(turn)
-        self._view.prompt.write(split(turn.prompt.text)[0])
+        self._view.prompt.write(split_files(turn.prompt.text)[0])
         self._view.prompt.focus()
         self._view.show_state()
 
-    def leave_editing(self) -> None:
+    def stop_editing(self) -> None:
         """Stop editing and restore the previous contents of the box."""
         if self._edited is not None:
             self._mark_edited(None)
@@ -124,8 +124,8 @@ class TurnController:
         if self._answering.is_busy:
             await self._answering.interrupt()
         else:
-            self.leave_editing()
-        self._view.transcript.leave()
+            self.stop_editing()
+        self._view.transcript.deselect()
         self._view.prompt.focus()
         self._view.show_state()
 
@@ -133,7 +133,7 @@ class TurnController:
         """Regenerate the answer; the old one stays as a branch."""
         turn = self._chosen_turn()
         if turn is None:
-            self._view.refuse("There is no answer yet.")
+            self._view.show_error("There is no answer yet.")
             return
         await self._answering.interrupt()
         if turn not in self._conversation.turns:
@@ -148,16 +148,16 @@ class TurnController:
     async def continue_answer(self) -> None:
         """Continue the last answer if it was cut off or stopped."""
         if self._answering.is_busy:
-            self._view.refuse("The model is still answering. Esc stops it.")
+            self._view.show_error("The model is still answering. Esc stops it.")
             return
         turn = self._chosen_turn()
         if turn is None or turn is not self._conversation.turns[-1]:
-            self._view.refuse("Only the last answer can be continued.")
+            self._view.show_error("Only the last answer can be continued.")
         elif turn.thinking and not turn.answer:
             why = "It was stopped before its answer began; regenerate it instead (Ctrl+G)."
-            self._view.refuse(why)
+            self._view.show_error(why)
         elif not turn.can_continue:
-            self._view.refuse("The answer is already complete.")
+            self._view.show_error("The answer is already complete.")
         else:
             await self._answering.resume(turn)
 
@@ -167,7 +167,7 @@ class TurnController:
         if chosen is None:
             return
         if self._answering.is_busy:
-            self._view.refuse("The model is still answering. Esc stops it.")
+            self._view.show_error("The model is still answering. Esc stops it.")
             return
         turn, part = chosen
         message = turn.prompt.id if part == "prompt" else turn.reply_id
@@ -175,9 +175,9 @@ class TurnController:
         if sibling is None:
             which, count = self._conversation.branch_number(message)
             only = "This message has no other branch."
-            self._view.refuse(only if count == 1 else f"Branch {which} of {count}.")
+            self._view.show_error(only if count == 1 else f"Branch {which} of {count}.")
             return
-        self.leave_editing()
+        self.stop_editing()
         await self._view.transcript.show_branch()
         for turn in self._conversation.turns:
             if sibling in (turn.prompt.id, turn.reply_id):
@@ -196,7 +196,7 @@ class TurnController:
         elif chosen[1] == "answer":
             self._copy_answer(chosen[0])
         else:
-            self._copy(split(chosen[0].prompt.text)[0])
+            self._copy(split_files(chosen[0].prompt.text)[0])
             self._view.transcript.mark_copied(chosen[0], "prompt")
             self._view.inform("Copied the prompt.")
 
@@ -213,7 +213,7 @@ class TurnController:
                 self.copy_block(block.text, block.language, index + 1, len(blocks))
                 self._view.transcript.mark_copied(turn, "answer", block.text.expandtabs(4))
                 return
-        self._view.refuse("There is no code block to copy.")
+        self._view.show_error("There is no code block to copy.")
 
     def _chosen_turn(self) -> ChatTurn | None:
         """Return the turn of the chosen message, else the last one."""
@@ -223,7 +223,7 @@ class TurnController:
 
     def _copy_answer(self, turn: ChatTurn | None) -> None:
         if turn is None or not turn.answer:
-            self._view.refuse("There is no answer to copy yet.")
+            self._view.show_error("There is no answer to copy yet.")
             return
         self._copy(turn.answer.strip())
         self._view.transcript.mark_copied(turn, "answer")
@@ -235,7 +235,7 @@ class TurnController:
         lines = code.count("\n")
         what = f"{language} code" if language else "code"
         text = f"Copied {what}, {lines} line{'' if lines == 1 else 's'}"
-        if self._answering.is_writing(code):
+        if self._answering.is_generating(code):
             text += " so far; it is still being written"
         if count > 1:
             text += f", block {which} of {count}; repeat for the next"

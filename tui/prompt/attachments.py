@@ -1,6 +1,6 @@
 """Text files that `@path` attaches to a prompt. Unsuitable files raise UsageError.
 
-`join` builds the content for the model; `split` parses it to show file names instead of texts.
+`join_files` builds the content for the model; `split_files` parses it to show file names.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from akunu_py.errors import UsageError
 from akunu_py.text import human_size, typeable
 from akunu_py.tui.prompt.file_index import list_files
 
-_SNIFFED = 1024  # bytes checked to detect binary files
+_SNIFF_BYTES = 1024  # bytes checked to detect binary files
 # At the start or after a space or bracket: me@example.com is not a mention. Quotes allow spaces.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
 _MAX_FILES = 32  # files in one prompt
 _MAX_FILES_IN_LISTING = 500
 _TRAILING = ".,;:!?)]}'"
 
-# Bytes per token: about 4.5 in English prose, fewer in code, at most 8 in human text. The session
-# counts exactly; this check only refuses files that cannot fit before reading them.
-_MAX_PER_TOKEN = 8
-_USUAL_PER_TOKEN = 4
+# About 4.5 in English prose, fewer in code, at most 8 in human text. The session counts exactly.
+_MAX_BYTES_PER_TOKEN = 8
+_BYTES_PER_TOKEN = 4
 
 _HEAD = re.compile(r"^Attached file: (.+) \((\d+) bytes\)\n(`{3,})[^\n`]*\n", re.MULTILINE)
 _BOM = "\ufeff"
@@ -55,14 +54,14 @@ def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):
-        found = find(name, directory)
+        found = find_file(name, directory)
         if found is None or (path := found[1].resolve()) in files:
             continue
         if len(files) == _MAX_FILES:
             raise UsageError(f"the prompt mentions more than {_MAX_FILES} files; mention fewer")
         used = sum(file.size for file in files.values())
-        room = max(0, context_length * _MAX_PER_TOKEN - used) if context_length else None
-        files[path] = read(found[0], path, room)
+        max_bytes = max(0, context_length * _MAX_BYTES_PER_TOKEN - used) if context_length else None
+        files[path] = read_attachment(found[0], path, max_bytes)
     return list(files.values())
 
 
@@ -76,39 +75,39 @@ def looks_like_a_file(name: str) -> bool:
     return re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) is not None
 
 
-def tokens_of(path: Path) -> int:
+def estimate_tokens(path: Path) -> int:
     """Estimate the tokens of a file or directory listing."""
     try:
         size = len(_listing(path)) if path.is_dir() else path.stat().st_size
-        return max(1, size // _USUAL_PER_TOKEN)
+        return max(1, size // _BYTES_PER_TOKEN)
     except OSError:
         return 0
 
 
-def missing(prompt: str, directory: Path) -> list[str]:
+def missing_files(prompt: str, directory: Path) -> list[str]:
     """Return mentions with a suffix or slash that are not existing files."""
     names = filter(looks_like_a_file, mentions(prompt))
-    return [name for name in names if find(name, directory) is None]
+    return [name for name in names if find_file(name, directory) is None]
 
 
 def is_text(path: Path) -> bool:
     """Return whether a file starts with UTF-8 text, or is a directory or unreadable."""
     try:
-        with _opened(path) as descriptor:
+        with _open_file(path) as descriptor:
             kind = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(kind):
                 return stat.S_ISDIR(kind)
-            head = os.read(descriptor, _SNIFFED)
+            head = os.read(descriptor, _SNIFF_BYTES)
             codecs.getincrementaldecoder("utf-8")().decode(head)  # accepts an incomplete character
             return b"\0" not in head
     except OSError:
-        return True  # `read` reports the error
+        return True  # `read_attachment` reports the error
     except UnicodeDecodeError:
         return False
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_file(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's writer
     try:
         yield descriptor
@@ -116,7 +115,7 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def find(name: str, directory: Path) -> tuple[str, Path] | None:
+def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
     """Return a mentioned file or directory, and its name without trailing punctuation."""
     for candidate in (name, name.rstrip(_TRAILING)):
         if not candidate:
@@ -130,20 +129,20 @@ def find(name: str, directory: Path) -> tuple[str, Path] | None:
     return None
 
 
-def read(name: str, path: Path, room: int | None = None) -> Attachment:
+def read_attachment(name: str, path: Path, max_bytes: int | None = None) -> Attachment:
     """Read a file or list a directory. Raises UsageError. room: maximum bytes (None: no limit)."""
     try:
         if path.is_dir():
             text = _listing(path)
             return Attachment(f"{name.rstrip('/')}/", len(text.encode()), text)
-        with _opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        with _open_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"{name} is a device or a pipe; attach a text file")
-            if b"\0" in os.pread(descriptor, _SNIFFED, 0):
-                raise _binary(name, status.st_size)
-            if room is not None and status.st_size > room:
-                tokens = round(status.st_size / _USUAL_PER_TOKEN)
+            if b"\0" in os.pread(descriptor, _SNIFF_BYTES, 0):
+                raise _binary_error(name, status.st_size)
+            if max_bytes is not None and status.st_size > max_bytes:
+                tokens = round(status.st_size / _BYTES_PER_TOKEN)
                 raise UsageError(
                     f"{name} does not fit the model's context: {human_size(status.st_size)}, about "
                     f"{tokens:,} tokens; attach a part of it"
@@ -152,7 +151,7 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     if b"\0" in data:
-        raise _binary(name, len(data))
+        raise _binary_error(name, len(data))
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -174,11 +173,11 @@ def _listing(directory: Path) -> str:
     return typeable("\n".join(lines or ["(no files)"]) + "\n")
 
 
-def _binary(name: str, size: int) -> UsageError:
+def _binary_error(name: str, size: int) -> UsageError:
     return UsageError(f"{name} is a binary file ({human_size(size)}); attach a text file")
 
 
-def join(prompt: str, files: Sequence[Attachment]) -> str:
+def join_files(prompt: str, files: Sequence[Attachment]) -> str:
     """Return the prompt followed by each file in a fence longer than any fence in the file."""
     parts = [prompt]
     for file in files:
@@ -192,8 +191,8 @@ def join(prompt: str, files: Sequence[Attachment]) -> str:
     return "\n\n".join(parts)
 
 
-def split(content: str) -> tuple[str, list[Attachment]]:
-    """Return the prompt and the files of `join`. The last newline of a file may differ."""
+def split_files(content: str) -> tuple[str, list[Attachment]]:
+    """Return the prompt and the files of `join_files`. The last newline of a file may differ."""
     files: list[Attachment] = []
     prompt_end: int | None = None
     end = 0
@@ -208,5 +207,5 @@ def split(content: str) -> tuple[str, list[Attachment]]:
         files.append(Attachment(head[1], int(head[2]), content[head.end() : closing.start()]))
         end = closing.end()
     if prompt_end is None or content[end:].strip():
-        return content, []  # typed by the user, not built by `join`
+        return content, []  # typed by the user, not built by `join_files`
     return content[:prompt_end], files

@@ -46,7 +46,7 @@ class PromptBox(TextArea):
         """Posted for Enter in an empty box."""
 
     @dataclass
-    class Paged(Message):
+    class PageRequested(Message):
         """Posted for Page Up and Page Down, which scroll the transcript."""
 
         direction: int  # -1 for up, 1 for down
@@ -69,7 +69,7 @@ class PromptBox(TextArea):
     # Texts in the border, each with the app action that a click runs ("" for none).
     hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
     heading: reactive[str] = reactive("")
-    has_queued: reactive[bool] = reactive(False)
+    has_queued_prompt: reactive[bool] = reactive(False)
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--file", "prompt--no-file"}
 
     def __init__(self, placeholder: str, popup: SuggestionPopup, directory: Path, id: str) -> None:
@@ -81,24 +81,24 @@ class PromptBox(TextArea):
             soft_wrap=True,
         )
         self._popup = popup
-        self._files = NamedFiles(directory, {})
+        self._files = MentionedFiles(directory, {})
         self._pasted = PastedTexts()
         self._after_ctrl_x = False
-        self._sent: list[str] = []
-        self._recalled: int | None = None  # index into `_sent` of the shown prompt
+        self._history: list[str] = []
+        self._history_index: int | None = None  # index into `_history` of the shown prompt
 
     def on_mount(self) -> None:
         self._popup.attach_to(self)
 
     @property
-    def whole(self) -> str:
+    def full_text(self) -> str:
         """The text, with folded pastes expanded."""
         return self._pasted.unfold(self.text)
 
-    def remember(self, prompts: Sequence[str]) -> None:
+    def extend_history(self, prompts: Sequence[str]) -> None:
         """Add prompts of earlier conversations, oldest first, to the history."""
-        self._sent[:0] = [typeable(prompt) for prompt in prompts]
-        self._recalled = None
+        self._history[:0] = [typeable(prompt) for prompt in prompts]
+        self._history_index = None
 
     def put_back(self, prompt: str) -> None:
         """Restore an unanswered prompt before the text typed since."""
@@ -113,18 +113,18 @@ class PromptBox(TextArea):
         self.text = typeable(prompt)  # imported conversations may contain control characters
         self.move_cursor(self.document.end)
 
-    def recall(self, prompt: str) -> None:
+    def write_sent(self, prompt: str) -> None:
         """Replace the text with a sent prompt; Up then recalls the prompt before it."""
         self.write(prompt)
-        if self._sent and self._sent[-1] == self.text:
-            self._recalled = len(self._sent) - 1
+        if self._history and self._history[-1] == self.text:
+            self._history_index = len(self._history) - 1
 
     def empty(self) -> None:
         """Empty the box; Up recalls its text."""
-        self._remember(self.whole.strip())
+        self._add_to_history(self.full_text.strip())
         self.clear()
 
-    def name_file(self, name: str) -> None:
+    def mention_file(self, name: str) -> None:
         """Append a mention of a file. Without a name, open the list of files."""
         text = self.text.rstrip()
         self.write(f"{text} " if text else "")
@@ -190,11 +190,11 @@ class PromptBox(TextArea):
 
     def on_text_area_changed(self) -> None:
         if "@" in self.text or self._files.tokens:
-            self.run_worker(self._look_up(), group="mentions", exclusive=True)
+            self.run_worker(self._update_mentions(), group="mentions", exclusive=True)
 
-    async def _look_up(self) -> None:
+    async def _update_mentions(self) -> None:
         names = attachments.mentions(self.text)
-        self._files = await asyncio.to_thread(self._files.with_names, names)
+        self._files = await asyncio.to_thread(self._files.look_up, names)
         self._line_cache.clear()
         self.refresh()
         self.watch_heading()
@@ -212,20 +212,20 @@ class PromptBox(TextArea):
         return line
 
     def action_search(self) -> None:
-        self.post_message(self.SearchRequested(self._sent))
+        self.post_message(self.SearchRequested(self._history))
 
     def action_cursor_up(self, select: bool = False) -> None:
-        if not select and self.has_queued and not self.text:
+        if not select and self.has_queued_prompt and not self.text:
             self.post_message(self.QueuedPromptRequested())
-        elif not select and self._sent and (not self.text or self._is_browsing):
-            newest = len(self._sent)
-            self._recall(max(0, (self._recalled if self._is_browsing else newest) or 0) - 1)
+        elif not select and self._history and (not self.text or self._is_browsing):
+            newest = len(self._history)
+            self._recall(max(0, (self._history_index if self._is_browsing else newest) or 0) - 1)
         else:
             super().action_cursor_up(select)
 
     def action_cursor_down(self, select: bool = False) -> None:
-        if not select and self._is_browsing and self._recalled is not None:
-            self._recall(self._recalled + 1)
+        if not select and self._is_browsing and self._history_index is not None:
+            self._recall(self._history_index + 1)
         else:
             super().action_cursor_down(select)
 
@@ -236,54 +236,54 @@ class PromptBox(TextArea):
             self.post_message(self.FollowRequested())
 
     def action_cursor_page_up(self) -> None:
-        self.post_message(self.Paged(-1))
+        self.post_message(self.PageRequested(-1))
 
     def action_cursor_page_down(self) -> None:
-        self.post_message(self.Paged(1))
+        self.post_message(self.PageRequested(1))
 
     @property
     def _is_browsing(self) -> bool:
         """Whether the box shows an unchanged recalled prompt."""
-        return self._recalled is not None and self.text == self._sent[self._recalled]
+        return self._history_index is not None and self.text == self._history[self._history_index]
 
     def send(self) -> None:
         """Post the text as a prompt and empty the box."""
-        text = self.whole.strip()
+        text = self.full_text.strip()
         if not text:
             self.post_message(self.NothingToSend())
             return
-        self._remember(text)
+        self._add_to_history(text)
         self.clear()
         self.post_message(self.Submitted(text))
 
-    def _remember(self, text: str) -> None:
-        if text and (not self._sent or self._sent[-1] != text):
-            self._sent.append(text)
-        self._recalled = None
+    def _add_to_history(self, text: str) -> None:
+        if text and (not self._history or self._history[-1] != text):
+            self._history.append(text)
+        self._history_index = None
 
     def _recall(self, index: int) -> None:
         """Show the sent prompt at `index`; empty the box after the last."""
         index = max(0, index)
-        if index >= len(self._sent):
-            self._recalled = None
+        if index >= len(self._history):
+            self._history_index = None
             self.clear()
         else:
-            self._recalled = index
-            self.write(self._sent[index])
+            self._history_index = index
+            self.write(self._history[index])
 
 
 @dataclass(frozen=True, slots=True)
-class NamedFiles:
+class MentionedFiles:
     """The files and directories mentioned in a prompt."""
 
     directory: Path  # resolves relative names
     tokens: Mapping[str, int]  # estimated, by name
 
-    def with_names(self, names: Sequence[str]) -> NamedFiles:
+    def look_up(self, names: Sequence[str]) -> MentionedFiles:
         """Look up `names` and return those found. Blocks; call in a thread."""
-        found = ((name, attachments.find(name, self.directory)) for name in names)
-        tokens = {name: attachments.tokens_of(file[1]) for name, file in found if file}
-        return NamedFiles(self.directory, tokens)
+        found = ((name, attachments.find_file(name, self.directory)) for name in names)
+        tokens = {name: attachments.estimate_tokens(file[1]) for name, file in found if file}
+        return MentionedFiles(self.directory, tokens)
 
     def describe(self) -> str:
         """Return the number of files and their estimated tokens ("" for none)."""

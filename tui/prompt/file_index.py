@@ -46,14 +46,14 @@ class FileIndex:
         self.paths = list_files(self.directory, MAX_LISTED)
         self._read_at = time.monotonic()
 
-    def search(self, letters: str, most: int = 50) -> list[Match]:
+    def search(self, letters: str, limit: int = 50) -> list[Match]:
         """Return the paths that match `letters`, best first, including other directories."""
         if letters.startswith(("/", "~", "..")):
-            return _complete_path(self.directory, letters, most)
-        return best(letters, self.paths, most)
+            return _complete_path(self.directory, letters, limit)
+        return best_matches(letters, self.paths, limit)
 
 
-def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
+def _complete_path(directory: Path, letters: str, limit: int) -> list[Match]:
     """Return the entries that match the partial path `letters`."""
     head, _, tail = letters.rpartition("/")
     prefix = f"{head}/" if "/" in letters else ""
@@ -66,27 +66,27 @@ def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
         return [Match(f"{letters}/")] if letters in ("~", "..") else []
     return [
         Match(prefix + match.path, tuple(place + len(prefix) for place in match.places))
-        for match in best(tail, names, most)
+        for match in best_matches(tail, names, limit)
     ]
 
 
 def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
     with os.scandir(base) as entries:
         for entry in islice(entries, MAX_LISTED):
-            if can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
+            if is_mentionable(entry.name) and (hidden or not entry.name.startswith(".")):
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
 
 
-def can_be_named(path: str) -> bool:
+def is_mentionable(path: str) -> bool:
     """Return whether a prompt can contain the path: printable and without quotes."""
     return path.isprintable() and '"' not in path
 
 
-def list_files(directory: Path, most: int) -> list[str]:
-    """Return relative paths of at most `most` files below `directory`, top ones first."""
+def list_files(directory: Path, limit: int) -> list[str]:
+    """Return relative paths of at most `limit` files below `directory`, top ones first."""
     files = _ignore_files_above(directory)
-    found = list(islice(_walk(directory, files), most)) if files is not None else []
-    return found or list(islice(_walk(directory, None), most))
+    found = list(islice(_walk(directory, files), limit)) if files is not None else []
+    return found or list(islice(_walk(directory, None), limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class IgnoreFile:
 
     def __init__(self, base: str, text: str) -> None:
         self._base = base
-        self._patterns = [found for line in text.split("\n") if (found := _parse(line))]
+        self._patterns = [found for line in text.split("\n") if (found := _parse_pattern(line))]
         # One combined expression rejects most names quickly.
         self._names = re.compile("|".join(each.name.pattern for each in self._patterns) or "(?!)")
 
@@ -134,7 +134,7 @@ class IgnoreFile:
         return None
 
 
-def _parse(line: str) -> IgnorePattern | None:
+def _parse_pattern(line: str) -> IgnorePattern | None:
     """Return the pattern in a line (None: an empty line or a comment)."""
     line = line.removesuffix("\r")
     text = line.rstrip(" ")
@@ -177,18 +177,18 @@ def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
     if root is None:
         return None
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    files = _read(Path(config, "git", "ignore"), f"{root}/")
-    files += _read(root / ".git" / "info" / "exclude", f"{root}/")
+    files = _read_patterns(Path(config, "git", "ignore"), f"{root}/")
+    files += _read_patterns(root / ".git" / "info" / "exclude", f"{root}/")
     here = root
     for part in directory.relative_to(root).parts:
-        files += _read(here / ".gitignore", f"{here}/")
+        files += _read_patterns(here / ".gitignore", f"{here}/")
         here /= part
         if _is_ignored(files, f"{here}/", part):
             return None
     return files
 
 
-def _read(path: Path, base: str) -> list[IgnoreFile]:
+def _read_patterns(path: Path, base: str) -> list[IgnoreFile]:
     try:
         text = os.fsdecode(read_bounded(path, _MAX_BYTES).removeprefix(b"\xef\xbb\xbf"))
         return [IgnoreFile(base, text)]
@@ -205,7 +205,7 @@ def _is_ignored(files: Sequence[IgnoreFile], path: str, name: str) -> bool:
 
 def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]:
     """Yield the files below `top`, breadth first. ignore_files: None outside of a repository."""
-    end, left = time.monotonic() + MAX_SECONDS, MAX_ENTRIES
+    end, entries_left = time.monotonic() + MAX_SECONDS, MAX_ENTRIES
     base = os.path.realpath(top)
     pending: deque[tuple[str, Sequence[IgnoreFile]]] = deque([("", ignore_files or ())])
     while pending:
@@ -214,10 +214,10 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
         try:
             with os.scandir(os.path.join(base, below)) as found:
                 for entry in found:
-                    left -= 1
-                    if left < 0 or time.monotonic() > end:
+                    entries_left -= 1
+                    if entries_left < 0 or time.monotonic() > end:
                         return
-                    if can_be_named(entry.name):
+                    if is_mentionable(entry.name):
                         entries[entry.name] = entry
         except OSError:
             continue
@@ -225,19 +225,20 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
             continue  # another repository
         if ignore_files is not None and ".gitignore" in entries:
             path = Path(base, below, ".gitignore")
-            above = [*above, *([] if path.is_symlink() else _read(path, f"{path.parent}/"))]
+            if not path.is_symlink():
+                above = [*above, *_read_patterns(path, f"{path.parent}/")]
         for name, entry in sorted(entries.items()):
             is_directory = entry.is_dir(follow_symlinks=False)
             if ignore_files is None:
-                left_out = name.startswith(".") or (is_directory and name in _SKIPPED)
+                is_skipped = name.startswith(".") or (is_directory and name in _SKIPPED)
             else:
                 path_here = f"{base}/{below}{name}{'/' if is_directory else ''}"
-                left_out = name == ".git" or _is_ignored(above, path_here, name)
+                is_skipped = name == ".git" or _is_ignored(above, path_here, name)
             if time.monotonic() > end:
                 return
-            if is_directory and not left_out:
+            if is_directory and not is_skipped:
                 pending.append((f"{below}{name}/", above))
-            elif not left_out and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+            elif not is_skipped and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 yield f"{below}{name}"
 
 
@@ -249,8 +250,8 @@ class Match:
     places: tuple[int, ...] = ()  # indices of the matched letters
 
 
-def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
-    """Return the `most` best matches of `paths`: names with the prefix, then other matches."""
+def best_matches(letters: str, paths: Iterable[str], limit: int) -> list[Match]:
+    """Return the `limit` best matches of `paths`: names with the prefix, then other matches."""
     # textual.fuzzy takes up to 80 ms for one name.
     letters = letters.lower()
     # Each class excludes the next letter to prevent backtracking.
@@ -266,4 +267,4 @@ def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
                 places = tuple(range(start, start + len(letters)))
                 rank = 1 if lower.startswith(letters, name) else 2 if start >= name else 3
             found.append((rank, len(path), path, places))
-    return [Match(path, places) for *_, path, places in heapq.nsmallest(most, found)]
+    return [Match(path, places) for *_, path, places in heapq.nsmallest(limit, found)]

@@ -18,10 +18,10 @@ from textual.widgets import TextArea
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
-from akunu_py.settings import load_settings
+from akunu_py.settings import read_settings
 from akunu_py.text import displayable
 from akunu_py.tui import themes
-from akunu_py.tui.prompt.file_index import best
+from akunu_py.tui.prompt.file_index import best_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ COMMANDS = (
 _BY_NAME = {command.name: command for command in COMMANDS}
 
 
-def choices_of(command: str) -> list[str]:
+def argument_choices(command: str) -> list[str]:
     """Return the argument names of a command."""
     try:
         if command == "model":
             return [model.name for model in model_store.list_models() if not model.damaged]
         if command == "persona":
-            return list(load_settings().personas)
+            return list(read_settings()[0].personas)
     except AkunuError:
         return []  # the command itself reports the error
     return list(themes.choices()) if command == "theme" else []
@@ -160,7 +160,7 @@ class ChatCommands(Provider):
                 yield Hit(score, matcher.highlight(command.title), self._run(command), help=hint)
         named = {**self._choices(), **await self._chats()}
         style = matcher.match_style
-        for rank, match in enumerate(best(query, named, _MAX_HITS)):
+        for rank, match in enumerate(best_matches(query, named, _MAX_HITS)):
             text = Content(match.path)
             for place in match.places:
                 text = text.stylize(style, place, place + 1)
@@ -182,7 +182,7 @@ class ChatCommands(Provider):
                 dispatch, self.app, CommandCall(_BY_NAME[name], word)
             )
             for name, title in _CHOICE_TITLES.items()
-            for word in choices_of(name)
+            for word in argument_choices(name)
         }
 
     async def _chats(self) -> dict[str, Run]:
@@ -195,11 +195,11 @@ class ChatCommands(Provider):
 
     def _run(self, command: Command) -> Run:
         if command.needs_argument:
-            return partial(_begin, self.app, f"/{command.name} ")
+            return partial(_insert_command, self.app, f"/{command.name} ")
         return partial(dispatch, self.app, CommandCall(command))
 
 
-def _begin(app: App[Any], text: str) -> None:
+def _insert_command(app: App[Any], text: str) -> None:
     """Insert the start of a command before the text of the prompt box."""
     box = app.query_one("#prompt", TextArea)
     box.text = text + box.text

@@ -16,14 +16,14 @@ from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.prompt.attachments import is_text
-from akunu_py.tui.prompt.file_index import FileIndex, Match, best
-from akunu_py.tui.prompt.slash_commands import COMMANDS, choices_of
+from akunu_py.tui.prompt.file_index import FileIndex, Match, best_matches
+from akunu_py.tui.prompt.slash_commands import COMMANDS, argument_choices
 
 # The mention syntax of `attach`, up to the cursor.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]*)|([^\s"@][^\s"]*|))$')
 _NAME = re.compile(r"/([A-Za-z]*)")
 _WORDS = re.compile(r"/([A-Za-z]+)[ \t]+(\S*)")
-_MOST = 50
+_MAX_SUGGESTIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Suggester:
     def __init__(self, directory: Path) -> None:
         self.index = FileIndex(directory)
 
-    def wants_files(self, before: str) -> bool:
+    def needs_files(self, before: str) -> bool:
         """Return whether the text before the cursor needs the list of files."""
         return _MENTION.search(before) is not None or before.startswith("/attach ")
 
@@ -76,12 +76,12 @@ class Suggester:
             return [self._file(match, match.path) for match in self._text_files(typed)]
         return [
             Suggestion(match.path, match.path, match.places, runs=True)
-            for match in best(typed, choices_of(command), _MOST)
+            for match in best_matches(typed, argument_choices(command), _MAX_SUGGESTIONS)
         ]
 
     def _text_files(self, letters: str) -> Iterator[Match]:
         """Yield matching files and directories, except binary files."""
-        for match in self.index.search(letters, _MOST):
+        for match in self.index.search(letters, _MAX_SUGGESTIONS):
             with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
                 if is_text(self.index.directory / Path(match.path).expanduser()):
                     yield match
@@ -149,7 +149,7 @@ class SuggestionPopup(OptionList, can_focus=False):
     def attach_to(self, box: TextArea) -> None:
         """Follow the cursor of `box`."""
         self._box = box
-        self.watch(box, "selection", self._follow, init=False)
+        self.watch(box, "selection", self._update, init=False)
 
     @property
     def is_open(self) -> bool:
@@ -191,12 +191,12 @@ class SuggestionPopup(OptionList, can_focus=False):
     def on_resize(self) -> None:
         self._draw()
 
-    def _follow(self) -> None:
+    def _update(self) -> None:
         if not self._typing or self._box is None:
             self.close()
             return
-        before = self._before()
-        if self._suggester.wants_files(before) and not self._suggester.index.is_fresh:
+        before = self._text_before_cursor()
+        if self._suggester.needs_files(before) and not self._suggester.index.is_fresh:
             self.run_worker(self._list_files(), group="files", exclusive=True)
         self._suggestions = found = self._suggester.suggest(before)
         is_complete = (
@@ -207,9 +207,9 @@ class SuggestionPopup(OptionList, can_focus=False):
 
     async def _list_files(self) -> None:
         await asyncio.to_thread(self._suggester.index.refresh)
-        self._follow()
+        self._update()
 
-    def _before(self) -> str:
+    def _text_before_cursor(self) -> str:
         """Return the text before the cursor ("" with a selection)."""
         assert self._box is not None
         start, end = self._box.selection
@@ -265,6 +265,6 @@ class SuggestionPopup(OptionList, can_focus=False):
         ends = ("/", "@", " ") if key == "tab" else ("/", "@")
         if suggestion.insert.endswith(ends):  # suggest files of the directory, or arguments
             self._typing = True
-            self._follow()
+            self._update()
             self._typing = False
         return not (key == "enter" and suggestion.runs)

@@ -26,11 +26,11 @@ from textual.widgets.option_list import Option
 from akunu_py.chats.conversation_store import ConversationStore, SearchResult
 from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
 from akunu_py.chats.search import SearchHit
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog, ListDialog
-from akunu_py.tui.status import reported
+from akunu_py.tui.status import report_errors
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -56,21 +56,23 @@ class ChosenConversation:
     message: str | None = None  # the matching message, perhaps on an inactive branch
 
 
+@dataclass
+class ConversationDeleted(Message):
+    """A conversation was deleted; it may be the open one."""
+
+    conversation: str
+
+
+@dataclass
+class ConversationRenamed(Message):
+    """A conversation has a new title."""
+
+    conversation: str
+    title: str
+
+
 class ConversationsScreen(ListDialog[ChosenConversation]):
     """The list of conversations. The result is the one to open, None for no change."""
-
-    @dataclass
-    class Deleted(Message):
-        """A conversation was deleted; it may be the open one."""
-
-        conversation: str
-
-    @dataclass
-    class Renamed(Message):
-        """A conversation has a new title."""
-
-        conversation: str
-        title: str
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
@@ -106,7 +108,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._clock = clock  # seconds since 1970
         self._found: dict[str, SearchResult] = {}
         self._empty_text = ""  # shown when nothing is found
-        self._drawn_progress: dict[str, str] = {}
+        self._shown_progress: dict[str, str] = {}
         self._renaming: str | None = None  # the conversation being renamed
         self._search_done = asyncio.Event()
 
@@ -121,9 +123,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#name").display = False
-        self._hint()
+        self._update_keys()
         self._search()
-        self._drawn_progress = dict(self._progress())
+        self._shown_progress = dict(self._progress())
         self.set_interval(_PROGRESS_S, self._show_progress)
 
     def on_resize(self) -> None:
@@ -149,7 +151,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             name.display = True
             name.value = displayable(found.info.title)
             self.set_focus(name)  # immediately, for the next key
-            self._hint()
+            self._update_keys()
 
     @work
     async def action_delete(self) -> None:
@@ -157,11 +159,11 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         if found is None:
             return
         conversation = found.info.id
-        with reported(self._show_error):
+        with report_errors(self._show_error):
             await self._store.call(lambda store: store.delete(conversation))
             title = found.info.title or UNTITLED
             self.notify(title, title="Deleted (Ctrl+Z to undo)", markup=False)
-            self.post_message(self.Deleted(conversation))
+            self.post_message(ConversationDeleted(conversation))
             if conversation == self._current:  # The app opens a new one.
                 self._current = None
             self._search(self._neighbor(conversation))
@@ -170,7 +172,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     async def action_undo(self) -> None:
         if self._renaming is not None:
             return
-        with reported(self._show_error):
+        with report_errors(self._show_error):
             info = await self._store.call(lambda store: store.undo_delete())
             if info is None:
                 self.notify("There is no recent deletion to undo.")
@@ -186,7 +188,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         form = await self.app.push_screen_wait(ExportScreen(found.info.title))
         if form is None:
             return
-        with reported(self._show_error):
+        with report_errors(self._show_error):
             tree = await self._store.call(lambda store: store.load(found.info.id))
             text = await asyncio.to_thread(render, tree, form)
             path = Path.cwd() / file_name(tree.title, form)
@@ -214,9 +216,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         conversation, title = self._renaming, event.value
         self._end_renaming()
         if conversation is not None and title.strip():
-            with reported(self._show_error):
+            with report_errors(self._show_error):
                 await self._store.call(lambda store: store.rename(conversation, title))
-                self.post_message(self.Renamed(conversation, title))
+                self.post_message(ConversationRenamed(conversation, title))
                 self._search(conversation)
 
     # Searching and drawing
@@ -234,7 +236,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)
-        chosen = self.chosen_id
+        chosen = self.highlighted_id
         self._found = {each.info.id: each for each in found}
         self._empty_text = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
         self._draw(choose or chosen)
@@ -243,7 +245,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     def _draw(self, choose: str = "") -> None:
         """Draw all rows at the current width."""
         rows = self.rows
-        choose = choose or self.chosen_id
+        choose = choose or self.highlighted_id
         rows.clear_options()
         for each in self._found.values():
             rows.add_option(Option(self._row(each), id=each.info.id))
@@ -251,15 +253,15 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             rows.highlighted = list(self._found).index(choose) if choose in self._found else 0
         elif self._empty_text:
             rows.add_option(Option(Content(displayable(self._empty_text)), disabled=True))
-        self._hint()
+        self._update_keys()
         self._show_preview()
 
     def _row(self, found: SearchResult) -> Content:
         """Return two lines: the title with time or state, then the match or last message."""
         conversation = found.info.id
         unread = "• new" if conversation in self._unread else ""
-        state = self._drawn_progress.get(conversation) or unread
-        words = state or moment(found.info.updated, self._clock())
+        state = self._shown_progress.get(conversation) or unread
+        words = state or format_time(found.info.updated, self._clock())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
         title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
@@ -275,9 +277,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
 
     def _show_progress(self) -> None:
         """Redraw the rows whose progress changed."""
-        before, self._drawn_progress = self._drawn_progress, dict(self._progress())
-        for name in before.keys() | self._drawn_progress.keys():
-            if before.get(name) != self._drawn_progress.get(name) and name in self._found:
+        before, self._shown_progress = self._shown_progress, dict(self._progress())
+        for name in before.keys() | self._shown_progress.keys():
+            if before.get(name) != self._shown_progress.get(name) and name in self._found:
                 self.rows.replace_option_prompt(name, self._row(self._found[name]))
 
     @on(OptionList.OptionHighlighted)
@@ -285,7 +287,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self.query_one(PreviewPane).show(self._chosen())
 
     def _chosen(self) -> SearchResult | None:
-        return self._found.get(self.chosen_id)
+        return self._found.get(self.highlighted_id)
 
     async def _chosen_after_search(self) -> SearchResult | None:
         """Wait for a running search; return the highlighted row, None while renaming."""
@@ -305,9 +307,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         words = self.query_one("#words", Input)
         words.display = True
         words.focus()
-        self._hint()
+        self._update_keys()
 
-    def _hint(self) -> None:
+    def _update_keys(self) -> None:
         """Show the available keys."""
         self._keys = _KEYS if self._renaming is None else "Enter save the title · Esc cancel"
         self._show_keys()
@@ -355,11 +357,11 @@ class PreviewPane(VerticalScroll, can_focus=False):
         self.call_after_refresh(scroll, animate=False)
 
 
-def _preview(tree: Tree, message: str | None) -> Content:
+def _preview(tree: ConversationTree, message: str | None) -> Content:
     """Return the last messages of a conversation, or those around `message`, as plain text."""
     if message is not None and message in tree:
         tree.choose(message)
-    path = [each for each in tree.path() if each.text.strip()]
+    path = [each for each in tree.active_branch() if each.text.strip()]
     match = next((place for place, each in enumerate(path) if each.id == message), len(path))
     first = max(0, min(len(path) - _PREVIEWED, match))
     return Content("\n\n").join(map(_preview_message, path[first : first + _PREVIEWED]))
@@ -385,7 +387,7 @@ def _snippet(found: SearchResult) -> Content:
     return content
 
 
-def moment(then: float, now: float) -> str:
+def format_time(then: float, now: float) -> str:
     """Format a time briefly: "14:05", "yesterday", "Mon", "3 Nov"; "" for 0 (unknown)."""
     if not then:
         return ""
@@ -430,5 +432,5 @@ class ExportScreen(Dialog[ExportFormat]):
         self.query_one("#file", Static).update(Content(displayable(str(path))))
 
     @on(OptionList.OptionSelected)
-    def _take(self, event: OptionList.OptionSelected) -> None:
+    def _dismiss_with_choice(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(FORMATS[event.option_index])

@@ -78,7 +78,7 @@ class ListDialog(Dialog[Result]):
         return self.query_one(OptionList)
 
     @property
-    def chosen_id(self) -> str:
+    def highlighted_id(self) -> str:
         """The id of the highlighted row, "" for none."""
         option = self.rows.highlighted_option
         return (option.id if option else None) or ""
@@ -113,5 +113,5 @@ class QuestionScreen(Dialog[str]):
         self.query_one(OptionList).focus()
 
     @on(OptionList.OptionSelected)
-    def _take(self, event: OptionList.OptionSelected) -> None:
+    def _dismiss_with_choice(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)

@@ -47,7 +47,7 @@ class HistoryScreen(ListDialog[str]):
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _take(self) -> None:
+    def _dismiss_with_choice(self) -> None:
         chosen = self.rows.highlighted
         self.dismiss(self._found[chosen] if self._found and chosen is not None else None)
 

@@ -1,7 +1,6 @@
 """The key help: every key and every command of the chat.
 
-It is generated from the bindings and the command table. Only the keys that the prompt box handles
-without bindings are listed here.
+Generated from bindings and commands; only keys of the prompt box without bindings are listed here.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class KeySection:
     rows: tuple[tuple[str, str], ...]
 
 
-def sections(app: App[Any]) -> list[KeySection]:
+def help_sections(app: App[Any]) -> list[KeySection]:
     """Return the help for the top screen. Call this before opening the help."""
     ours, editing = _bindings_of(app.screen)
     keys = keys_of_actions(app)
@@ -117,7 +116,7 @@ def _bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
     for active in screen.active_bindings.values():
         if not active.binding.description or not active.enabled:
             continue
-        if active.binding.action in _our_actions(type(active.node)):
+        if active.binding.action in _akunu_actions(type(active.node)):
             ours.append(active.binding)
         elif isinstance(active.node, TextArea) and active.binding.action in plain:
             editing.append(active.binding)
@@ -139,7 +138,7 @@ def _rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str
 
 
 @cache
-def _our_actions(node: type) -> frozenset[str]:
+def _akunu_actions(node: type) -> frozenset[str]:
     """Return the actions bound by akunu's base classes of a node, plus two of Textual's."""
     actions = {"quit", "command_palette"}
     for each in node.__mro__:

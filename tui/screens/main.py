@@ -29,8 +29,7 @@ from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
 
-# Hints and the actions that a click on them runs. The first and last are always shown; in a narrow
-# terminal the one before the last is dropped first.
+# Hints and their click actions. Narrow terminals drop hints from the end, except the last.
 _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
     ("F4 models", "models"),
@@ -49,7 +48,7 @@ _CHOOSING = tuple(  # A click would move the focus away from the message.
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """What the prompt box shows around the prompt."""
+    """The state that the border of the prompt box and the title show."""
 
     model: str  # for the next answer
     persona: str  # or "system prompt"; "" for neither
@@ -77,7 +76,7 @@ class ChatView:
         self._offer_better = offer_better
         self.explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
-        self.refusals = 0  # count
+        self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
@@ -103,12 +102,12 @@ class ChatView:
         """Show a temporary message."""
         self._notify(text, markup=False)
 
-    def refuse(self, text: str) -> None:
+    def show_error(self, text: str) -> None:
         """Show why an action was refused."""
-        self.refusals += 1
+        self.error_count += 1
         self._notify(text, severity="error", markup=False)
 
-    def ring(self, *, is_seen: bool) -> None:
+    def ring_bell(self, *, is_seen: bool) -> None:
         """Ring the terminal's bell, unless the answer is visible in a focused terminal."""
         app = self.prompt.app
         if not (is_seen and app.app_focus):
@@ -118,13 +117,13 @@ class ChatView:
         self,
         question: str,
         choices: Mapping[str, str],
-        answered: Callable[[str | None], Awaitable[None]],
+        on_answer: Callable[[str | None], Awaitable[None]],
     ) -> None:
-        """Open a question; `answered` receives the chosen key, None for none."""
+        """Open a question; `on_answer` receives the chosen key, None for none."""
         self._question = QuestionScreen(question, choices)
-        self.prompt.app.push_screen(self._question, answered)
+        self.prompt.app.push_screen(self._question, on_answer)
 
-    def withdraw_question(self) -> None:
+    def close_question(self) -> None:
         """Close the open question, if any."""
         if self._question is not None and self._question.is_current:
             self._question.dismiss(None)
@@ -143,23 +142,23 @@ class ChatView:
     async def show_welcome(self) -> None:
         await self.transcript.add(self._welcome(self._state().model))
 
-    async def hide_welcome(self) -> None:
+    async def remove_welcome(self) -> None:
         await self.transcript.query(Welcome).remove()
 
-    def offer_last(self, title: str) -> None:
+    def offer_last_chat(self, title: str) -> None:
         """Offer to continue the last chat, if this one is empty."""
         for welcome in self.transcript.query(Welcome):
-            welcome.show_last(title)
-        self.show_what_enter_does()
+            welcome.show_last_chat(title)
+        self.update_last_chat_offer()
 
-    def show_what_enter_does(self) -> None:
+    def update_last_chat_offer(self) -> None:
         """Hide the offer to continue the last chat while there is a prompt to send."""
         for welcome in self.transcript.query(Welcome):
             welcome.set_class(bool(self.prompt.text), "-typed")
 
     @property
-    def offers_last(self) -> bool:
-        return any(welcome.offers_last for welcome in self.transcript.query(Welcome))
+    def offers_last_chat(self) -> bool:
+        return any(welcome.offers_last_chat for welcome in self.transcript.query(Welcome))
 
     def show_download(self, progress: str) -> None:
         """Show the progress of the model's download in an empty chat; "" hides it."""
@@ -177,7 +176,7 @@ class ChatView:
             self.prompt.hints = _BUSY if state.busy else _IDLE
         title = f"{state.model} · {state.persona}" if state.persona else state.model
         self.prompt.heading = "editing an earlier prompt" if state.editing else title
-        self.prompt.has_queued = state.queued
+        self.prompt.has_queued_prompt = state.queued
         self.prompt.app.title = collapse(self._conversation.tree.title) or "akunu"
 
     def toggle_drafting(self) -> None:
@@ -247,10 +246,10 @@ class Welcome(Vertical):
             self._offered.display = True
 
     @property
-    def offers_last(self) -> bool:
+    def offers_last_chat(self) -> bool:
         return bool(self._last.display)
 
-    def show_last(self, title: str) -> None:
+    def show_last_chat(self, title: str) -> None:
         """Offer to continue the last chat."""
         offer = (" continues the last chat: ", displayable(title))
         self._last.update(Content.assemble(("Enter", "bold"), *offer))

@@ -25,7 +25,7 @@ from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recom
 from akunu_py.models.store import model_store
 from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
-from akunu_py.tui.workers.downloads import Download, DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.downloads import Download, DownloadEnded, Downloads, DownloadUpdate
 
 # A repository on the hub, with an optional revision.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
@@ -88,8 +88,8 @@ class ModelsScreen(ListDialog[str]):
         self._downloads = downloads
         self._memory = memory  # bytes available to a model
         self._rows: list[ModelRow] = []
-        self._shown: dict[str, ModelRow] = {}
-        self._asked = ""  # the model whose download awaits confirmation
+        self._visible_rows: dict[str, ModelRow] = {}
+        self._confirming = ""  # the model whose download awaits confirmation
         self._machine: Machine | None = None
 
     def compose(self) -> ComposeResult:
@@ -112,7 +112,7 @@ class ModelsScreen(ListDialog[str]):
 
     async def _measure(self) -> None:
         """Determine in the background which models fit, and how fast they are."""
-        self._memory, self._machine = await asyncio.to_thread(look_at_machine)
+        self._memory, self._machine = await asyncio.to_thread(probe_machine)
         self._reload()
 
     # Keys
@@ -127,31 +127,31 @@ class ModelsScreen(ListDialog[str]):
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _take(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
+    def _use_or_download(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
         event.stop()
         row = self._chosen()
-        if row is None or row.name in self._downloads.all:
+        if row is None or row.name in self._downloads.running:
             return
         if row.is_stored and not row.damaged:
             self.dismiss(row.name)
-        elif self._asked != row.name:
-            self._asked = row.name
+        elif self._confirming != row.name:
+            self._confirming = row.name
             self._describe()
         else:
-            self._asked = ""
+            self._confirming = ""
             self._downloads.start(row.name)
             self._show()
 
     # Messages of the downloads, forwarded by the app
 
-    def download_moved(self, message: DownloadMoved) -> None:
+    def show_download_update(self, message: DownloadUpdate) -> None:
         """Redraw the row of the download."""
-        if message.name in self._shown:
-            row = self._shown[message.name]
+        if message.name in self._visible_rows:
+            row = self._visible_rows[message.name]
             self.rows.replace_option_prompt(row.name, self._line(row))
             self._describe()
 
-    def download_ended(self, message: DownloadEnded) -> None:
+    def show_download_ended(self, message: DownloadEnded) -> None:
         """Show the new model or the error."""
         chosen = self._chosen()
         self._reload()
@@ -168,10 +168,10 @@ class ModelsScreen(ListDialog[str]):
         """Draw the matching rows under headings, keeping the highlighted model."""
         chosen = self._chosen()
         words = self.query_one(Input).value.strip()
-        rows = matching(self._rows, words)
+        rows = filter_rows(self._rows, words)
         if _REPOSITORY.fullmatch(words):
             rows.append(ModelRow(words, words, "From the Hugging Face hub."))
-        self._shown = {row.name: row for row in rows}
+        self._visible_rows = {row.name: row for row in rows}
         models = self.rows
         models.clear_options()
         for is_stored, heading in _HEADINGS.items():
@@ -190,7 +190,7 @@ class ModelsScreen(ListDialog[str]):
         width = min(_NAME, room - 2)
         name = Content(displayable(row.name)).truncate(width, ellipsis=True)
         columns: list[tuple[str, str]] = []
-        download = self._downloads.all.get(row.name)
+        download = self._downloads.running.get(row.name)
         if download and not download.progress.total:
             room = 0  # The reason for waiting is longer than a bar.
         if room >= width + _SIZE + 4:
@@ -210,7 +210,7 @@ class ModelsScreen(ListDialog[str]):
 
     def _state(self, row: ModelRow) -> Content:
         good, bad = ".models--good", ".models--bad"
-        if download := self._downloads.all.get(row.name):
+        if download := self._downloads.running.get(row.name):
             return Content.styled(displayable(_progress(download)), good)
         if row.name in self._downloads.failed:
             return Content.styled("✗ failed", bad)
@@ -225,19 +225,19 @@ class ModelsScreen(ListDialog[str]):
     @on(OptionList.OptionHighlighted)
     def _describe(self) -> None:
         row = self._chosen()
-        if row is None or row.name != self._asked:
-            self._asked = ""
+        if row is None or row.name != self._confirming:
+            self._confirming = ""
         title = facts = about = ""
         if row is not None:
             title, facts, about = row.title, row.facts, self._about(row)
-            self.query_one("#about").set_class(bool(self._asked), "-asks")
+            self.query_one("#about").set_class(bool(self._confirming), "-asks")
         for name, text in (("#title", title), ("#facts", facts), ("#description", about)):
             self.query_one(name, Static).update(Content(displayable(text)))
 
     def _about(self, row: ModelRow) -> str:
-        if download := self._downloads.all.get(row.name):
+        if download := self._downloads.running.get(row.name):
             return download.progress.describe()
-        if self._asked:
+        if self._confirming:
             return _question(row, self._downloads.rate)
         if error := self._downloads.failed.get(row.name):
             return f"{error}. Press Enter to try again."
@@ -246,7 +246,7 @@ class ModelsScreen(ListDialog[str]):
         return row.description
 
     def _chosen(self) -> ModelRow | None:
-        return self._shown.get(self.chosen_id)
+        return self._visible_rows.get(self.highlighted_id)
 
     def _choose(self, name: str) -> None:
         models = self.rows
@@ -260,8 +260,8 @@ class ModelsScreen(ListDialog[str]):
 def _progress(download: Download) -> str:
     if not download.progress.total:
         return f"{download.progress.phase} …"
-    done = round(download.share * _BAR)
-    return f"{'━' * done}{'╌' * (_BAR - done)} {download.share:4.0%}"
+    done = round(download.fraction * _BAR)
+    return f"{'━' * done}{'╌' * (_BAR - done)} {download.fraction:4.0%}"
 
 
 def _question(row: ModelRow, rate: float | None) -> str:
@@ -289,7 +289,7 @@ def free_space() -> int | None:
         return None
 
 
-def look_at_machine() -> tuple[int, Machine]:
+def probe_machine() -> tuple[int, Machine]:
     """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
     from akunu_py.decoding import device
 
@@ -327,7 +327,7 @@ def better_model(current: str) -> ModelRow | None:
     if current not in entries:
         return None
     grade = entries[current].grade
-    _, machine = look_at_machine()
+    _, machine = probe_machine()
     rows = {row.name: row for row in model_rows(machine.memory, machine)}
     here = [
         name
@@ -345,13 +345,13 @@ def better_model(current: str) -> ModelRow | None:
     return rows[best.name] if best is not None and best.grade > grade else None
 
 
-def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
+def filter_rows(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
     """Return the rows that contain all of `words`, ignoring case."""
-    wanted = words.lower().split()
+    search_words = words.lower().split()
     return [
         row
         for row in rows
-        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in wanted)
+        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in search_words)
     ]
 
 

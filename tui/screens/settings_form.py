@@ -18,16 +18,16 @@ from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
-from akunu_py.tui.prompt.slash_commands import choices_of
+from akunu_py.tui.prompt.slash_commands import argument_choices
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.status import reported
+from akunu_py.tui.status import report_errors
 from akunu_py.types import GenerateOptions
 
 _NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
-_TICKS = {  # labels, by setting
-    "memory": "Learn from answers, for faster drafts (from the next start)",
+_CHECKBOXES = {  # labels, by setting
+    "answer_cache": "Learn from answers, for faster drafts (from the next start)",
     "reduced_motion": "Reduce motion",
     "bell": "Ring when a long answer finishes in the background",
 }
@@ -61,7 +61,7 @@ class SettingsController:
         if not name:
             self._view.inform(f"Personas: {names}")
         elif name != "none" and name not in self.current.personas:
-            self._view.refuse(f"no persona {name!r}; personas: {names}")
+            self._view.show_error(f"no persona {name!r}; personas: {names}")
         else:
             self.apply(replace(self.current, persona="" if name == "none" else name))
             self._view.inform(f"Persona from now on: {name}")
@@ -76,7 +76,9 @@ class SettingsController:
         except ValueError:
             temperature = -1.0
         if not 0 <= temperature <= MAX_TEMPERATURE:
-            self._view.refuse(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
+            self._view.show_error(
+                f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}"
+            )
             return
         self.apply(replace(self.current, temperature=temperature))
         self._view.inform(f"Temperature from now on: {temperature:g}")
@@ -88,7 +90,7 @@ class SettingsController:
             self.apply(replace(self.current, theme=name))
             self._show_theme(name)
         elif name:
-            self._view.refuse(f"no theme {name!r}; themes: {', '.join(names)}")
+            self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
         else:
             self._view.inform(f"Themes: {', '.join(names)}")
 
@@ -139,14 +141,14 @@ class SettingsScreen(Dialog[Settings]):
                 yield _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
                 server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
                 yield _row("Server", server, "at start: auto, off, http://...", joined=True)
-                for name, label in _TICKS.items():
+                for name, label in _CHECKBOXES.items():
                     yield PlainCheckbox(label, getattr(now, name), id=name, compact=True)
             yield Static(id="say")
 
     def on_mount(self) -> None:
         self.query_one("#name", Input).display = False
         self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
-        self._say(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
+        self._show(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
 
     # Keys
 
@@ -175,12 +177,12 @@ class SettingsScreen(Dialog[Settings]):
             "persona": self._persona,
             "theme": self._value("#theme"),
             "server": self.query_one("#server", Input).value.strip(),
-            **{name: self.query_one(f"#{name}", Checkbox).value for name in _TICKS},
+            **{name: self.query_one(f"#{name}", Checkbox).value for name in _CHECKBOXES},
         }
         changed = {
             name: new for name, new in changes.items() if new != getattr(self._settings, name)
         }
-        with reported(lambda error: self._say(error, wrong=True)):
+        with report_errors(lambda error: self._show(error, wrong=True)):
             # In a thread: a slow disk must not delay an incoming answer.
             self.dismiss(await asyncio.to_thread(save_settings, changed))
 
@@ -192,7 +194,7 @@ class SettingsScreen(Dialog[Settings]):
 
     def action_delete_persona(self) -> None:
         if self._persona == _NO_PERSONA:
-            self._say("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
+            self._show("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
             return
         del self._personas[self._persona]
         self._persona = _NO_PERSONA
@@ -205,7 +207,7 @@ class SettingsScreen(Dialog[Settings]):
         name = typeable(event.value).strip()
         if not name or name in self._personas:
             problem = f"Persona {name!r} already exists." if name else "Enter a name."
-            self._say(problem, wrong=True)
+            self._show(problem, wrong=True)
             return
         self._store_prompt()
         self._personas[name] = ""
@@ -227,7 +229,7 @@ class SettingsScreen(Dialog[Settings]):
 
     @on(Input.Submitted, "#temperature")
     @on(Input.Submitted, "#server")
-    async def _enter(self) -> None:
+    async def _save_on_enter(self) -> None:
         await self.action_save()
 
     def _offer_personas(self) -> None:
@@ -247,7 +249,7 @@ class SettingsScreen(Dialog[Settings]):
     def _value(self, selector: str) -> str:
         return str(self.query_one(selector, Select).value)
 
-    def _say(self, text: str, *, wrong: bool = False) -> None:
+    def _show(self, text: str, *, wrong: bool = False) -> None:
         line = self.query_one("#say", Static)
         line.set_class(wrong, "wrong")
         line.update(Content(displayable(text)))
@@ -274,7 +276,7 @@ def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select
 
 def _models(current: str) -> list[tuple[str, str]]:
     """Return the stored models, and the configured one."""
-    return [(name, name) for name in dict.fromkeys([current, *choices_of("model")]) if name]
+    return [(name, name) for name in dict.fromkeys([current, *argument_choices("model")]) if name]
 
 
 def _themes(current: str) -> list[tuple[str, str]]:

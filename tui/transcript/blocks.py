@@ -34,7 +34,7 @@ from akunu_py.tui.transcript.markdown_parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
 _GAP, _NARROW_GAP = " │ ", "│"
-_LEAST = 12  # columns: longer words may break; narrower tables become lists
+_MIN_COLUMNS = 12  # columns: longer words may break; narrower tables become lists
 
 
 class Paragraph(MarkdownParagraph):
@@ -54,7 +54,7 @@ class Quote(MarkdownBlockQuote):
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, Quote):
-            await change(self, block._blocks)
+            await update_blocks(self, block._blocks)
             self._copy_context(block)
         else:
             await super()._update_from_block(block)
@@ -73,12 +73,12 @@ class ListRow(Horizontal):
         self._column = Vertical(*item._blocks)
         super().__init__(self._bullet, self._column)
 
-    async def change(self, item: MarkdownListItem, symbol: str) -> None:
+    async def update_item(self, item: MarkdownListItem, symbol: str) -> None:
         """Show another item and symbol."""
         if symbol != self._bullet.symbol:
             self._bullet.symbol = symbol
             self._bullet.refresh(layout=True)
-        await change(self._column, item._blocks)
+        await update_blocks(self._column, item._blocks)
 
 
 class _List(MarkdownList):
@@ -128,19 +128,19 @@ class _List(MarkdownList):
         shown = [each for each in self.children if isinstance(each, ListRow)]
         wanted = self._items
         for row, (item, symbol) in zip(shown, wanted, strict=False):
-            await row.change(item, symbol)
+            await row.update_item(item, symbol)
         await self.remove_children(shown[len(wanted) :])
         await self.mount_all(ListRow(item, symbol) for item, symbol in wanted[len(shown) :])
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if self._has_rows:
             return super().get_content_height(container, viewport, width)
-        return len(self._drawn(width))
+        return len(self._drawn_lines(width))
 
     def render(self) -> RenderResult:
         if self._has_rows:
             return super().render()
-        return Content("\n").join([line.content for line in self._drawn(self.size.width)])
+        return Content("\n").join([line.content for line in self._drawn_lines(self.size.width)])
 
     def notify_style_update(self) -> None:
         self._lines = -1, []
@@ -149,7 +149,7 @@ class _List(MarkdownList):
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         if self._has_rows:
             return super().get_selection(selection)
-        lines = self._drawn(self.size.width)
+        lines = self._drawn_lines(self.size.width)
         first = selection.start.transpose if selection.start else (0, 0)
         last = selection.end.transpose if selection.end else (len(lines), 0)
         text = ""
@@ -164,7 +164,7 @@ class _List(MarkdownList):
             text += shown[begin:end]
         return text, "\n"
 
-    def _drawn(self, width: int) -> list[_ListLine]:
+    def _drawn_lines(self, width: int) -> list[_ListLine]:
         if self._lines[0] != width:
             style = self.get_visual_style("list--symbol", partial=True)
             self._lines = width, list(self._draw(width, style))
@@ -232,9 +232,9 @@ class TableBlock(MarkdownBlock):
     def __init__(self, markdown: Markdown, token: Token) -> None:
         super().__init__(markdown, token)
         self.set_class(has_gap(token), "-gap", update=False)
-        self._read(token)
+        self._load_cells(token)
 
-    def _read(self, token: Token) -> None:
+    def _load_cells(self, token: Token) -> None:
         cells: TableCells = token.meta["cells"]
         self._alignment = cells.alignment
         self._header = [self._token_to_content(cell) for cell in cells.header]
@@ -244,7 +244,7 @@ class TableBlock(MarkdownBlock):
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, TableBlock):
-            self._read(block._token)
+            self._load_cells(block._token)
             self._token = block._token
             self.refresh(layout=True)
         else:
@@ -254,21 +254,21 @@ class TableBlock(MarkdownBlock):
         return min(container.width, self._natural + len(_GAP) * (len(self._header) - 1))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self._drawn(width))
+        return len(self._drawn_lines(width))
 
     def render(self) -> Content:
-        return Content("\n").join(self._drawn(self.size.width))
+        return Content("\n").join(self._drawn_lines(self.size.width))
 
     def notify_style_update(self) -> None:
         self._lines = -1, []
         super().notify_style_update()
 
-    def _drawn(self, width: int) -> list[Content]:
+    def _drawn_lines(self, width: int) -> list[Content]:
         if self._lines[0] != width:
             header = self.get_visual_style("table--header", partial=True)
             rule = self.get_visual_style("table--rule", partial=True)
             heads = [cell.stylize(header) for cell in self._header]
-            self._lines = width, draw(heads, self._rows, self._alignment, width, rule)
+            self._lines = width, draw_table(heads, self._rows, self._alignment, width, rule)
         return self._lines[1]
 
 
@@ -302,7 +302,7 @@ def column_widths(natural: Sequence[int], words: Sequence[int], room: int) -> li
     return widths
 
 
-def draw(
+def draw_table(
     header: Sequence[Content],
     rows: Sequence[Sequence[Content]],
     alignment: Sequence[str],
@@ -311,7 +311,7 @@ def draw(
 ) -> list[Content]:
     """Return the lines of a table, at most `width` columns wide if every cell gets a column."""
     natural, words = natural_widths([header, *rows])
-    least = sum(min(_LEAST, each) for each in words)
+    least = sum(min(_MIN_COLUMNS, each) for each in words)
     for gap in (_GAP, _NARROW_GAP):
         room = width - len(gap) * (len(header) - 1)
         if room >= least:
@@ -369,7 +369,7 @@ def _as_list(
 _CHANGE_IN_PLACE = (Paragraph, CodeBlock, TableBlock, Quote, _List)
 
 
-async def change(parent: Widget, blocks: Iterable[MarkdownBlock]) -> None:
+async def update_blocks(parent: Widget, blocks: Iterable[MarkdownBlock]) -> None:
     """Update the blocks in a widget in place; mount only blocks of another type."""
     shown = [each for each in parent.children if isinstance(each, MarkdownBlock)]
     wanted = list(blocks)

@@ -24,7 +24,7 @@ _MEASURE = 96  # columns, as wide as text; long lines use all available space
 _INDENT = 1  # minimum columns for each level of a list or quote
 _STEP = 8  # columns to scroll for each key
 _SCROLL = " · Shift+←→ scroll"
-_AHEAD, _BEHIND, _AGAIN = "›", "‹", "↪ "
+_MORE_RIGHT, _MORE_LEFT, _CONTINUATION = "›", "‹", "↪ "
 
 
 class _Colors(HighlightTheme):
@@ -55,21 +55,21 @@ class CodeBlock(MarkdownFence):
         MarkdownBlock.__init__(self, markdown, token)
         self.set_class(has_gap(token), "-gap", update=False)
         self.auto_links = False
-        self._scrolled = 0
+        self._scroll_column = 0
         self._was_wrapped = False
-        self._read(code, token.info)
+        self._set_code(code, token.info)
 
-    def _read(self, code: str, info: str) -> None:
+    def _set_code(self, code: str, info: str) -> None:
         self.code, self.lexer = code.expandtabs(4), (info.split() or [""])[0]
         lines = self.code.split("\n")
-        self._widest = max(map(cell_len, lines))
-        self._count = len(lines) if code else 0
+        self._max_width = max(map(cell_len, lines))
+        self._line_count = len(lines) if code else 0
         self._highlighted: list[Content] | None = None
-        self._shown: tuple[tuple[int, bool, int] | None, list[Content]] = None, []
+        self._cached_lines: tuple[tuple[int, bool, int] | None, list[Content]] = None, []
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, CodeBlock):
-            self._read(block.code, block.lexer)
+            self._set_code(block.code, block.lexer)
             self._token = block._token
             self.refresh(layout=True)
         else:
@@ -79,7 +79,7 @@ class CodeBlock(MarkdownFence):
         return ()
 
     def notify_style_update(self) -> None:
-        self._highlighted, self._shown = None, (None, [])
+        self._highlighted, self._cached_lines = None, (None, [])
         if self._was_wrapped != self._is_wrapped:
             self._was_wrapped = self._is_wrapped
             self.refresh(layout=True)
@@ -87,10 +87,10 @@ class CodeBlock(MarkdownFence):
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         measure = _MEASURE - self.styles.gutter.width - _INDENT * self._token.level
-        return min(container.width, max(measure, self._widest))
+        return min(container.width, max(measure, self._max_width))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return 1 + (len(self._lines(width)) if self._is_wrapped else self._count)
+        return 1 + (len(self._lines(width)) if self._is_wrapped else self._line_count)
 
     @property
     def _is_wrapped(self) -> bool:
@@ -99,7 +99,7 @@ class CodeBlock(MarkdownFence):
     @property
     def is_cut(self) -> bool:
         """Whether a line is wider than the widget, so that it is truncated or wrapped."""
-        return self._widest > self.size.width
+        return self._max_width > self.size.width
 
     def render(self) -> Content:
         return Content("\n").join([self._head(), *self._lines(self.size.width)])
@@ -107,7 +107,7 @@ class CodeBlock(MarkdownFence):
     def _head(self) -> Content:
         head = self.get_visual_style("code--head", partial=True)
         key = self.get_visual_style("code--key", partial=True)
-        lines = f"{self._count} line{'' if self._count == 1 else 's'}"
+        lines = f"{self._line_count} line{'' if self._line_count == 1 else 's'}"
         parts: list[Content | str | tuple[str, Style]] = [
             (f"{self.lexer} · {lines} · " if self.lexer else f"{lines} · ", head),
             ("" if self.screen.focused in self.ancestors else "Tab: ", head),
@@ -123,39 +123,39 @@ class CodeBlock(MarkdownFence):
         return shown.truncate(self.size.width, ellipsis=True)
 
     def _lines(self, width: int) -> list[Content]:
-        key = (width, self._is_wrapped, self._scrolled)
-        if self._shown[0] != key:
+        key = (width, self._is_wrapped, self._scroll_column)
+        if self._cached_lines[0] != key:
             if self._highlighted is None:
                 dark, ansi = self.app.current_theme.dark, self.app.native_ansi_color
                 if ansi:
                     code = self.highlight(self.code, self.lexer or "text", ansi=True, dark=dark)
                 else:
                     code = highlight(self.code, language=self.lexer or "text", theme=_Colors)
-                self._highlighted = code.split("\n", allow_blank=True)[: self._count]
+                self._highlighted = code.split("\n", allow_blank=True)[: self._line_count]
             mark = self.get_visual_style("code--mark", partial=True)
-            show = wrapped if self._is_wrapped else cut
-            parts = (show(line, width, self._scrolled, mark) for line in self._highlighted)
-            self._shown = key, list(itertools.chain.from_iterable(parts))
-        return self._shown[1]
+            show = wrap_line if self._is_wrapped else truncate_line
+            parts = (show(line, width, self._scroll_column, mark) for line in self._highlighted)
+            self._cached_lines = key, list(itertools.chain.from_iterable(parts))
+        return self._cached_lines[1]
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         if self._is_wrapped:
             return super().get_selection(selection)
         # The first row is the header, and a scrolled line starts left of the widget.
         start, end = selection
-        moved = Offset(self._scrolled, 0)
+        moved = Offset(self._scroll_column, 0)
         if start is None or start.y == 0:
             start = Offset(0, 1)
-        elif self._scrolled:
+        elif self._scroll_column:
             start += moved
         return Selection(start, end and end + moved).extract(f"\n{self.code}"), "\n"
 
     def scroll_code(self, steps: int) -> None:
         """Scroll truncated lines by some steps; positive steps scroll right."""
-        room = 0 if self._is_wrapped else max(0, self._widest - self.size.width)
-        scrolled = max(0, min(room, self._scrolled + steps * _STEP))
-        if scrolled != self._scrolled:
-            self._scrolled = scrolled
+        room = 0 if self._is_wrapped else max(0, self._max_width - self.size.width)
+        scrolled = max(0, min(room, self._scroll_column + steps * _STEP))
+        if scrolled != self._scroll_column:
+            self._scroll_column = scrolled
             self.refresh()
 
     def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
@@ -180,37 +180,37 @@ def _clickable(
     return [(key, key_style + click), (words, style + click)]
 
 
-def cut(line: Content, width: int, start: int, mark: Style) -> list[Content]:
+def truncate_line(line: Content, width: int, start: int, mark: Style) -> list[Content]:
     """Return `width` columns of a line from `start`, with a mark at each truncated end."""
     length = line.cell_length
     if length <= width and not start:
         return [line]
     first = start + 1 if start and length else start
     end = start + width - 1 if length > start + width else start + width
-    left = (_BEHIND if first > start else "", mark)
-    shown = Content.assemble(left, _columns(line, first, end))
+    left = (_MORE_LEFT if first > start else "", mark)
+    shown = Content.assemble(left, _slice_columns(line, first, end))
     if length > start + width:
         shown = shown.pad_right(max(0, width - 1 - shown.cell_length))
-        shown = Content.assemble(shown, (_AHEAD, mark))
+        shown = Content.assemble(shown, (_MORE_RIGHT, mark))
     return [shown]
 
 
-def wrapped(line: Content, width: int, start: int, mark: Style) -> list[Content]:
+def wrap_line(line: Content, width: int, start: int, mark: Style) -> list[Content]:
     """Wrap a line; continuation lines start with a mark."""
     if line.cell_length <= width:
         return [line]
     first, rest = _split(line, width)
-    room = max(1, width - len(_AGAIN))
+    room = max(1, width - len(_CONTINUATION))
     lines = [first]
     while rest:
         part, rest = _split(rest, room)
-        lines.append(Content.assemble((_AGAIN, mark), part))
+        lines.append(Content.assemble((_CONTINUATION, mark), part))
     return lines
 
 
 def _split(line: Content, width: int) -> tuple[Content, Content]:
     """Split off the part that fits (at least a character), after a space or comma if near."""
-    fits = len(_columns(line, 0, width).plain) or 1
+    fits = len(_slice_columns(line, 0, width).plain) or 1
     text = line.plain
     if fits < len(text):
         near = max(text.rfind(mark, fits // 2, fits) for mark in " ,;(")
@@ -218,7 +218,7 @@ def _split(line: Content, width: int) -> tuple[Content, Content]:
     return line[:fits], line[fits:]
 
 
-def _columns(line: Content, start: int, end: int) -> Content:
+def _slice_columns(line: Content, start: int, end: int) -> Content:
     """Return the columns from `start` to `end`; a truncated wide character becomes a space."""
     text = line.plain
     if cell_len(text) == len(text):

@@ -104,7 +104,7 @@ class MarkdownSection(Vertical):
         if self._markdown is not None:
             await self._markdown.append(text)
 
-    async def end(self, text: str, *, in_list: bool) -> None:
+    async def finish(self, text: str, *, in_list: bool) -> None:
         """Set the final text, longer or shorter than before; the next section has the rest."""
         self.set_class(in_list, "-listed")
         if len(text) > len(self.text):
@@ -141,7 +141,7 @@ class AnswerMarkdown(Vertical):
     """An answer whose last section may grow."""
 
     def __init__(self, text: str) -> None:
-        parts = split(text)
+        parts = split_sections(text)
         # A newly opened conversation shows its end, so only the last sections are mounted.
         last = len(parts) - 1
         super().__init__(*(_section(parts, place, place < last - 1) for place in range(last)))
@@ -157,18 +157,18 @@ class AnswerMarkdown(Vertical):
     async def append(self, text: str) -> None:
         """Append text to the answer."""
         await self._last.restore()
-        parts = split(self._last.text + text)
+        parts = split_sections(self._last.text + text)
         if len(parts) == 1:
             await self._last.append(text)
             return
         ended, sections = self._last, [_section(parts, place) for place in range(1, len(parts))]
         self._last = sections[-1]
         with self.app.batch_update():
-            await ended.end(parts[0], in_list=_is_list_cut(parts, 0))
+            await ended.finish(parts[0], in_list=_is_list_cut(parts, 0))
             await self.mount_all(sections)
 
 
-def split(text: str) -> list[str]:
+def split_sections(text: str) -> list[str]:
     """Split Markdown into sections of `_BLOCKS` blocks or list items that concatenate to it."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]

@@ -18,7 +18,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
 _DELIMITERS = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
-_LONGEST = 2000  # characters of one formula
+_MAX_FORMULA = 2000  # characters of one formula
 # `$HOME/bin:$PATH` and `$5 to $10` are not math.
 _IN_DOLLARS = re.compile(r"\$(?![\s\d]*\$|\s)([^$\n]+?)(?<![\s\\])\$(?!\w)")
 _LEAVES = ("paragraph_open", "fence", "code_block", "table")
@@ -67,9 +67,9 @@ def _inline_math(state: StateInline, silent: bool) -> bool:
     if closing is None:
         return False
     start = state.pos + len(opening)
-    end = state.src.find(closing, start, start + _LONGEST)
+    end = state.src.find(closing, start, start + _MAX_FORMULA)
     if opening == "$":
-        found = _IN_DOLLARS.match(state.src, state.pos, state.pos + _LONGEST)
+        found = _IN_DOLLARS.match(state.src, state.pos, state.pos + _MAX_FORMULA)
         if found is None or not _MATH.search(found[1]):
             return False
         end = found.end() - 1
@@ -102,7 +102,7 @@ def _block_math(state: StateBlock, first: int, end_line: int, silent: bool) -> b
     for line in range(first, end_line):
         text = state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].rstrip()
         text = text[2:] if line == first else text
-        if (not text and line > first) or sum(map(len, lines)) > _LONGEST:
+        if (not text and line > first) or sum(map(len, lines)) > _MAX_FORMULA:
             return False
         if closing in text:
             if not text.endswith(closing) or text.count(closing) > 1:
@@ -231,10 +231,10 @@ _VULGAR = {unicodedata.normalize("NFKC", each).replace("⁄", "/"): each for eac
 
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _FACTOR = re.compile(r"\d+|√?[d∂]?[^\W\d][\u2070-\u209c²³¹ᵢ-ᵪ]*|√?[^\W\d]*\(\)|[^\W\d]!")
-_MOST_DEPTH = 20
+_MAX_DEPTH = 20
 
 
-class _UnknownError(Exception):
+class _InvalidLatexError(Exception):
     """The text is not valid LaTeX."""
 
 
@@ -242,19 +242,19 @@ def to_unicode(tex: str) -> str:
     """Convert LaTeX without delimiters to Unicode lines. Unbalanced input is returned unchanged."""
     try:
         text = "".join(_LatexReader(tex).read())
-    except _UnknownError:
+    except _InvalidLatexError:
         return tex
     lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.split("\n"))
     return "\n".join(line for line in lines if line)
 
 
 class _LatexReader:
-    """Converts LaTeX from left to right. Raises _UnknownError for invalid input."""
+    """Converts LaTeX from left to right. Raises _InvalidLatexError for invalid input."""
 
     def __init__(self, tex: str, depth: int = 0) -> None:
         self._tex, self._place, self._depth = tex, 0, depth
-        if depth > _MOST_DEPTH:
-            raise _UnknownError
+        if depth > _MAX_DEPTH:
+            raise _InvalidLatexError
 
     def read(self) -> Iterator[str]:
         while self._place < len(self._tex):
@@ -267,7 +267,7 @@ class _LatexReader:
             elif letter == "{":
                 yield self._convert(self._group())
             elif letter == "}":
-                raise _UnknownError
+                raise _InvalidLatexError
             elif letter == "\\":
                 yield self._command()
             else:
@@ -280,7 +280,7 @@ class _LatexReader:
     def _command(self) -> str:
         found = _COMMAND.match(self._tex, self._place)
         if found is None:
-            raise _UnknownError  # a backslash at the end
+            raise _InvalidLatexError  # a backslash at the end
         start, self._place = self._place, found.end()
         name = found[1]
         if name.isalpha():
@@ -317,7 +317,7 @@ class _LatexReader:
         """Consume a group and return its content."""
         self._skip_spaces()
         if not self._tex.startswith(opening, self._place):
-            raise _UnknownError
+            raise _InvalidLatexError
         start, depth = self._place + 1, 0
         while self._place < len(self._tex):
             letter = self._tex[self._place]
@@ -325,20 +325,20 @@ class _LatexReader:
             self._place += 2 if letter == "\\" else 1
             if depth == 0:
                 return self._tex[start : self._place - 1]
-        raise _UnknownError
+        raise _InvalidLatexError
 
     def _argument(self) -> str:
         """Consume and convert a group, a command or a letter."""
         self._skip_spaces()
-        next_one = self._tex[self._place : self._place + 1]
-        if next_one == "{":
+        following = self._tex[self._place : self._place + 1]
+        if following == "{":
             return self._convert(self._group()).strip()
-        if next_one == "\\":
+        if following == "\\":
             return self._command().strip()
-        if next_one in ("", "}", "^", "_"):
-            raise _UnknownError
+        if following in ("", "}", "^", "_"):
+            raise _InvalidLatexError
         self._place += 1
-        return next_one
+        return following
 
     def _root(self) -> str:
         index = ""
@@ -354,7 +354,7 @@ class _LatexReader:
         end = self._tex.find(closing, self._place)
         inner = self._tex[self._place : end]
         if end < 0 or "\\begin" in inner:
-            raise _UnknownError
+            raise _InvalidLatexError
         self._place = end + len(closing)
         kind = name.rstrip("*")
         if kind in _ALIGNED:

@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
-from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.prompt.attachments import split_files
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
@@ -113,8 +113,8 @@ def action_row(
     """Return a row of clickable actions for a message."""
 
     def item(name: str) -> tuple[str, Style]:
-        # `later`: an action may remove this widget, which would wait for the click to end.
-        return clickable(name, f"app.later('{_ACTIONS[name]}')", action)
+        # Deferred: an action may remove this widget, which would wait for the click to end.
+        return clickable(name, f"app.defer('{_ACTIONS[name]}')", action)
 
     parts: list[tuple[str, Style]] = []
     for name in names:
@@ -141,13 +141,13 @@ class PromptView(Widget, can_focus=False):
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
-        self._whole, self._files = split(turn.prompt.text)
-        self._most = _SHOWN_CHARACTERS
+        self._full_text, self._files = split_files(turn.prompt.text)
+        self._limit = _SHOWN_CHARACTERS
         self._has_actions = False
 
     def action_unfold(self) -> None:
         """Show ten times more of a long prompt, or fold a prompt that is fully shown."""
-        self._most = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._most
+        self._limit = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._limit
         self.refresh(layout=True)
 
     def show_actions(self, shown: bool) -> None:
@@ -157,12 +157,12 @@ class PromptView(Widget, can_focus=False):
     @property
     def _is_unfolded(self) -> bool:
         """Whether a long prompt is fully shown."""
-        return self._most > _SHOWN_CHARACTERS and not shortened(self._whole, self._most)[1]
+        return self._limit > _SHOWN_CHARACTERS and not shorten(self._full_text, self._limit)[1]
 
     def render(self) -> Content:
         style = self.get_visual_style("prompt--about", partial=True)
         action = self.get_visual_style("prompt--action", partial=True)
-        text, more = shortened(self._whole, self._most)
+        text, more = shorten(self._full_text, self._limit)
         lines = [Content(displayable(text))]
         if more or self._is_unfolded:
             words = f"… {more:,} more characters · " if more else ""
@@ -203,7 +203,7 @@ class AnswerView(Vertical):
         self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(text)
         self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
-        self._foot = Static(classes="foot")
+        self._footer = Static(classes="foot")
         self._drawn = len(text)  # characters of the answer passed to `_text`
         self._drawing: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -213,7 +213,7 @@ class AnswerView(Vertical):
         yield self._text
         if self._drafted is not None:
             yield self._drafted
-        yield self._foot
+        yield self._footer
 
     def on_mount(self) -> None:
         self.show_state()
@@ -266,8 +266,8 @@ class AnswerView(Vertical):
             names += ["continue"] if self.turn.can_continue else []
             row = action_row(names, self._number, action, between)
             foot = Content.assemble(ending, "   " if ending else "", row)
-        self._foot.update(foot)
-        self._foot.display = bool(foot)
+        self._footer.update(foot)
+        self._footer.display = bool(foot)
         self.post_message(self.StateChanged())
 
     async def show_drafting(self, drafting: bool) -> None:
@@ -282,19 +282,18 @@ class AnswerView(Vertical):
         self._text.display = not drafting
 
     def _ending(self) -> str:
-        if self.turn.state == "waiting":
+        if self.turn.state == "queued":
             return "… queued; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
             return ""
-        if self.turn.finish == "stop" and not self.turn.answer.strip():
+        if self.turn.finish_reason == "stop" and not self.turn.answer.strip():
             return "… the model returned an empty answer"
-        if self.turn.finish is None and not self.turn.answer:
+        if self.turn.finish_reason is None and not self.turn.answer:
             return "… no answer; Ctrl+G tries again"
-        return _ENDINGS.get(self.turn.finish, "")
+        return _ENDINGS.get(self.turn.finish_reason, "")
 
     async def _draw(self) -> None:
-        # Not Textual's MarkdownStream: its `stop` may start a second append while one runs, and
-        # both would parse from the same line.
+        # The `stop` of Textual's MarkdownStream may start a second append while one runs.
         while self._drafted is None and isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
@@ -303,7 +302,7 @@ class AnswerView(Vertical):
             try:
                 await self._text.append(displayable(self.turn.answer[start:]))
             except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
-                await self._draw_plainly(error)
+                await self._switch_to_plain_text(error)
             if self.turn.state == "answering":
                 pause = min(_PAUSE_FACTOR * (time.monotonic() - started), _MAX_PAUSE_S)
                 with contextlib.suppress(TimeoutError):
@@ -311,9 +310,9 @@ class AnswerView(Vertical):
 
     async def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
         event.stop()
-        await self._draw_plainly(event.error)
+        await self._switch_to_plain_text(event.error)
 
-    async def _draw_plainly(self, error: Exception) -> None:
+    async def _switch_to_plain_text(self, error: Exception) -> None:
         failed = self._text
         if isinstance(failed, AnswerMarkdown) and self.is_attached:
             self._text = DraftedText(self.turn, marked=False)
@@ -323,9 +322,9 @@ class AnswerView(Vertical):
             self.post_message(self.MarkdownFailed(error))
 
 
-def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
+def shorten(text: str, limit: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
     """Return the beginning of a long text and the number of omitted characters."""
-    most_lines = _SHOWN_LINES * most // _SHOWN_CHARACTERS
-    short = "\n".join(text.split("\n", most_lines)[:most_lines])[:most]
-    left_out = len(text) - len(short)
-    return (short, left_out) if left_out > len(short) // 4 else (text, 0)
+    max_lines = _SHOWN_LINES * limit // _SHOWN_CHARACTERS
+    short = "\n".join(text.split("\n", max_lines)[:max_lines])[:limit]
+    omitted = len(text) - len(short)
+    return (short, omitted) if omitted > len(short) // 4 else (text, 0)

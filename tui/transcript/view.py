@@ -27,7 +27,7 @@ from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 _NEAR = 2  # screens: closer sections are mounted
 _FAR = 3  # screens: farther sections are unmounted
-_MEASURE = 100  # columns of text
+_TEXT_WIDTH = 100  # columns of text
 _COPIED_S = 1.5  # duration of the "copied" highlight
 _UPDATE_DELAY_S = 0.05  # minimum time between updates of the mounted sections
 PAGE = 10  # turns mounted initially
@@ -51,9 +51,9 @@ class TurnColumn(Vertical):
 
     def __init__(self, make: Callable[[ChatTurn], list[Widget]], *first: Widget) -> None:
         super().__init__(*first, classes="column")
-        self._make = make  # creates the views of a turn
-        self.before: list[ChatTurn] = []  # unmounted turns above
-        self.after: list[ChatTurn] = []  # unmounted turns below
+        self._create_views = make  # creates the views of a turn
+        self.earlier: list[ChatTurn] = []  # unmounted turns above
+        self.later: list[ChatTurn] = []  # unmounted turns below
 
     @property
     def messages(self) -> list[MessageView]:
@@ -80,55 +80,55 @@ class TurnColumn(Vertical):
         first = max(0, len(turns) - PAGE)
         if middle is not None:
             first = min(first, max(0, middle - PAGE // 2))
-        self.before, self.after = list(turns[:first]), list(turns[first + PAGE :])
+        self.earlier, self.later = list(turns[:first]), list(turns[first + PAGE :])
         await self.mount_all(self.views_of(turns[first : first + PAGE]))
         await self._show_counts()
 
-    async def cut(self, turn: ChatTurn) -> None:
+    async def unmount_from(self, turn: ChatTurn) -> None:
         """Unmount the views of a turn and everything below."""
         children = list(self.children)
         await self.remove_children(children[self._index(children, turn) :])
 
     async def trim(self) -> None:
         """Unmount all but the last turns if too many are mounted."""
-        if len(turns := self.turns) > self._most:
+        if len(turns := self.turns) > self._max_mounted:
             await self._unmount_first(turns, len(turns) - PAGE)
             await self._show_counts()
 
-    async def move_up(self) -> None:
+    async def mount_earlier(self) -> None:
         """Mount earlier turns."""
-        more = self.before[-_STEP:]
-        del self.before[-_STEP:]
+        more = self.earlier[-_STEP:]
+        del self.earlier[-_STEP:]
         first = self.messages[0] if self.messages else None
         await self.mount_all(self.views_of(more), before=first)
         turns = self.turns
-        if len(turns) > (most := self._most):
-            self.after[:0] = turns[most:]
-            await self.cut(turns[most])
+        if len(turns) > (most := self._max_mounted):
+            self.later[:0] = turns[most:]
+            await self.unmount_from(turns[most])
         await self._show_counts()
 
-    async def move_down(self) -> None:
+    async def mount_later(self) -> None:
         """Mount later turns."""
-        more = self.after[:_STEP]
-        del self.after[:_STEP]
+        more = self.later[:_STEP]
+        del self.later[:_STEP]
         await self.query_children(LaterTurns).remove()
         await self.mount_all(self.views_of(more))
         turns = self.turns
-        await self._unmount_first(turns, max(0, len(turns) - self._most))
+        await self._unmount_first(turns, max(0, len(turns) - self._max_mounted))
         await self._show_counts()
 
     @property
-    def _most(self) -> int:
+    def _max_mounted(self) -> int:
         """Maximum number of mounted turns: four screens of turns of three lines."""
         return max(_MAX_MOUNTED, self.app.size.height * 4 // 3)
 
     def views_of(self, turns: Sequence[ChatTurn]) -> list[Widget]:
-        return [view for turn in turns for view in self._make(turn)]
+        return [view for turn in turns for view in self._create_views(turn)]
 
     async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
         if count:
             children = list(self.children)
-            self.before += turns[:count]
+            self.earlier += turns[:count]
             await self.remove_children(children[: self._index(children, turns[count])])
 
     def _index(self, children: list[Widget], turn: ChatTurn) -> int:
@@ -137,10 +137,10 @@ class TurnColumn(Vertical):
 
     async def _show_counts(self) -> None:
         await self.query_children("EarlierTurns, LaterTurns").remove()
-        if self.before:
-            await self.mount(EarlierTurns(f"↑ {len(self.before):,} earlier prompts"), before=0)
-        if self.after:
-            await self.mount(LaterTurns(f"↓ {len(self.after):,} later prompts"))
+        if self.earlier:
+            await self.mount(EarlierTurns(f"↑ {len(self.earlier):,} earlier prompts"), before=0)
+        if self.later:
+            await self.mount(LaterTurns(f"↓ {len(self.later):,} later prompts"))
 
 
 class SteadyScroll(VerticalScroll):
@@ -190,7 +190,7 @@ class SteadyScroll(VerticalScroll):
 
     def _check_anchor(self) -> None:
         """Re-anchor at the end as Textual does, unless later turns are unmounted."""
-        if not self._column.after:
+        if not self._column.later:
             super()._check_anchor()
 
     def _shift(self, lines: int) -> None:
@@ -238,8 +238,8 @@ class Transcript(SteadyScroll):
     class EndRequested(Message):
         """Posted when the reader asks to follow the end again."""
 
-    class Left(Message):
-        """Posted when the reader moves down from the last message."""
+    class PromptRequested(Message):
+        """Posted for Down on the last message: the prompt box takes the focus."""
 
     def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
         self._column = TurnColumn(self._views, *first)
@@ -253,15 +253,15 @@ class Transcript(SteadyScroll):
 
     def on_resize(self) -> None:
         """Center the text column. Wider content extends to the right."""
-        left = max(0, self.scrollable_content_region.width - _MEASURE) // 2
+        left = max(0, self.scrollable_content_region.width - _TEXT_WIDTH) // 2
         self._column.styles.padding = (0, 0, 0, left)
 
     def on_mount(self) -> None:
         self.anchor()
         self.more_below.display = False
         self.can_focus = False
-        self.watch(self, "scroll_y", self._scrolled, init=False)
-        self.watch(self, "virtual_size", self._scrolled, init=False)
+        self.watch(self, "scroll_y", self._after_scroll, init=False)
+        self.watch(self, "virtual_size", self._after_scroll, init=False)
 
     @property
     def is_empty(self) -> bool:
@@ -276,35 +276,35 @@ class Transcript(SteadyScroll):
             await self._column.show(turns, place)
         self.can_focus = bool(turns)
         self.anchor()
-        if self._column.after:
+        if self._column.later:
             self.release_anchor()
         for view in self._column.messages:
             turn = view.turn
             if message == (turn.prompt.id if isinstance(view, PromptView) else turn.reply_id):
-                if self._column.after:  # otherwise the last message is close enough
+                if self._column.later:  # otherwise the last message is close enough
                     self._mark_chosen(view)
-                self.call_after_refresh(self._look_at, view)
+                self.call_after_refresh(self._scroll_into_view, view)
 
     async def add(self, *widgets: Widget) -> None:
         """Append widgets at the end."""
-        if self._column.after:
+        if self._column.later:
             await self.reload()
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
         """Switch to the active branch. Remove notices below the first change."""
         turns, column = self._conversation.turns, self._column
-        skipped = [turn.number for turn in turns[: len(column.before)]]
-        if column.after or skipped != [turn.number for turn in column.before]:
+        skipped = [turn.number for turn in turns[: len(column.earlier)]]
+        if column.later or skipped != [turn.number for turn in column.earlier]:
             await self.reload()
             return
-        shown, rest = column.turns, turns[len(column.before) :]
+        shown, rest = column.turns, turns[len(column.earlier) :]
         same = 0
         while same < min(len(shown), len(rest)) and shown[same] is rest[same]:
             same += 1
         async with self._mounting:
             if same < len(shown):
-                await column.cut(shown[same])
+                await column.unmount_from(shown[same])
             await column.mount_all(column.views_of(rest[same:]))
         self.can_focus = bool(column.messages)
 
@@ -345,7 +345,7 @@ class Transcript(SteadyScroll):
         # Not `has_focus`: a key may arrive before the focus event.
         if self.screen.focused is self:
             self.on_focus()
-            self._choose_seen()
+            self._choose_visible()
         elif not self._is_clicked or self._chosen not in self._column.messages:
             return None
         if self._chosen is None:
@@ -360,7 +360,7 @@ class Transcript(SteadyScroll):
                 self._is_clicked = True  # without focus, only a click leads here
                 view.show_actions(True)
 
-    def leave(self) -> None:
+    def deselect(self) -> None:
         """Unchoose a message that was chosen with the mouse."""
         if self._is_clicked and self._chosen is not None:
             self._is_clicked = False
@@ -377,15 +377,15 @@ class Transcript(SteadyScroll):
         views = self._column.messages
         if self._chosen not in views:
             self._chosen = None
-            most = max(views, key=self._seen_lines, default=None)
-            if most is not None and self._anchor_released and self._seen_lines(most):
+            most = max(views, key=self._visible_lines, default=None)
+            if most is not None and self._anchor_released and self._visible_lines(most):
                 self._mark_chosen(most)  # nothing moves
             elif views:
                 self._choose(views[-1])
         elif self._chosen is not None:
             self._chosen.add_class("-chosen")
 
-    def _seen_lines(self, view: MessageView) -> int:
+    def _visible_lines(self, view: MessageView) -> int:
         return view.region.intersection(self.content_region).height
 
     def on_blur(self) -> None:
@@ -400,7 +400,7 @@ class Transcript(SteadyScroll):
         if "@click" in event.style.meta or self.screen.get_selected_text():
             return
         was_chosen = self._is_clicked and view is self._chosen
-        self.leave()
+        self.deselect()
         if view is not None and not was_chosen:
             self._mark_chosen(view)
             self._is_clicked = True
@@ -411,24 +411,24 @@ class Transcript(SteadyScroll):
         column, views = self._column, self._column.messages
         now = views.index(self._chosen) if self._chosen in views else len(views)
         is_above, is_below = now + steps < 0, now + steps >= len(views)
-        if (is_above and column.before) or (is_below and column.after):
+        if (is_above and column.earlier) or (is_below and column.later):
             await self._mount_more(up=is_above)
         views = column.messages
         if self._chosen in views:
             now = views.index(self._chosen)
         if now + steps >= len(views):
-            self.post_message(self.Left())
+            self.post_message(self.PromptRequested())
         else:
             self._choose(views[max(0, now + steps)])
 
     async def action_page(self, direction: int) -> None:
         """Scroll a page up (-1) or down (1); follow the end again when it is reached."""
-        self.call_after_refresh(self._choose_seen)
+        self.call_after_refresh(self._choose_visible)
         lines = direction * (self.scrollable_content_region.height - 1)
         target = self.scroll_y + lines
         self.release_anchor()
         is_above, is_below = target < 0, target >= self.max_scroll_y
-        if (is_above and self._column.before) or (is_below and self._column.after):
+        if (is_above and self._column.earlier) or (is_below and self._column.later):
             await self._mount_more(up=is_above)
             self.call_after_refresh(self.scroll_relative, y=lines, animate=False)
         elif is_below:
@@ -438,7 +438,7 @@ class Transcript(SteadyScroll):
 
     async def action_begin(self) -> None:
         """Scroll to the first prompt."""
-        if self._column.before:
+        if self._column.earlier:
             async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
         self.scroll_home(animate=False, immediate=True)
@@ -448,7 +448,7 @@ class Transcript(SteadyScroll):
     async def action_follow(self) -> None:
         """Scroll to the end and follow it."""
         async with self._mounting:
-            if self._column.after:
+            if self._column.later:
                 await self._column.show(self._conversation.turns)
             else:
                 await self._column.trim()
@@ -477,13 +477,13 @@ class Transcript(SteadyScroll):
 
     def _mark_chosen(self, view: MessageView) -> None:
         if self._chosen is not view:
-            self.leave()
+            self.deselect()
         if self._chosen is not None:
             self._chosen.remove_class("-chosen")
         self._chosen = view
         view.add_class("-chosen")
 
-    def _choose_seen(self) -> None:
+    def _choose_visible(self) -> None:
         """Choose the first visible message if the chosen one is not visible."""
         if self.screen.focused is not self or self._chosen is None:
             return
@@ -497,12 +497,12 @@ class Transcript(SteadyScroll):
 
     def _choose(self, view: MessageView) -> None:
         self._mark_chosen(view)
-        if view is self._column.messages[-1] and not self._column.after:
+        if view is self._column.messages[-1] and not self._column.later:
             self.anchor()
         else:
-            self._look_at(view)
+            self._scroll_into_view(view)
 
-    def _look_at(self, view: MessageView) -> None:
+    def _scroll_into_view(self, view: MessageView) -> None:
         self.release_anchor()
         self.scroll_to_widget(
             view, animate=False, top=view.size.height > self.size.height, immediate=True
@@ -517,14 +517,14 @@ class Transcript(SteadyScroll):
 
     async def _mount_more(self, *, up: bool) -> None:
         async with self._mounting:
-            await (self._column.move_up() if up else self._column.move_down())
+            await (self._column.mount_earlier() if up else self._column.mount_later())
 
     def on_answer_view_state_changed(self) -> None:
-        self.call_after_refresh(self._scrolled)
+        self.call_after_refresh(self._after_scroll)
 
-    def _scrolled(self) -> None:
+    def _after_scroll(self) -> None:
         is_growing = any(turn.state == "answering" for turn in self._conversation.turns[-2:])
-        is_end_hidden = self.max_scroll_y - self.scroll_y > 1 or bool(self._column.after)
+        is_end_hidden = self.max_scroll_y - self.scroll_y > 1 or bool(self._column.later)
         self.more_below.display = self._anchor_released and is_end_hidden and is_growing
         if not self._update_pending:
             self._update_pending = True
@@ -536,14 +536,14 @@ class Transcript(SteadyScroll):
         """Mount turns and sections near the viewport, and unmount distant ones."""
         self._update_pending = False
         column, near = self._column, self.size.height
-        self._choose_seen()
+        self._choose_visible()
         async with self._mounting:
             is_laid_out = all(view.size.height for view in column.messages)
             if self._anchor_released and not self._adjusting and is_laid_out:
-                if self.scroll_y < near and column.before:
-                    await column.move_up()
-                elif self.max_scroll_y - self.scroll_y < near and column.after:
-                    await column.move_down()
+                if self.scroll_y < near and column.earlier:
+                    await column.mount_earlier()
+                elif self.max_scroll_y - self.scroll_y < near and column.later:
+                    await column.mount_later()
             await self._update_sections()
 
     async def _update_sections(self) -> None:
@@ -563,7 +563,7 @@ class Transcript(SteadyScroll):
             elif not section.is_unmounted and distance > _FAR * here.height:
                 await section.unmount()
         if self._adjusting and below:
-            self._scrolled()  # restores the sections below after those above have a height
+            self._after_scroll()  # restores the sections below after those above have a height
         else:
             for section in below:
                 await section.restore()

@@ -18,7 +18,7 @@ Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredMod
 
 
 @dataclass
-class DownloadMoved(Message):
+class DownloadUpdate(Message):
     """The progress of the download of `name` changed."""
 
     name: str
@@ -38,7 +38,7 @@ class Download:
     """A running download."""
 
     name: str
-    share: float = 0.0  # of the whole, from 0 to 1; never decreases
+    fraction: float = 0.0  # of the whole, from 0 to 1; never decreases
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     stopped: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -50,16 +50,16 @@ class Downloads:
     def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
         self._post = post  # called from the downloads' threads
         self._pull = pull or _pull
-        self.all: dict[str, Download] = {}
+        self.running: dict[str, Download] = {}
         self.failed: dict[str, str] = {}  # error of the last attempt, by model
         self.rate: float | None = None  # bytes/s of the last download
 
     def start(self, name: str) -> bool:
         """Start a download. Return False if it is already running."""
-        if name in self.all:
+        if name in self.running:
             return False
         self.failed.pop(name, None)
-        download = self.all[name] = Download(name)
+        download = self.running[name] = Download(name)
         # A daemon: network reads cannot be interrupted, and downloads can be resumed.
         download.thread = threading.Thread(
             target=self._run, args=(download,), name=f"pull {name}", daemon=True
@@ -69,12 +69,12 @@ class Downloads:
 
     def stop(self, name: str) -> None:
         """Stop a download soon; it can be resumed if the source supports it."""
-        if name in self.all:
-            self.all[name].stopped.set()
+        if name in self.running:
+            self.running[name].stopped.set()
 
     def close(self, timeout: float) -> bool:
         """Stop all downloads. Return False if one still runs after `timeout` seconds."""
-        running = list(self.all.values())
+        running = list(self.running.values())
         for download in running:
             download.stopped.set()
         end = time.monotonic() + timeout
@@ -90,12 +90,12 @@ class Downloads:
             nonlocal posted
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
-            download.share = max(download.share, progress.whole)
+            download.fraction = max(download.fraction, progress.total_share)
             if progress.phase == "download" and progress.rate and not progress.stalled:
                 self.rate = progress.rate
             if new_phase or time.monotonic() - posted >= _INTERVAL_S:
                 posted = time.monotonic()
-                self._post(DownloadMoved(download.name))
+                self._post(DownloadUpdate(download.name))
 
         ended = DownloadEnded(download.name)
         try:
@@ -107,7 +107,7 @@ class Downloads:
         except Exception as error:  # noqa: BLE001 - a bug must not look like a stalled download
             ended.error = f"cannot download {download.name}: {type(error).__name__}: {error}"
         finally:
-            self.all.pop(download.name, None)
+            self.running.pop(download.name, None)
             if ended.error:
                 self.failed[download.name] = ended.error
             self._post(ended)

@@ -56,10 +56,10 @@ class StoreThread:
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._wake = threading.Condition()
         # Pending writes, in order: a message may be the parent of a later one.
-        self._unwritten: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
-        self._known: set[tuple[str, ...]] = set()  # keys of all writes so far
-        self._due: float | None = None  # time of the next write, None for none
-        self._retry = 0.0  # earliest time of the next write after a failure
+        self._pending: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
+        self._saved_keys: set[tuple[str, ...]] = set()  # keys of all writes so far
+        self._next_write: float | None = None  # time of the next write, None for none
+        self._retry_at = 0.0  # earliest time of the next write after a failure
         self._calls: deque[tuple[Future[Any], Callable[[ConversationStore], Any]]] = deque()
         self._closing = False
         self._store: ConversationStore | None = None
@@ -75,8 +75,8 @@ class StoreThread:
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
         """Queue a new or changed message. See `ConversationStore.save`."""
         key = "save", conversation, message.id
-        grows = key in self._known and message.finish_reason is None
-        self._known.add(key)
+        grows = key in self._saved_keys and message.finish_reason is None
+        self._saved_keys.add(key)
         delay = _INTERVAL_S if grows else 0.0
         self._write_later(key, lambda store: store.save(conversation, message, title), delay)
 
@@ -107,7 +107,7 @@ class StoreThread:
             self._wake.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        return not self._thread.is_alive() and not self._unwritten
+        return not self._thread.is_alive() and not self._pending
 
     def _write_later(
         self,
@@ -120,10 +120,10 @@ class StoreThread:
         """Queue a change: in the place of an earlier one with the same key, unless `last`."""
         with self._wake:
             if last:
-                self._unwritten.pop(key, None)
-            self._unwritten[key] = function
+                self._pending.pop(key, None)
+            self._pending[key] = function
             due = time.monotonic() + delay
-            self._due = due if self._due is None else min(self._due, due)
+            self._next_write = due if self._next_write is None else min(self._next_write, due)
             self._wake.notify()
 
     # In the thread
@@ -144,8 +144,8 @@ class StoreThread:
         with self._wake:
             while not (self._calls or self._closing):
                 timeout = None
-                if self._due is not None:
-                    timeout = max(self._due, self._retry) - time.monotonic()
+                if self._next_write is not None:
+                    timeout = max(self._next_write, self._retry_at) - time.monotonic()
                     if timeout <= 0:
                         break
                 self._wake.wait(timeout)
@@ -154,8 +154,8 @@ class StoreThread:
     def _write(self) -> None:
         """Write queued changes in order, up to the first failure."""
         with self._wake:
-            self._due = None
-            changes = list(self._unwritten.items())
+            self._next_write = None
+            changes = list(self._pending.items())
         try:
             if self._store is None:
                 self._store = ConversationStore.open(self._path)
@@ -164,8 +164,8 @@ class StoreThread:
             for key, change in changes:
                 change(self._store)
                 with self._wake:
-                    if self._unwritten[key] is change:
-                        del self._unwritten[key]
+                    if self._pending[key] is change:
+                        del self._pending[key]
         except Exception as error:  # noqa: BLE001 - a bug must not stop saving silently
             self._fail(describe(error))
         else:
@@ -176,10 +176,10 @@ class StoreThread:
     def _fail(self, error: str) -> None:
         """Report the failure, and schedule a retry that reopens the database."""
         self._close()
-        self._retry = time.monotonic() + _RETRY_S
+        self._retry_at = time.monotonic() + _RETRY_S
         with self._wake:
-            if self._unwritten:
-                self._due = self._retry
+            if self._pending:
+                self._next_write = self._retry_at
         if error != self.error:
             self.error = error
             self._post(SavingFailed(error))

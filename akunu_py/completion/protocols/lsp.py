@@ -193,9 +193,9 @@ class InlineCompletions:
         items = []
         for text in dict.fromkeys(texts):
             if text.strip():
-                growing = partial.ghost_of(text) if partial and text == texts[0] else None
+                extended = partial.ghost_of(text) if partial and text == texts[0] else None
                 items.append(_item(text, params.position, chosen))
-                items[-1].command, _ = self.accept_command(request, text, growing)
+                items[-1].command, _ = self.accept_command(request, text, extended)
         return types.InlineCompletionList(items)
 
     async def next_edit(self, params: Any) -> dict[str, Any] | None:
@@ -248,11 +248,11 @@ class InlineCompletions:
         return outcome
 
     def accept_command(
-        self, request: CompletionRequest, text: str, growing: ShownCompletion | None = None
+        self, request: CompletionRequest, text: str, extended: ShownCompletion | None = None
     ) -> tuple[types.Command, ShownCompletion]:
         """Count a completion as shown; return its command for acceptance, and its ghost."""
         number = next(self.numbers)
-        ghost = self.acceptance.shown(request, text, number, growing)
+        ghost = self.acceptance.shown(request, text, number, extended)
         command = types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
         return command, ghost
 
@@ -353,8 +353,8 @@ class _PartialAnswer:
             return
         self._sent = self._text
         if self._command is None:
-            growing = self.ghost_of(self._text)
-            command, ghost = self._owner.accept_command(self._request, self._text, growing)
+            extended = self.ghost_of(self._text)
+            command, ghost = self._owner.accept_command(self._request, self._text, extended)
             self._command, self._ghost = command, ghost
         part = {**self._place, "text": self._text, "command": self._command}
         self._owner.server.protocol.notify(PART, part)

@@ -25,26 +25,26 @@ from weakref import WeakKeyDictionary
 
 from akunu_py.errors import UnsupportedModel, one_line
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 TIME_LIMIT_S = 10.0  # long conversations take milliseconds
-MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja take 30 million
-LONGEST = 2_000_000  # characters in addition to the conversation
+MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja use 30 million
+MAX_EXTRA_CHARACTERS = 2_000_000  # characters of output in addition to the conversation
 _START_S = 60.0  # on a busy machine
 _POLL_S = 0.05  # between two checks of the memory of the process
 
 
-def once_per_tokenizer(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
-    """Cache the result of `find` for the lifetime of the tokenizer."""
-    known: WeakKeyDictionary[Any, _Found] = WeakKeyDictionary()
+def cached_per_tokenizer(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """Cache the result of `function` for the lifetime of the tokenizer."""
+    results: WeakKeyDictionary[Any, _Result] = WeakKeyDictionary()
 
-    @functools.wraps(find)
-    def remembered(tokenizer: Any) -> _Found:
-        if tokenizer not in known:
-            known[tokenizer] = find(tokenizer)
-        return known[tokenizer]
+    @functools.wraps(function)
+    def cached(tokenizer: Any) -> _Result:
+        if tokenizer not in results:
+            results[tokenizer] = function(tokenizer)
+        return results[tokenizer]
 
-    return remembered
+    return cached
 
 
 def render(
@@ -70,7 +70,7 @@ def render(
                 | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
                 | {"messages": list(turns), "tools": list(tools) or None, "documents": None}
                 | dict(variables),
-                LONGEST + 2 * (_length(turns) + _length(tools)),
+                MAX_EXTRA_CHARACTERS + 2 * (_length(turns) + _length(tools)),
             )
         text.encode()  # reports lone surrogates before the tokenizer does
     except Exception as error:  # a tokenizer's renderer raises any exception
@@ -108,10 +108,10 @@ class _Process:
         if self._running is not None and self._running.poll() is None:
             return
         self.end()
-        places = {_place(name) for name in ("jinja2", "markupsafe")}
+        directories = {_import_directory(name) for name in ("jinja2", "markupsafe")}
         program = Path(__file__).with_name("template_process.py")
         self._running = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), str(MEMORY_LIMIT), *sorted(places)],
+            [sys.executable, "-I", "-S", str(program), str(MEMORY_LIMIT), *sorted(directories)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -145,13 +145,13 @@ class _Process:
         """Return the next line that the process writes."""
         assert self._running is not None
         assert self._running.stdout is not None
-        waiting = select.poll()
-        waiting.register(self._running.stdout, select.POLLIN)
+        output = select.poll()
+        output.register(self._running.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
-        while not waiting.poll(_POLL_S * 1000):
+        while not output.poll(_POLL_S * 1000):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"it did not finish within {seconds:g} seconds")
-            if _memory(self._running.pid) > MEMORY_LIMIT:  # macOS sets no limit
+            if _resident_bytes(self._running.pid) > MEMORY_LIMIT:  # macOS sets no limit
                 raise RuntimeError("it requests more memory than a template needs")
         line = self._running.stdout.readline()
         if not line.endswith(b"\n"):
@@ -169,7 +169,7 @@ class _Process:
             self._running = None
 
 
-def _memory(process: int) -> int:
+def _resident_bytes(process: int) -> int:
     """Return the memory of a process in bytes; 0 if unknown."""
     if sys.platform == "darwin":
         # proc_pid_rusage(pid, RUSAGE_INFO_V0, ...), <sys/resource.h>: ri_phys_footprint is the
@@ -184,7 +184,7 @@ def _memory(process: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _place(name: str) -> str:
+def _import_directory(name: str) -> str:
     """Return the directory that a package is imported from."""
     spec = importlib.util.find_spec(name)
     assert spec is not None

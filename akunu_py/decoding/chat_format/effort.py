@@ -16,9 +16,9 @@ from akunu_py.errors import UnsupportedModel
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _SWITCHES = ("enable_thinking", "thinking")
-_DEGREES = "reasoning_effort"
-# Degrees that templates know, by those in requests.
-_NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
+_EFFORT = "reasoning_effort"
+# Efforts that templates accept, by the efforts in requests.
+_NEAREST_EFFORT = {"minimal": "low", "xhigh": "high", "max": "high"}
 _PROBE = [{"role": "user", "content": "probe"}]
 
 
@@ -38,38 +38,38 @@ class ThinkingVariables:
 
     def on(self, effort: Effort | None = None) -> dict[str, Any] | None:
         """Return the variables for thinking, to a degree if given; None if none has an effect."""
-        found: dict[str, Any] = {self.switch: True} if self.switch else {}
+        variables: dict[str, Any] = {self.switch: True} if self.switch else {}
         if self.degrees and effort:
-            found[_DEGREES] = _NEAREST.get(effort, effort)
-        return found or None
+            variables[_EFFORT] = _NEAREST_EFFORT.get(effort, effort)
+        return variables or None
 
-    def of(self, effort: Effort | None) -> dict[str, Any] | None:
+    def for_effort(self, effort: Effort | None) -> dict[str, Any] | None:
         """Return the variables for a request's effort; None if it has no effect."""
         if effort is None:
             return {}
         return self.off() if effort == "none" else self.on(effort)
 
 
-@chat_template.once_per_tokenizer
+@chat_template.cached_per_tokenizer
 def thinking_variables(tokenizer: Any) -> ThinkingVariables:
     """Return the variables that control thinking in a tokenizer's chat template."""
     thinks = bool(tokenizer.has_thinking)
     if not tokenizer.has_chat_template:
         return ThinkingVariables(thinks)
-    own = tokenizer.has_own_renderer
-    template = "" if own else str(tokenizer.get_chat_template())
+    own_renderer = tokenizer.has_own_renderer
+    template = "" if own_renderer else str(tokenizer.get_chat_template())
 
-    def matters(name: str, one: Any, other: Any) -> bool:
-        if not own and name not in template:
+    def has_effect(name: str, first: Any, second: Any) -> bool:
+        if not own_renderer and name not in template:
             return False
         try:
             texts = {
                 chat_template.render(tokenizer, _PROBE, "", variables={name: value})
-                for value in (one, other)
+                for value in (first, second)
             }
         except UnsupportedModel:
             return False
         return len(texts) == 2
 
-    switch = next((name for name in _SWITCHES if matters(name, True, False)), "")
-    return ThinkingVariables(thinks, switch, matters(_DEGREES, "low", "high"))
+    switch = next((name for name in _SWITCHES if has_effect(name, True, False)), "")
+    return ThinkingVariables(thinks, switch, has_effect(_EFFORT, "low", "high"))

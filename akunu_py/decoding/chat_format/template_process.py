@@ -27,7 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-SECONDS = 11  # CPU time for a template if the parent process is gone
+CPU_SECONDS = 11  # CPU time for a template if the parent process is gone
 
 
 class _Generation(Extension):
@@ -98,7 +98,7 @@ def compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def answer(request: dict[str, Any]) -> dict[str, str]:
+def rendered_reply(request: dict[str, Any]) -> dict[str, str]:
     """Return the rendered text, or the reason why there is none."""
     try:
         text = compiled(request["template"]).render(request["variables"])
@@ -112,16 +112,16 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    for kind, most in ((resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_FSIZE, 0)):
+    for kind, limit in ((resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_FSIZE, 0)):
         # macOS has no limit of memory; there `chat_template` watches it.
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (limit, limit))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     print("{}", flush=True)
     for line in sys.stdin.buffer:
-        soft = int(time.process_time()) + SECONDS
+        soft = int(time.process_time()) + CPU_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        print(json.dumps(rendered_reply(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

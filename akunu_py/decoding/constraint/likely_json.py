@@ -16,19 +16,19 @@ from llguidance import LLMatcher
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
 _DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
-_MAX_COUNTED = 8  # tokens of a value
+_MAX_VALUE_TOKENS = 8  # tokens of a value
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _JsonState:
     """The state of a JSON text at its end."""
 
     containers: bytes = b""  # opening brackets of the open containers
     in_string: bool = False
     escaped: bool = False
-    before: bytes = b""  # the last byte outside of strings that is not whitespace
+    before: bytes = b""  # the last byte outside strings except whitespace
     gap: bytes = b""  # the whitespace behind `before`
-    gaps: Mapping[bytes, bytes] = field(default_factory=dict)  # last whitespace, see `_between`
+    gaps: Mapping[bytes, bytes] = field(default_factory=dict)  # last whitespace, see `_gap_name`
     written: int = 0  # bytes of the current string, number or word
 
 
@@ -45,25 +45,27 @@ class LikelyText:
         self._matcher: LLMatcher | None = None
         self._tokens: list[int] = []
         self._consumed: list[int] = []  # by the matcher, for each token
-        self._lost_at: int | None = None  # the first token that does not fit
+        self._mismatch_at: int | None = None  # the first token that does not fit
 
-    def forced(self, tokens: Sequence[int], settled: int) -> list[int]:
+    def forced(self, tokens: Sequence[int], accepted: int) -> list[int]:
         """Return the likely next tokens of the answer, none where the grammar has a choice.
 
         tokens: answer and draft, which begin with the last call's tokens unless `rewind` undid
-        them. settled: number of answer tokens among them.
+        them. accepted: the number of answer tokens.
         """
         for token in tokens[len(self._tokens) :]:
-            self._take(token)
-        while self._matcher is None or (self._lost_at is not None and self._lost_at < settled):
+            self._add(token)
+        while self._matcher is None or (
+            self._mismatch_at is not None and self._mismatch_at < accepted
+        ):
             if not self._grammars:
                 return []
             self._matcher = self._grammars.pop(0)()
             if self._matcher is not None:
                 self._restart(tokens)
-        if self._lost_at is not None or self._matcher.is_stopped():
+        if self._mismatch_at is not None or self._matcher.is_stopped():
             return []
-        return self._guess(tokens, self._matcher.compute_ff_bytes())
+        return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
         """Return the likely end of the current value with the text behind it, and its token count.
@@ -72,15 +74,15 @@ class LikelyText:
         """
         return [], 0
 
-    def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
+    def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
         return self._encode(text) if text else []
 
     def _restart(self, tokens: Sequence[int]) -> None:
         self._tokens, self._consumed = [], []
-        self._lost_at = None
+        self._mismatch_at = None
         for token in tokens:
-            self._take(token)
+            self._add(token)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -88,19 +90,19 @@ class LikelyText:
         if undone and self._matcher is not None:
             self._matcher.rollback(undone)
         del self._tokens[length:], self._consumed[length:]
-        if self._lost_at is not None and self._lost_at >= length:
-            self._lost_at = None
+        if self._mismatch_at is not None and self._mismatch_at >= length:
+            self._mismatch_at = None
 
-    def _take(self, token: int) -> None:
-        self._note(token, [token])
+    def _add(self, token: int) -> None:
+        self._consume(token, [token])
 
-    def _note(self, token: int, written: list[int]) -> None:
+    def _consume(self, token: int, written: list[int]) -> None:
         """Consume a token. written: what the matcher consumes for it."""
         consumed = 0
-        if self._matcher is not None and self._lost_at is None and written:
+        if self._matcher is not None and self._mismatch_at is None and written:
             consumed = self._matcher.try_consume_tokens(written)
             if consumed < len(written):
-                self._lost_at = len(self._tokens)
+                self._mismatch_at = len(self._tokens)
         self._tokens.append(token)
         self._consumed.append(consumed)
 
@@ -119,86 +121,86 @@ class LikelyJson(LikelyText):
         """decode: of a token to bytes. compact: the answer has no whitespace."""
         super().__init__(grammars, encode)
         self._decode, self._compact = decode, compact
-        self._places = [_Place()]  # behind no token, one, two, ...
+        self._states = [_JsonState()]  # behind no token, one, two, ...
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
-        del self._places[length + 1 :]
+        del self._states[length + 1 :]
 
     def _restart(self, tokens: Sequence[int]) -> None:
-        self._places = [_Place()]
+        self._states = [_JsonState()]
         super()._restart(tokens)
 
-    def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
+    def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         text = self._spaced(text)
-        return self._behind(tokens, text) if text else []
+        return self._encode_text(tokens, text) if text else []
 
     def ending(self) -> tuple[list[int], int]:
-        place = self._places[-1]
-        if self._matcher is None or self._lost_at is not None or not place.written or place.gap:
+        state = self._states[-1]
+        if self._matcher is None or self._mismatch_at is not None or not state.written or state.gap:
             return [], 0
         matcher = self._matcher.deep_copy()
-        if place.in_string:
-            text = b"" if place.escaped else _taken(matcher, b'"')
+        if state.in_string:
+            text = b"" if state.escaped else _force_first(matcher, b'"')
             if text == b'"':
-                text += _taken(matcher, b",}]")
+                text += _force_first(matcher, b",}]")
         else:
-            text = _taken(matcher, b",}]") if place.before in _DIGITS else b""
+            text = _force_first(matcher, b",}]") if state.before in _DIGITS else b""
         return self._encode(self._spaced(text)) if text else [], self._tokens_written()
 
     def _tokens_written(self) -> int:
-        """Return the number of tokens of the current value, up to _MAX_COUNTED."""
+        """Return the number of tokens of the current value, up to _MAX_VALUE_TOKENS."""
         count = 0
-        for before, after in itertools.pairwise(self._places[: -2 - _MAX_COUNTED : -1]):
+        for before, after in itertools.pairwise(self._states[: -2 - _MAX_VALUE_TOKENS : -1]):
             count += 1
             if not 0 < after.written < before.written:
                 break
         return count
 
-    def _take(self, token: int) -> None:
-        place, written = _advanced(self._places[-1], self._decode(token))
-        self._note(token, list(written))
-        self._places.append(place)
+    def _add(self, token: int) -> None:
+        state, written = _advanced(self._states[-1], self._decode(token))
+        self._consume(token, list(written))
+        self._states.append(state)
 
     def _spaced(self, text: bytes) -> bytes:
         """Return `text` with the expected whitespace."""
         if self._compact:
             return text
-        place = self._places[-1]
+        state = self._states[-1]
         result = b""
         for at in range(len(text)):
             byte = text[at : at + 1]
-            if not place.in_string:
-                wanted = _gap(place, byte)
-                if wanted.startswith(place.gap):
-                    added = wanted[len(place.gap) :]
+            if not state.in_string:
+                wanted = _expected_gap(state, byte)
+                if wanted.startswith(state.gap):
+                    added = wanted[len(state.gap) :]
                     result += added
-                    place, _ = _advanced(place, added)
+                    state, _ = _advanced(state, added)
             result += byte
-            place, _ = _advanced(place, byte)
-        if result and not place.in_string and place.before in (b",", b":"):
-            result += _gap(place, b'"')
+            state, _ = _advanced(state, byte)
+        if result and not state.in_string and state.before in (b",", b":"):
+            result += _expected_gap(state, b'"')
         # A space and the text behind it become one token.
         return result.removesuffix(b" ") if text else result
 
-    def _behind(self, tokens: Sequence[int], text: bytes) -> list[int]:
+    def _encode_text(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of `text`.
 
         An answer that begins with a bare bracket is probably indented, if bracket and text have a
         common token.
         """
-        place = self._places[-1]
-        if len(tokens) == 1 and place.before in (b"{", b"[") and not (place.gap or self._compact):
+        state = self._states[-1]
+        if len(tokens) == 1 and state.before in (b"{", b"[") and not (state.gap or self._compact):
             whole = self._encode(self._decode(tokens[0]) + text)
             if whole[:1] != list(tokens):
-                gaps = {**place.gaps, place.before: b"\n  "}
-                self._places[-1] = replace(place, gaps=gaps)
+                gaps = {**state.gaps, state.before: b"\n  "}
+                self._states[-1] = replace(state, gaps=gaps)
                 assert self._matcher is not None
                 text = self._spaced(self._matcher.compute_ff_bytes())
         return self._encode(text)
 
 
-def _taken(matcher: LLMatcher, options: bytes) -> bytes:
+def _force_first(matcher: LLMatcher, options: bytes) -> bytes:
     """Return the first byte of `options` that is allowed, with the text forced behind it."""
     for byte in options:
         if matcher.try_consume_tokens([byte]):
@@ -206,10 +208,10 @@ def _taken(matcher: LLMatcher, options: bytes) -> bytes:
     return b""
 
 
-def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
-    """Return the place behind `text`, and the text without whitespace between values."""
-    containers, in_string, escaped = place.containers, place.in_string, place.escaped
-    before, gap, gaps, length = place.before, place.gap, place.gaps, place.written
+def _advanced(state: _JsonState, text: bytes) -> tuple[_JsonState, bytes]:
+    """Return the state behind `text`, and the text without whitespace between values."""
+    containers, in_string, escaped = state.containers, state.in_string, state.escaped
+    before, gap, gaps, length = state.before, state.gap, state.gaps, state.written
     written = bytearray()
     for at in range(len(text)):
         byte = text[at : at + 1]
@@ -223,10 +225,10 @@ def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
             gap += byte
             length = 0
             continue
-        where = _between(containers, before, byte)
-        if where:
+        gap_name = _gap_name(containers, before, byte)
+        if gap_name:
             depth = len(containers) - (byte in _CLOSE)
-            gaps = {**gaps, where: _by_level(gap, depth)}
+            gaps = {**gaps, gap_name: _per_level(gap, depth)}
         if byte in _OPEN:
             containers += byte
         elif byte in _CLOSE:
@@ -234,10 +236,10 @@ def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
         in_string, before, gap = byte == b'"', byte, b""
         written += byte
         length = 0 if in_string or byte in _STRUCTURE else length + 1
-    return _Place(containers, in_string, escaped, before, gap, gaps, length), bytes(written)
+    return _JsonState(containers, in_string, escaped, before, gap, gaps, length), bytes(written)
 
 
-def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
+def _gap_name(containers: bytes, before: bytes, after: bytes) -> bytes:
     """Return the name of the gap between two bytes: its bracket, colon, or comma with container.
 
     Returns b"" for a gap that never has whitespace.
@@ -249,7 +251,7 @@ def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
     return b"," + containers[-1:] if before == b"," else b""
 
 
-def _by_level(gap: bytes, depth: int) -> bytes:
+def _per_level(gap: bytes, depth: int) -> bytes:
     """Reduce whitespace with a newline to the newline and one level of indentation."""
     if b"\n" not in gap:
         return gap
@@ -257,28 +259,28 @@ def _by_level(gap: bytes, depth: int) -> bytes:
     return b"\n" + indent[: len(indent) // depth] if depth else b"\n"
 
 
-def _gap(place: _Place, after: bytes) -> bytes:
+def _expected_gap(state: _JsonState, after: bytes) -> bytes:
     """Return the expected whitespace before `after`."""
-    where = _between(place.containers, place.before, after)
-    if not where:
-        return place.gap if place.before else b""
-    depth = len(place.containers) - (after in _CLOSE)
-    gap = _like(place.gaps, where)
+    gap_name = _gap_name(state.containers, state.before, after)
+    if not gap_name:
+        return state.gap if state.before else b""
+    depth = len(state.containers) - (after in _CLOSE)
+    gap = _gap_like(state.gaps, gap_name)
     return gap[:1] + gap[1:] * depth if gap[:1] == b"\n" else gap
 
 
-def _like(gaps: Mapping[bytes, bytes], where: bytes) -> bytes:
+def _gap_like(gaps: Mapping[bytes, bytes], gap_name: bytes) -> bytes:
     """Return the last gap of this name, or one that is consistent with the others."""
-    if where in gaps:
-        return gaps[where]
-    if where == b":":
+    if gap_name in gaps:
+        return gaps[gap_name]
+    if gap_name == b":":
         return b" "
-    if where in _CLOSE:
-        opened = _OPEN[_CLOSE.index(where) :][:1]
-        closed = _like(gaps, opened)
+    if gap_name in _CLOSE:
+        opened = _OPEN[_CLOSE.index(gap_name) :][:1]
+        closed = _gap_like(gaps, opened)
         return closed if closed[:1] == b"\n" else b""
-    if where[:1] == b",":
-        opened = _like(gaps, where[1:])
+    if gap_name[:1] == b",":
+        opened = _gap_like(gaps, gap_name[1:])
         return opened if opened[:1] == b"\n" else b" "
-    other = gaps.get(b"{" if where == b"[" else b"[", b"")
+    other = gaps.get(b"{" if gap_name == b"[" else b"[", b"")
     return other if other[:1] == b"\n" else b""

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
-_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
-_WORD = 32  # tokens in a word of a mask
+_ESCAPE_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+_MASK_WORD = 32  # tokens in a word of a mask
 _NAMES = {
     "json_schema": "the JSON schema",
     "json": "JSON",
@@ -61,16 +61,16 @@ class ConstraintMatcher:
         self._name = _NAMES[constraint.kind]
         self._codec, self._constraint = codec, constraint
         self._matcher = compile_constraint(codec, constraint)
-        self._likely = self._new_likely()
-        self._before: tuple[Any, ...] = ()
+        self._likely = self._make_likely_text()
+        self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
-        self._ends = codec.stop_tokens
-        self._mask_bytes = 4 * -(-codec.vocabulary // _WORD)
+        self._stop_tokens = codec.stop_tokens
+        self._mask_bytes = 4 * -(-codec.vocabulary // _MASK_WORD)
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
         if self._end and prompt_opens_thinking(codec.tokenizer, prompt):
             self._state = "thinking"
-        self._tail: tuple[int, ...] = ()  # the last tokens of the thinking
+        self._thinking_tail: tuple[int, ...] = ()  # the last tokens of the thinking
 
     @property
     def complete(self) -> bool:
@@ -108,14 +108,14 @@ class ConstraintMatcher:
 
     def begin_draft(self) -> None:
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
-        self._before = self._state, self._tail, len(self._structure), self._matcher
+        self._saved = self._state, self._thinking_tail, len(self._structure), self._matcher
         self._matcher = self._matcher.deep_copy()
 
     def forced(self) -> tuple[list[int], bool]:
         if self._state == "thinking" or self.complete:
             return [], True
         likely = self._likely
-        if likely is not None and (tokens := likely.forced(self._structure, self._before[2])):
+        if likely is not None and (tokens := likely.forced(self._structure, self._saved[2])):
             return tokens, False
         text = self._matcher.compute_ff_bytes()
         return forced_tokens(token_tables(self._codec), text), True
@@ -129,23 +129,23 @@ class ConstraintMatcher:
         return not self.complete and self._step(token)
 
     def end_draft(self) -> None:
-        self._state, self._tail, length, self._matcher = self._before
+        self._state, self._thinking_tail, length, self._matcher = self._saved
         if len(self._structure) > length:
             del self._structure[length:]
             if self._likely is not None:
                 self._likely.rewind(length)
 
-    def _new_likely(self) -> LikelyText | None:
+    def _make_likely_text(self) -> LikelyText | None:
         constraint, tables = self._constraint, token_tables(self._codec)
         if constraint.guesses:
             texts = [replace(constraint, text=text) for text in constraint.guesses]
-            grammars = [partial(_narrower, tables, text, FREE) for text in texts]
+            grammars = [partial(_compile_draft, tables, text, FREE) for text in texts]
             return LikelyText(grammars, partial(forced_tokens, tables))
         if constraint.kind not in ("json_schema", "json"):
             return None
         layouts = LIKELY, COMPACT if constraint.compact else UNORDERED
         return LikelyJson(
-            [partial(_narrower, byte_tables(), constraint, layout) for layout in layouts],
+            [partial(_compile_draft, byte_tables(), constraint, layout) for layout in layouts],
             lambda token: tables.decode_bytes([token]),
             tables.tokenize_bytes,
             compact=constraint.compact,
@@ -155,7 +155,7 @@ class ConstraintMatcher:
         """Return a bit for each token, the lowest first."""
         if self._state == "thinking":
             mask = bytearray(b"\xff" * self._mask_bytes)
-            for token in self._ends:
+            for token in self._stop_tokens:
                 mask[token // 8] &= ~(1 << token % 8)
             return bytes(mask)
         bits = self._matcher.compute_bitmask()[: self._mask_bytes]
@@ -172,10 +172,10 @@ class ConstraintMatcher:
     def _step(self, token: int) -> bool:
         """Consume a token; if it is forbidden, change nothing and return False."""
         if self._state == "thinking":
-            if token in self._ends:
+            if token in self._stop_tokens:
                 return False
-            self._tail = (*self._tail, token)[-len(self._end) :]
-            if self._tail == self._end:
+            self._thinking_tail = (*self._thinking_tail, token)[-len(self._end) :]
+            if self._thinking_tail == self._end:
                 self._state = "thought"
         elif self._state == "start" and token in self._start:
             self._state = "thinking"
@@ -191,10 +191,10 @@ class ConstraintMatcher:
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
 
-def _narrower(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> LLMatcher | None:
+def _compile_draft(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> LLMatcher | None:
     """Compile a grammar to draft from; return None if it is too large or useless."""
     try:
-        matcher, error = _compiled(tables, _grammar(constraint, layout))
+        matcher, error = _compile(tables, _grammar(constraint, layout))
     except UsageError:
         return None
     return None if error else matcher
@@ -203,7 +203,7 @@ def _narrower(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> LL
 def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
     """Return logits [rows, vocab] with minus infinity where a row's mask has no bit."""
     words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
-    bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.uint32)) & 1
+    bits = (words[:, :, None] >> mx.arange(_MASK_WORD, dtype=mx.uint32)) & 1
     allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
     return mx.where(allowed, logits, -mx.inf)
 
@@ -218,8 +218,8 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
         raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
     tables = token_tables(codec)
     layout = COMPACT if constraint.compact else FREE
-    matcher, error = _within(
-        COMPILE_SECONDS, name, lambda: _compiled(tables, _grammar(constraint, layout))
+    matcher, error = _run_with_timeout(
+        COMPILE_SECONDS, name, lambda: _compile(tables, _grammar(constraint, layout))
     )
     if error:
         raise UsageError(f"{name} cannot be used: {on_one_line(error)}")
@@ -256,8 +256,8 @@ def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
     if kind in ("json_schema", "json"):
         return _json_grammar(constraint, layout, prefix)
     if kind == "regex":
-        found = _SLASH.sub(lambda part: part[1] or r"\x{2f}", constraint.text)
-        text = found.replace("\n", r"\n")
+        escaped = _ESCAPE_OR_SLASH.sub(lambda match: match[1] or r"\x{2f}", constraint.text)
+        text = escaped.replace("\n", r"\n")
         return f"{prefix}start: {prefix.upper()}R\n{prefix.upper()}R: /{text}/\n"
     if not constraint.choices or not all(constraint.choices):
         raise UsageError("expected at least one choice, none of them empty")
@@ -287,7 +287,7 @@ def refusal(what: str, error: SchemaError) -> UsageError:
     return UsageError(f"{what} cannot be used{place}: {on_one_line(str(error))}")
 
 
-def _compiled(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
+def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     """Return the matcher, and why it cannot be used, "" if it can."""
     from llguidance import LLMatcher
 
@@ -299,7 +299,7 @@ def _compiled(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     return matcher, matcher.get_error()
 
 
-def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
+def _run_with_timeout(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
     """Return the result of `work` from a daemon thread. Raises UsageError after `seconds`.
 
     llguidance releases the GIL and limits its own work, so a thread that is too slow ends later.
@@ -327,6 +327,6 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     if thinking_markers(tokenizer) is None:
         return (), (), ()
     start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
-    newlines = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
-    gap = tuple(tokens[0] for tokens in newlines if len(tokens) == 1)
-    return start if len(start) == 1 else (), end, gap
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
+    newlines = tuple(tokens[0] for tokens in encoded if len(tokens) == 1)
+    return start if len(start) == 1 else (), end, newlines

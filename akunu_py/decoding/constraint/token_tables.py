@@ -21,22 +21,22 @@ from akunu_py.files import read_bounded, write_atomically
 from akunu_py.text import on_one_line
 
 _MAGIC = b"akunu tokens 1\n"
-_LARGEST = 1 << 26  # bytes of a file
+_MAX_FILE_BYTES = 1 << 26
 _SPECIAL = 1 << 31  # in the length of a token
 # Tables from the tokenizer and from the file must tokenize these texts alike.
 _SAMPLES = ('{"name": "A b", "c": [1, 2.5]}', '\n  "ä": {', ": ", "}")
 _FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
-_built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # of the last model only
+_cached_tables: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # of the last model only
 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
     """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
     key = codec.digest, codec.vocabulary, codec.stop_tokens
-    if key not in _built:
+    if key not in _cached_tables:
         tables = _loaded(codec) or _extracted(codec)
-        _built.clear()
-        _built[key] = tables
-    return _built[key]
+        _cached_tables.clear()
+        _cached_tables[key] = tables
+    return _cached_tables[key]
 
 
 def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
@@ -77,17 +77,17 @@ def _extracted(codec: TokenCodec) -> LLTokenizer:
     special = [token for token in range(codec.vocabulary) if tables.is_special_token(token)]
     plain = _Tokens(codec, tokens, special)
     if all(plain(text) == tables.tokenize_str(text) for text in _SAMPLES):
-        path = _file(codec)
+        path = _tables_path(codec)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, _dumped(tokens, special))
+            write_atomically(path, _encoded(tokens, special))
     return tables
 
 
 def _loaded(codec: TokenCodec) -> LLTokenizer | None:
     """Load the tables from the file; return None without a valid one."""
     try:
-        tokens, special = _parsed(read_bounded(_file(codec), _LARGEST))
+        tokens, special = _parsed(read_bounded(_tables_path(codec), _MAX_FILE_BYTES))
     except (OSError, ValueError):
         return None
     if len(tokens) != codec.vocabulary:
@@ -96,12 +96,12 @@ def _loaded(codec: TokenCodec) -> LLTokenizer | None:
     return LLTokenizer(wrapped, n_vocab=codec.vocabulary, eos_token=sorted(codec.stop_tokens))
 
 
-def _file(codec: TokenCodec) -> Any:
+def _tables_path(codec: TokenCodec) -> Any:
     digest = hashlib.sha256(codec.digest.encode()).hexdigest()[:12]
     return directory_of(codec.path) / f"tokens-{digest}"
 
 
-def _dumped(tokens: list[bytes], special: list[int]) -> bytes:
+def _encoded(tokens: list[bytes], special: list[int]) -> bytes:
     lengths = array("I", map(len, tokens))
     for token in special:
         lengths[token] |= _SPECIAL

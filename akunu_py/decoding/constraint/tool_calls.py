@@ -16,7 +16,7 @@ from akunu_py.decoding.constraint.matcher import lark, literal, refusal
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tools.formats import HARMONY
-from akunu_py.decoding.tools.rendering import abilities, format_of
+from akunu_py.decoding.tools.rendering import format_of, template_features
 from akunu_py.decoding.tools.syntaxes import STRING, CallLayout, Tags, types_of
 from akunu_py.errors import SchemaError, Unsatisfiable, UsageError
 from akunu_py.json_schema import grammar
@@ -35,11 +35,11 @@ from akunu_py.json_schema.rules import Symbol, Verbatim
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 _ANY_OBJECT = {"type": "object"}
-_PLACES = re.compile(r"(NAME|ARGUMENTS|INDEX)")
+_PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")
 _TEXT = r"/(.|\n)*/"
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
 _Guess = Literal["", "closed", "open"]
-_DEFINED = ("$defs", "definitions")
+_DEFINITIONS = ("$defs", "definitions")
 _BANNED = -1e9  # added to a logit
 
 
@@ -71,24 +71,24 @@ def constrained(
         raise UsageError(
             "an answer constrained by a grammar cannot call tools; use tool_choice 'none'"
         )
-    written = format_of(codec.tokenizer)
-    layout = written.layout_for(abilities(codec.tokenizer).template)
-    one = choice.mode == "named" or not parallel
-    constraint = calls_constraint(codec, layout, CallRequirements(offered, forced, one, format))
+    tool_format = format_of(codec.tokenizer)
+    layout = tool_format.layout_for(template_features(codec.tokenizer).template)
+    single = choice.mode == "named" or not parallel
+    constraint = calls_constraint(codec, layout, CallRequirements(offered, forced, single, format))
     if constraint is not None:
         return replace(sampling, constraint=constraint)
     if not forced:
         return sampling  # calls may violate the schema
     raise UsageError(
-        f"tool_choice {choice.mode!r}: {codec.name} calls tools in a format ({written.name}) that "
-        "cannot be enforced; use tool_choice 'auto'"
+        f"tool_choice {choice.mode!r}: {codec.name} calls tools in a format "
+        f"({tool_format.name}) that cannot be enforced; use tool_choice 'auto'"
     )
 
 
 def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOptions:
     """Ban the openers of calls that are one token."""
-    written = format_of(codec.tokenizer)
-    openers = () if written is HARMONY else written.openers
+    format = format_of(codec.tokenizer)
+    openers = () if format is HARMONY else format.openers
     encoded = [codec.tokenizer.encode(text, add_special_tokens=False) for text in openers]
     banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
     return replace(sampling, logit_bias=sampling.logit_bias + banned)
@@ -100,23 +100,23 @@ class CallRequirements:
 
     tools: Sequence[Tool]
     forced: bool  # only calls; otherwise text with calls in it
-    one: bool  # at most one call
-    format: Constraint | None = None  # of a text instead of calls
+    single: bool  # at most one call
+    text_format: Constraint | None = None  # of an answer without calls
 
 
 def calls_constraint(
-    codec: TokenCodec, layout: CallLayout, wanted: CallRequirements
+    codec: TokenCodec, layout: CallLayout, requirements: CallRequirements
 ) -> Constraint | None:
     """Return the grammar of calls; None if the format has none.
 
     Raises UsageError for a strict schema or a response format that no grammar expresses.
     """
     try:
-        text = _Writer(codec, layout).written(wanted)
+        text = _GrammarWriter(codec, layout).written(requirements)
         if text is None:
             return None
-        known: tuple[_Guess, ...] = ("closed", "open")
-        guesses = [_Writer(codec, layout, guess).written(wanted) for guess in known]
+        levels: tuple[_Guess, ...] = ("closed", "open")
+        guesses = [_GrammarWriter(codec, layout, guess).written(requirements) for guess in levels]
         return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
     except _Unbounded:
         return None
@@ -126,7 +126,7 @@ class _Unbounded(Exception):
     """The end of a text has a special token within other text, which no terminal can express."""
 
 
-class _Writer:
+class _GrammarWriter:
     def __init__(self, codec: TokenCodec, calls: CallLayout, guess: _Guess = "") -> None:
         """guess: expect one line and, if "closed", the schema's properties in its order."""
         self._tokenizer, self._calls = codec.tokenizer, calls
@@ -140,9 +140,9 @@ class _Writer:
             layout = marked(quote, quote)
         elif calls.notation == "python":
             layout = keywords(spaced=bool(self._guess))
-        self._layout = self._guessed(layout)  # of the arguments
+        self._layout = self._likely_layout(layout)  # of the arguments
 
-    def _guessed(self, layout: Layout) -> Layout:
+    def _likely_layout(self, layout: Layout) -> Layout:
         if self._guess and layout is FREE:
             layout = ONE_LINE
         if self._guess != "closed":
@@ -150,70 +150,70 @@ class _Writer:
         outermost = layout.outermost and replace(layout.outermost, ordered=True, closed=True)
         return replace(layout, ordered=True, closed=True, outermost=outermost)
 
-    def written(self, wanted: CallRequirements) -> str | None:
-        if wanted.format is not None:
-            return self._either(replace(wanted, forced=True, format=None), wanted.format)
-        layout, opened, one = self._calls, "", wanted.one
-        if not wanted.forced and not layout.opener:
+    def written(self, requirements: CallRequirements) -> str | None:
+        if (format := requirements.text_format) is not None:
+            return self._calls_or_text(replace(requirements, forced=True, text_format=None), format)
+        layout, opened, single = self._calls, "", requirements.single
+        if not requirements.forced and not layout.opener:
             return None
-        said, end = self._around(wanted)
-        if not wanted.forced and not said:
+        text_start, end = self._text_rules(requirements)
+        if not requirements.forced and not text_start:
             opened = self._text_until(layout.opener)
-            one = one or not layout.before.startswith(layout.opener)
+            single = single or not layout.prefix.startswith(layout.opener)
             self._calls = layout = replace(
                 layout,
-                before=layout.before.removeprefix(layout.opener),
+                prefix=layout.prefix.removeprefix(layout.opener),
                 call=layout.call.removeprefix(layout.opener),
             )
-        self._lines.append(f"call: {' | '.join([self._call(tool) for tool in wanted.tools])}")
-        more = "" if one else f"({self._text(layout.between)} call)*"
-        calls = f"{self._text(layout.before)} call {more} {self._text(layout.behind)}"
-        if said:
-            start = f"{said} ({calls}){'' if wanted.forced else '?'} {end}"
-            start += "" if wanted.forced else " | text"
-        elif not wanted.forced:
+        self._lines.append(f"call: {' | '.join([self._call(tool) for tool in requirements.tools])}")
+        more = "" if single else f"({self._text(layout.separator)} call)*"
+        calls = f"{self._text(layout.prefix)} call {more} {self._text(layout.suffix)}"
+        if text_start:
+            start = f"{text_start} ({calls}){'' if requirements.forced else '?'} {end}"
+            start += "" if requirements.forced else " | text"
+        elif not requirements.forced:
             start = f"({opened} {calls})* text"
-        elif layout.text_first:
-            before, behind = map(self._text, layout.text_first)
+        elif layout.text_before:
+            before, behind = map(self._text, layout.text_before)
             start = f"({before} text {behind})? {calls}"
         else:
             start = calls
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
 
-    def _either(self, wanted: CallRequirements, format: Constraint) -> str:
+    def _calls_or_text(self, requirements: CallRequirements, format: Constraint) -> str:
         """Allow calls or what matches the format."""
-        layout = COMPACT if format.compact else self._guessed(FREE)
-        bare = not (self._calls.opener or self._calls.text_first)
+        layout = COMPACT if format.compact else self._likely_layout(FREE)
+        bare = not (self._calls.opener or self._calls.text_before)
         if bare and format.kind in ("json_schema", "json"):
             # Both are JSON, so one schema has to cover the format and a single call.
-            return lark(_or_call(format, wanted.tools), layout)
+            return lark(_or_call(format, requirements.tools), layout)
         rules, text, calls = lark(format, layout, "format"), "formatstart", self._calls
-        if calls.around:
-            begin, end, last = map(self._text, calls.around)
+        if calls.text_markup:
+            begin, end, last = map(self._text, calls.text_markup)
             text = f"({begin})? {text} ({end} ({last})?)?"
-        elif calls.text_first:
-            before, behind = map(self._text, calls.text_first)
-            text = f"{text} | ({before} text {behind})? {self._text(calls.text_head)} {text}"
-        written = self.written(wanted)
+        elif calls.text_before:
+            before, behind = map(self._text, calls.text_before)
+            text = f"{text} | ({before} text {behind})? {self._text(calls.text_opener)} {text}"
+        written = self.written(requirements)
         assert written is not None
         start, _, others = written.partition("\n")
         return f"{start} | {text}\n{others}{rules}"
 
-    def _around(self, wanted: CallRequirements) -> tuple[str, str]:
+    def _text_rules(self, requirements: CallRequirements) -> tuple[str, str]:
         """Return the rules for text in markup, before the calls and behind them; "" if none."""
-        if self._calls.around is None:
+        if self._calls.text_markup is None:
             return "", ""
-        begin, end, last = self._calls.around
-        if not wanted.forced and isinstance(self._marker(end), str):
+        begin, end, last = self._calls.text_markup
+        if not requirements.forced and isinstance(self._marker(end), str):
             raise _Unbounded  # the text could contain the opener
-        text = self._text(end) if wanted.forced else self._text_until(end)
+        text = self._text(end) if requirements.forced else self._text_until(end)
         return f"(({self._text(begin)})? {text})?", f"({self._text(last)})?"
 
     def _text_until(self, end: str) -> str:
         found = self._marker(end)
         if isinstance(found, Verbatim):
             return f"text {found.text}"
-        rule = self._new()
+        rule = self._new_rule()
         self._lines.append(f"{rule}[suffix={literal(found)}]: {_TEXT}")
         return rule
 
@@ -222,14 +222,14 @@ class _Writer:
         tags = self._calls.tags
         arguments = self._parameters(tool, tags) if tags else self._object(tool)
         parts = []
-        for part in _PLACES.split(self._calls.call):
+        for part in _PLACEHOLDERS.split(self._calls.call):
             if part == "ARGUMENTS":
                 parts.append(arguments)
             elif part == "INDEX":
                 parts.append("/[0-9]{1,3}/")
             elif part:
                 parts.append(self._text(tool.name if part == "NAME" else part))
-        name = self._new()
+        name = self._new_rule()
         self._lines.append(f"{name}: {' '.join(parts)}")
         return name
 
@@ -239,23 +239,23 @@ class _Writer:
             return self._rule(schema, tool, _ANY_OBJECT, self._layout)
         except Unsatisfiable as error:
             if tool.strict:
-                raise _refused(tool, error) from error
+                raise _strict_error(tool, error) from error
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
 
-    def _rule(self, schema: Mapping[str, Any], tool: Tool, otherwise: Any, layout: Layout) -> str:
-        """Add a rule for `schema`, or for `otherwise` if it is refused and the tool not strict.
+    def _rule(self, schema: Mapping[str, Any], tool: Tool, fallback: Any, layout: Layout) -> str:
+        """Add a rule for `schema`, or for `fallback` if it is refused and the tool not strict.
 
         Raises Unsatisfiable if no value fits.
         """
-        prefix = self._new()
+        prefix = self._new_rule()
         try:
             text = grammar(schema, layout, prefix)
         except Unsatisfiable:
             raise
         except SchemaError as error:
             if tool.strict:
-                raise _refused(tool, error) from error
-            text = grammar(otherwise, layout, prefix)
+                raise _strict_error(tool, error) from error
+            text = grammar(fallback, layout, prefix)
         self._lines += text.splitlines()
         return f"{prefix}start"
 
@@ -273,36 +273,36 @@ class _Writer:
     def _parameter(self, tool: Tool, tags: Tags, name: str, schema: Any) -> str:
         """Return alternatives by the type of the value, "" if there are none."""
         options, refused = [], None
-        for begin, types in _openings(tool, tags, name):
+        for begin, types in _opening_tags(tool, tags, name):
             try:
                 value = self._value(tool, tags, schema, types)
             except Unsatisfiable as error:
                 refused = error
             else:
-                options.append(f"{self._text(begin)} {value} {self._text(tags.behind)}")
+                options.append(f"{self._text(begin)} {value} {self._text(tags.separator)}")
         if not options and tool.strict and refused is not None:
-            raise _refused(tool, refused)
+            raise _strict_error(tool, refused)
         return f"({' | '.join(options)})" if options else ""
 
     def _value(self, tool: Tool, tags: Tags, schema: Any, types: tuple[str, ...]) -> str:
         """Return the value of a parameter with its closing tag."""
-        defined = {key: tool.parameters[key] for key in _DEFINED if key in tool.parameters}
+        defined = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
         typed = {"type": list(types)} if types else {}
         whole = {"allOf": [schema, typed], **defined}
         if types != ("string",):
-            rule = self._rule(whole, tool, typed or True, self._guessed(FREE))
-            return f"{rule} {self._text(tags.line + tags.end)}"
-        head, end = self._end(tags.end)
-        return self._rule(whole, tool, typed, marked("", end, tags.line + head))
+            rule = self._rule(whole, tool, typed or True, self._likely_layout(FREE))
+            return f"{rule} {self._text(tags.newline + tags.end)}"
+        head, end = self._split_end(tags.end)
+        return self._rule(whole, tool, typed, marked("", end, tags.newline + head))
 
     def _marker(self, text: str) -> str | Verbatim:
         """Return an end of text unchanged, or as symbols if it begins with a special token."""
-        head, end = self._end(text)
+        head, end = self._split_end(text)
         if head:
             raise _Unbounded
         return end
 
-    def _end(self, text: str) -> tuple[str, str | Verbatim]:
+    def _split_end(self, text: str) -> tuple[str, str | Verbatim]:
         """Split the end of a text at its first special token."""
         head, token, others = self._text(text).partition("<[")
         if not token:
@@ -322,12 +322,12 @@ class _Writer:
             symbols.append(literal(text))
         return " ".join(symbols)
 
-    def _new(self) -> str:
+    def _new_rule(self) -> str:
         self._count += 1
         return f"x{self._count}"
 
 
-def _openings(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _opening_tags(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the opening tags of a parameter, each with the types of its value; none for all."""
     declared = types_of(tool.parameters, name)
     possible = [
@@ -335,16 +335,16 @@ def _openings(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tuple[st
         for each in _TYPES
         if not declared or each in declared or (each == "number" and "integer" in declared)
     ]
-    quoted = '"KEY"' in tags.other
+    quoted = '"KEY"' in tags.value_start
     key = name.replace("&", "&amp;").replace('"', "&quot;") if quoted else name
-    string, other = tags.string.replace("KEY", key), tags.other.replace("KEY", key)
-    if tags.string == tags.other:
+    string, other = tags.string_start.replace("KEY", key), tags.value_start.replace("KEY", key)
+    if tags.string_start == tags.value_start:
         yield string, (("string",) if declared == STRING else ())
         return
     if "string" in possible:
         yield string, ("string",)
         possible.remove("string")
-    if "TYPE" in tags.other:
+    if "TYPE" in tags.value_start:
         yield from ((other.replace("TYPE", each), (each,)) for each in possible)
     elif possible:
         yield other, tuple(possible)
@@ -370,7 +370,7 @@ def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
     return Constraint("json_schema", json.dumps({"anyOf": [apart[0], *calls]}))
 
 
-def _refused(tool: Tool, error: SchemaError) -> UsageError:
+def _strict_error(tool: Tool, error: SchemaError) -> UsageError:
     return refusal(f"the parameters of the strict tool {tool.name!r}", error)
 
 
@@ -414,15 +414,15 @@ class QuotedNotation(Notation):
         return Expr({None: "(?:null|None)", True: "true", False: "false"}[value])
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
-        held = _ANY if content is None else unescaped(content)
+        expr = _ANY if content is None else unescaped(content)
         begin = raw_text(self.begin) if isinstance(self.begin, str) else None
         if isinstance(self.end, str):
             # One terminal, so that the text stops at the end marker.
             end = raw_text(self.end)
-            ended = without(held, concat(_ANY, end, _ANY), inhabited=content is None)
+            ended = without(expr, concat(_ANY, end, _ANY), inhabited=content is None)
             parts: tuple[Symbol, ...] = (concat(ended, raw_text(self.line + self.end)),)
         else:
-            parts = (concat(held, raw_text(self.line)), self.end)
+            parts = (concat(expr, raw_text(self.line)), self.end)
         if begin is None:
             assert isinstance(self.begin, Verbatim)
             return (self.begin, *parts)

@@ -34,7 +34,7 @@ class Drafting:
         """sibling: another session's drafting, to share learned costs with."""
         self._engine = engine
         self._target = target
-        self._memory = learned.memory if learned else None
+        self._answer_cache = learned.answer_cache if learned else None
         known = sibling or learned
         self.curve: CostCurve = known.curve if known else CostCurve()
         self.neural_drafters: dict[str, LearnedDrafter] = known.neural_drafters if known else {}
@@ -50,7 +50,7 @@ class Drafting:
         Call before prefill, because neural drafters may observe it.
         """
         # Without rollback the model answers without drafts; front ends show the reason.
-        mode: DraftMode = "off" if self._engine.no_draft else options.draft
+        mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
         if (mode, options.draft_tokens) != self._made_for:
             self._make(mode, options.draft_tokens)
         return mode
@@ -92,7 +92,7 @@ class Drafting:
     def set_alone(self, alone: bool) -> None:
         """Set whether passes run ahead; see `Target.alone`."""
         if isinstance(self._inner, AutoDrafter):
-            self._inner.alone = alone
+            self._inner.can_pipeline = alone
 
     @property
     def _planned(self) -> list[PlannedDrafter]:
@@ -106,7 +106,7 @@ class Drafting:
     def release(self) -> None:
         """Release neural drafters' state that does not stay with the history."""
         for each in self._planned:
-            each.neural_drafter.forget()
+            each.neural_drafter.release()
 
     def costs(self, context: int) -> Sequence[float] | None:
         """Return the planned costs of 1, 2, ... rows, None before a plain step was timed."""
@@ -126,7 +126,7 @@ class Drafting:
             self.curve,
             stop_tokens=self._engine.tokens.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
-            memory=self._memory,
+            answer_cache=self._answer_cache,
             neural_drafters=neural_drafters_for(self._engine, self._target, mode),
             learned=self.neural_drafters,
             ngrams=mode in ("auto", "ngram"),
@@ -160,7 +160,7 @@ class TrackedDrafter:
     def set_unread(self, count: int) -> None:
         """Set how many tokens at the start are draft context."""
         if self._auto is not None:
-            self._auto.unread = count
+            self._auto.draft_only_tokens = count
 
     def extend(self, tokens: Sequence[int]) -> None:
         if tokens:
@@ -179,14 +179,14 @@ NEURAL_DRAFTERS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
 def check_mode(engine: Engine, mode: DraftMode) -> None:
     """Raise UsageError if `mode` needs a neural drafter that the engine lacks."""
     kind = NEURAL_DRAFTERS.get(mode)
-    if kind is not None and (why := kind.missing(engine)):
+    if kind is not None and (why := kind.unavailable(engine)):
         raise UsageError(f"--draft {mode}: {why}")
 
 
 def neural_drafters_for(engine: Engine, target: Target, mode: DraftMode) -> list[NeuralDrafter]:
     """Make the neural drafters that `mode` uses."""
     return [
-        kind.make(engine, target)
+        kind.create(engine, target)
         for name, kind in NEURAL_DRAFTERS.items()
-        if (name == mode or (mode == "auto" and kind.in_auto)) and not kind.missing(engine)
+        if (name == mode or (mode == "auto" and kind.in_auto)) and not kind.unavailable(engine)
     ]

@@ -22,13 +22,13 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import as_error
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 
 LONGEST = 8  # tokens per draft
 _MEASURED = 96  # tokens for measuring agreement
-_CANDIDATES = 8  # numbers of layers to try
-_READ, _ROWS = 5, 3  # tokens and rows for testing the split model
+_CANDIDATES = 8  # exits to try, evenly spaced
+_READ, _ROWS = 5, 3  # prefilled tokens and decoded rows for testing the split model
 _EXACT = 1e-3  # tolerance relative to the largest logit
 # Prose, an answer, code.
 _TEXT = """The river rises in the hills to the north and reaches the sea after two hundred miles. \
@@ -56,24 +56,24 @@ class FirstLayers:
     def __init__(self, model: Any, count: int) -> None:
         path, layers = _find_layers(model)
         self.count = count
-        self._states = mx.zeros((0,))  # [1, rows, width], behind the first layers
+        self._states = mx.zeros((0,))  # [1, rows, width], output of the first layers
         skipped = [_LayerStub(layer, lambda states: states) for layer in layers]
-        keep = _LayerStub(layers[count], self._keep)
-        give = _LayerStub(layers[0], lambda states: self._states)
-        self._first = _with_layers(model, path, [*layers[:count], keep, *skipped[count + 1 :]])
-        self._rest = _with_layers(model, path, [give, *skipped[1:count], *layers[count:]])
+        capture = _LayerStub(layers[count], self._capture)
+        inject = _LayerStub(layers[0], lambda states: self._states)
+        self._first = _with_layers(model, path, [*layers[:count], capture, *skipped[count + 1 :]])
+        self._rest = _with_layers(model, path, [inject, *skipped[1:count], *layers[count:]])
 
-    def _keep(self, states: mx.array) -> mx.array:
+    def _capture(self, states: mx.array) -> mx.array:
         self._states = states
         return states
 
-    def first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
+    def run_first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
         """Run `tokens` [rows] through the first layers. Returns logits [rows, vocab] and states."""
         own = cache[: self.count]
         logits = self._first(tokens[None], cache=[*own, *own[:1] * (len(cache) - len(own))])[0]
         return logits, self._states
 
-    def rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
+    def run_rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Run the other layers. Returns the model's logits, [rows, vocab]."""
         self._states, own = states, cache[self.count :]
         logits: mx.array = self._rest(tokens[None], cache=[*own[:1] * self.count, *own])[0]
@@ -81,9 +81,9 @@ class FirstLayers:
 
 
 class ExitDrafter(NeuralDrafterBase):
-    """A `DraftNetwork` of the target's first layers, which share the target's cache.
+    """A `NeuralDrafter` of the target's first layers, which use the target's cache.
 
-    Until the verifying pass their cache entries are ahead by the draft.
+    Until the verifying pass the cache entries of these layers also contain the draft.
     """
 
     name = "exit"
@@ -91,46 +91,46 @@ class ExitDrafter(NeuralDrafterBase):
     in_auto = False
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
-        """Return why `engine` cannot have one. The first call measures, with a few passes."""
+    def unavailable(cls, engine: Engine) -> str:
+        """Return why `engine` has no exit. The first call measures, with a few passes."""
         if engine.ring is not None:
             return "the model is divided among hosts"
-        found = _exit(engine)
+        found = _find_exit(engine)
         return found if isinstance(found, str) else ""
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> ExitDrafter:
-        found = _exit(engine)
-        assert isinstance(found, Exit)
+    def create(cls, engine: Engine, target: Target) -> ExitDrafter:
+        found = _find_exit(engine)
+        assert isinstance(found, EarlyExit)
         layers = FirstLayers(engine.model, found.layers)
         return cls(layers, target, found.share, found.reused)
 
     def __init__(self, layers: FirstLayers, target: Target, share: float, reused: float) -> None:
         super().__init__(target)
-        self.share, self.reused, self.key = share, reused, f"exit {layers.count}"
+        self.relative_cost, self.reused, self.key = share, reused, f"exit {layers.count}"
         self._layers = layers
         self._ahead: list[int] = []  # tokens that only the first layers have processed
         self._states: list[mx.array] = []  # their hidden states
         target.run = self._run
 
     @property
-    def read(self) -> int:
+    def prefilled(self) -> int:
         return len(self._target.tokens)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Do nothing: all state is the target's."""
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self._known = list(known)
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         target = self._target
         rows = self._known[len(target.tokens) + len(self._ahead) :]
-        logits, states = self._layers.first(mx.array(rows, mx.int32), target.cache)
+        logits, states = self._layers.run_first(mx.array(rows, mx.int32), target.cache)
         self._ahead += rows
         self._states.append(states)
-        return self._draw(logits[-1:])
+        return self._sample(logits[-1:])
 
     def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Run a target pass (`Target.run`), skipping what the first layers have computed."""
@@ -140,21 +140,21 @@ class ExitDrafter(NeuralDrafterBase):
             return self._target.run_model(tokens, cache)
         read = common_prefix(ahead, tokens.tolist())
         kv_cache.trim(cache[: self._layers.count], len(ahead) - read)
-        done = mx.concatenate(states, axis=1)[:, :read]
+        hidden = mx.concatenate(states, axis=1)[:, :read]
         if read < tokens.shape[0]:
-            _, more = self._layers.first(tokens[read:], cache)
-            done = mx.concatenate([done, more], axis=1)
-        return self._layers.rest(tokens, done, cache)
+            _, more = self._layers.run_first(tokens[read:], cache)
+            hidden = mx.concatenate([hidden, more], axis=1)
+        return self._layers.run_rest(tokens, hidden, cache)
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class EarlyExit:
     """An exit after the first `layers`."""
 
     layers: int
-    agreement: float  # how often its most likely token is the whole model's
-    share: float  # of a plain step's work, with the lm_head
-    reused: float  # the same without the lm_head
+    agreement: float  # how often the most likely token is that of the whole model
+    share: float  # cost in plain steps, with the lm_head
+    reused: float  # the same without the lm_head: verification reuses it
 
     @property
     def promise(self) -> float:
@@ -168,11 +168,11 @@ class Exit:
         return best
 
     def as_dict(self) -> dict[str, float]:
-        """Return everything, ready for JSON."""
+        """Return the fields and `promise`, ready for JSON."""
         return asdict(self) | {"promise": self.promise}
 
 
-def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
+def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
     """Measure exits after `counts` layers on a built-in text.
 
     Raises UnsupportedModel if the model cannot be split.
@@ -184,19 +184,19 @@ def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
     lm_head = _nbytes(model) - each * len(layers)
     if any(path.endswith("lm_head") for path, _ in model.named_modules()):
         lm_head /= 2  # the other half is the embedding, of which a pass reads few rows
-    whole = each * len(layers) + lm_head
-    with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
+    total = each * len(layers) + lm_head
+    with as_error(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
         truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
-        found = []
+        exits = []
         for count in counts:
-            logits, _ = FirstLayers(model, count).first(tokens, _new_cache(engine))
-            agreement = mx.mean(mx.argmax(logits, axis=-1) == truth).item()
+            logits, _ = FirstLayers(model, count).run_first(tokens, _new_cache(engine))
+            agreement = float(mx.mean(mx.argmax(logits, axis=-1) == truth).item())
             first = each * count
-            found.append(Exit(count, float(agreement), (first + lm_head) / whole, first / whole))
-    return found
+            exits.append(EarlyExit(count, agreement, (first + lm_head) / total, first / total))
+    return exits
 
 
-def choose(engine: Engine) -> Exit:
+def choose_exit(engine: Engine) -> EarlyExit:
     """Return the most promising exit. Raises UnsupportedModel if there is none."""
     count = len(engine.model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
@@ -205,24 +205,24 @@ def choose(engine: Engine) -> Exit:
     ]
     if others or not tried:
         kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
-        raise UnsupportedModel(f"{engine.name} ({kinds}) cannot be ahead in its first layers")
-    best = max(measure(engine, sorted(tried)), key=lambda each: each.promise)
+        raise UnsupportedModel(f"{engine.name} ({kinds}) cannot draft with its first layers")
+    best = max(measure_exits(engine, sorted(tried)), key=lambda each: each.promise)
     if not _is_exact(engine, FirstLayers(engine.model, best.layers)):
         raise UnsupportedModel(f"in two parts the layers of {engine.name} give other logits")
     return best
 
 
 def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
-    """Return whether the split model gives the same logits."""
-    with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
+    """Return whether the split model computes the same logits."""
+    with as_error(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
         tokens = mx.array(engine.tokens.encode_text(_TEXT)[: _READ + _ROWS])
         caches = _new_cache(engine), _new_cache(engine)
         for cache in caches:
             engine.model(tokens[None, :_READ], cache=cache)
         rows = tokens[_READ:]
         whole = engine.model(rows[None], cache=caches[0])[0]
-        _, states = layers.first(rows, caches[1])
-        both = layers.rest(rows, states, caches[1])
+        _, states = layers.run_first(rows, caches[1])
+        both = layers.run_rest(rows, states, caches[1])
         return bool((mx.abs(whole - both).max() <= _EXACT * mx.abs(whole).max()).item())
 
 
@@ -239,7 +239,7 @@ def _nbytes(module: Any) -> int:
 
 
 class _LayerStub:
-    """Stands in for a layer and computes something else."""
+    """Stand-in for a layer, with its attributes and another computation."""
 
     def __init__(self, layer: Any, compute: Callable[[mx.array], mx.array]) -> None:
         self._layer, self._compute = layer, compute
@@ -262,25 +262,25 @@ def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
 
 
 def _with_layers(model: Any, path: Sequence[str], layers: list[Any]) -> Any:
-    """Return a shallow copy of the model with other layers."""
-    other = copy.copy(model)
+    """Return a shallow copy of the model with `layers` in place of its own."""
+    copied = copy.copy(model)
     if path:
-        other[path[0]] = _with_layers(model[path[0]], path[1:], layers)
+        copied[path[0]] = _with_layers(model[path[0]], path[1:], layers)
     else:
-        other["layers"] = layers
-    return other
+        copied["layers"] = layers
+    return copied
 
 
 # By id of the model: the exit, or why there is none.
-_chosen: dict[int, tuple[weakref.ref[Any], Exit | str]] = {}
+_exit_by_model: dict[int, tuple[weakref.ref[Any], EarlyExit | str]] = {}
 
 
-def _exit(engine: Engine) -> Exit | str:
-    model, (known, found) = engine.model, _chosen.get(id(engine.model), (None, ""))
+def _find_exit(engine: Engine) -> EarlyExit | str:
+    model, (known, found) = engine.model, _exit_by_model.get(id(engine.model), (None, ""))
     if known is None or known() is not model:
         try:
-            found = choose(engine)
+            found = choose_exit(engine)
         except UnsupportedModel as error:
             found = str(error)
-        _chosen[id(model)] = weakref.ref(model), found
+        _exit_by_model[id(model)] = weakref.ref(model), found
     return found

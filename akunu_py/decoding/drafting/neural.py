@@ -20,28 +20,28 @@ from akunu_py.types import NeuralDrafter
 
 
 class NeuralDrafterBase:
-    """Base of neural drafters: samples as the target does."""
+    """Base class of neural drafters, which sample with the target's sampler."""
 
     in_auto = True  # whether `--draft auto` uses it
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
-        """Return why `engine` cannot have one, "" if it can."""
+    def unavailable(cls, engine: Engine) -> str:
+        """Return why `engine` has no such drafter, "" if it has one."""
         raise NotImplementedError
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> NeuralDrafter:
-        """Make one for the history of `target`."""
+    def create(cls, engine: Engine, target: Target) -> NeuralDrafter:
+        """Create a drafter for the history of `target`."""
         raise NotImplementedError
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._known: list[int] = []  # the history and the draft after it
+        self._known: list[int] = []  # the history, then the draft
 
     def clock(self) -> float:
         return self._target.clock()
 
-    def _draw(self, logits: mx.array) -> tuple[int, float]:
+    def _sample(self, logits: mx.array) -> tuple[int, float]:
         """Sample the token after `_known` from logits [1, vocab] and append it."""
         guess = self._target.guess(logits, self._known)
         self._known.append(guess[0])
@@ -51,8 +51,8 @@ class NeuralDrafterBase:
 class ModelDrafter(NeuralDrafterBase):
     """A `NeuralDrafter` of a smaller model.
 
-    It samples with the target's sampler and noise, so a draft token is kept if the target's own
-    draw is equal. The output never depends on drafts, unlike with the rule of Leviathan et al.
+    It samples with the target's sampler and noise, and the target accepts equal tokens. So the
+    output never depends on drafts, unlike with the rule of Leviathan et al.
     Equal draws have at least the probability s / (2 - s), with s = sum(min(p, q)) (Daliri et al.
     2025, "Coupling without communication and drafter-invariant speculative decoding", theorem 3).
     """
@@ -62,45 +62,45 @@ class ModelDrafter(NeuralDrafterBase):
     reused = 0.0
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
+    def unavailable(cls, engine: Engine) -> str:
         return (
             "" if engine.draft_model else "name one with --draft-model, or draft_model in settings"
         )
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> ModelDrafter:
+    def create(cls, engine: Engine, target: Target) -> ModelDrafter:
         assert engine.draft_model is not None
         return cls(engine.draft_model, target)
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
         super().__init__(target)
-        self.key, self.share = f"model {draft_model.name}", draft_model.share
+        self.key, self.relative_cost = f"model {draft_model.name}", draft_model.relative_cost
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
-        self._guessed = False
+        self._has_drafted = False
 
     @property
-    def read(self) -> int:
+    def prefilled(self) -> int:
         return len(self._history.tokens)
 
     @property
     def _history(self) -> TokenHistory:
-        """Its own history, attached to the target's history."""
+        """The draft model's history, attached to the target's history."""
         histories = self._target.history.drafter_histories
         if self.key not in histories:
             histories[self.key] = TokenHistory(kv_cache.new_cache(self._model))
         return histories[self.key]
 
-    def forget(self) -> None:
-        """Do nothing: its history stays with the target's."""
+    def release(self) -> None:
+        """Do nothing: the draft model's history stays with the target's."""
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
-        self._known, self._guessed = list(known), False
+        self._known, self._has_drafted = list(known), False
         history = self._history
         reached = history.reach(history.shared(known))
         if reached:
-            history.return_to(reached)
+            history.truncate(reached)
         elif history.tokens:
             del self._target.history.drafter_histories[self.key]
         if len(known) - reached <= PREFILL_ROWS:
@@ -110,30 +110,29 @@ class ModelDrafter(NeuralDrafterBase):
         self._checkpoint()
         return False
 
-    def guess(self) -> tuple[int, float]:
-        unread = len(self._known) - len(self._history.tokens)
-        logits = self._forward(unread)
-        if not self._guessed:  # later tokens may be rejected
+    def draft_token(self) -> tuple[int, float]:
+        logits = self._forward(len(self._known) - len(self._history.tokens))
+        if not self._has_drafted:  # later tokens may be rejected
             self._checkpoint()
-        self._guessed = True
-        return self._draw(logits)
+        self._has_drafted = True
+        return self._sample(logits)
 
     def _forward(self, count: int) -> mx.array:
         """Run the next `count` known tokens. Returns the last row's logits, [1, vocab]."""
         start = len(self._history.tokens)
         rows = self._known[start : start + count]
-        # Replace tokens that only the target has; drafts are verified anyway.
+        # Replace tokens that only the target has: a wrong draft does not change the output.
         seen = [token if token < self._vocabulary else 0 for token in rows]
         logits = self._model(mx.array([seen]), cache=self._history.cache)[0, -1:]
         self._history.tokens += rows
         return logits
 
-    def _draw(self, logits: mx.array) -> tuple[int, float]:
+    def _sample(self, logits: mx.array) -> tuple[int, float]:
         """Pad the logits to the target's width, because the noise depends on it."""
         width = self._target.vocabulary or self._vocabulary
         if (more := width - logits.shape[-1]) > 0:
             logits = mx.pad(logits, [(0, 0), (0, more)], constant_values=-math.inf)
-        return super()._draw(logits[:, :width])
+        return super()._sample(logits[:, :width])
 
     def _checkpoint(self) -> None:
         """Set a checkpoint if trimming is impossible. Keeps the last two."""
@@ -141,8 +140,8 @@ class ModelDrafter(NeuralDrafterBase):
         del self._history.checkpoints[:-2]
 
 
-_KEPT = 512  # hidden states kept of a prompt
-_PASS = 33  # rows of the widest decode pass
+_KEPT = 512  # hidden states to keep of a prompt
+_PASS = 33  # maximum rows of a decode pass
 
 
 class HiddenStates:
@@ -192,45 +191,45 @@ class MtpDrafter(NeuralDrafterBase):
     """
 
     name = key = "mtp"
-    longest = 8  # heads trained for one token are rarely right beyond
+    longest = 8  # heads trained for one token are rarely right further on
     reused = 0.0
 
     @classmethod
-    def missing(cls, engine: Engine) -> str:
-        return engine.no_mtp_head
+    def unavailable(cls, engine: Engine) -> str:
+        return engine.no_mtp_head_reason
 
     @classmethod
-    def make(cls, engine: Engine, target: Target) -> MtpDrafter:
+    def create(cls, engine: Engine, target: Target) -> MtpDrafter:
         assert engine.mtp_head is not None
-        return cls(engine.mtp_head.head, target, engine.mtp_head.share)
+        return cls(engine.mtp_head.head, target, engine.mtp_head.relative_cost)
 
     def __init__(self, head: Head, target: Target, share: float) -> None:
         super().__init__(target)
-        self.share, self._head = share, head
+        self.relative_cost, self._head = share, head
         self._trunk = Trunk(target.model, normed=head.normed)
-        self.forget()
+        self.release()
         target.run = self._run
 
     @property
-    def read(self) -> int:
+    def prefilled(self) -> int:
         return max(self._first + len(self._seen), self._states.start)
 
-    def forget(self) -> None:
-        self._states, self._of = HiddenStates(), weakref.ref(self._target.history)
+    def release(self) -> None:
+        self._states, self._history_ref = HiddenStates(), weakref.ref(self._target.history)
         self._restart()
 
     def _restart(self) -> None:
         self._cache = kv_cache.new_cache(self._head)
         self._rows = 0  # of the cache
         self._first = 0  # position of the first row
-        self._seen: list[int] = []  # tokens of the rows from the target's states
-        self._state: mx.array | None = None  # of its last row
+        self._seen: list[int] = []  # tokens of the rows that used the target's hidden states
+        self._state: mx.array | None = None  # hidden state of the last row
 
     def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Run a target pass (`Target.run`) and keep its hidden states."""
         history: TokenHistory = self._target.history
-        if self._of() is not history:
-            self.forget()
+        if self._history_ref() is not history:
+            self.release()
         position = next(e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING)
         normed, hidden = self._trunk.forward(tokens[None], cache)
         if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
@@ -239,29 +238,29 @@ class MtpDrafter(NeuralDrafterBase):
         self._states.write(position + tokens.shape[0] - hidden.shape[1], hidden)
         return self._trunk.logits(normed)[0]
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self._known = list(known)
         self._trim(common_prefix(self._seen, known[self._first + 1 :]))
         self._state = None
         return True
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         if self._state is None:
-            self._read_states()
+            self._process_states()
         while self._state is not None and self._first + self._rows < len(self._known) - 1:
             self._state = self._forward(self._state, 1)
         if self._state is None:
             return -1, 0.0
-        return self._draw(self._trunk.logits(self._state[0, -1:]))
+        return self._sample(self._trunk.logits(self._state[0, -1:]))
 
-    def _read_states(self) -> None:
+    def _process_states(self) -> None:
         """Process the target's new hidden states of this history."""
         target, states = self._target, self._states
-        if self._of() is not target.history:
+        if self._history_ref() is not target.history:
             return
         # Later states may belong to rejected drafts.
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
-        begin = min(self._first + self._rows, end - 1)  # one at least, for what it yields
+        begin = min(self._first + self._rows, end - 1)  # at least one row, for its output
         if begin < max(self._first, states.start):
             self._restart()
             begin = self._first = states.start

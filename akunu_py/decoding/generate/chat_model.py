@@ -85,7 +85,7 @@ def facts_of(engine: Engine) -> ServedModelFacts:
         engine.name,
         engine.plan.weights,
         engine.plan.context_length,
-        engine.no_draft,
+        engine.no_draft_reason,
         engine.plan.fit.note,
     )
 

@@ -68,7 +68,7 @@ class Decoding:
         tokens, accepted = collect(target, launched, target.read(launched.sampled), self._stop)
         started, self._last = self._last, target.clock()
         seconds = self._last - started
-        drafter.observe(len(launched.drafted), accepted, rows, seconds, behind=launched.behind)
+        drafter.observe(len(launched.drafted), accepted, rows, seconds, pipelined=launched.behind)
         piece = self._extend(tokens, accepted, launched, seconds)
         if self.limit and self._launched is None and target.runs_ahead:
             self._launched = launch(target, drafter, self.limit)

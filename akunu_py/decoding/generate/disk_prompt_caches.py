@@ -37,9 +37,9 @@ class DiskPromptCaches:
         if len(prompt) < LEAST:
             return 0, ""
         self._forget_slowness()
-        of_no_use = self._store.of_no_use(prompt, self._engine)
+        unusable = self._store.find_unusable(prompt, self._engine)
         reached = target.reach(prompt)
-        return max(self._read_best(target, prompt, reached), of_no_use, key=lambda each: each[0])
+        return max(self._read_best(target, prompt, reached), unusable, key=lambda each: each[0])
 
     def _read_best(
         self, target: Target, prompt: Sequence[int], reached: int
@@ -48,7 +48,7 @@ class DiskPromptCaches:
         if found is None:
             return 0, ""
         reach, saved = found
-        shared = saved.about.shared(prompt)
+        shared = saved.metadata.shared(prompt)
         if reach - reached < LEAST:
             return shared, "slow disk" if reach > reached else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(reach - reached):
@@ -85,14 +85,15 @@ class DiskPromptCaches:
         load_s = self._load_s(history.nbytes)
         quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
         worth = load_s < self._prefill_s(len(history.tokens))
-        wanted = history.remember and not is_forgotten(history.conversation, history.asked)
+        wanted = history.remember and not is_forgotten(history.conversation, history.requested_at)
         return wanted and quick and worth and self._store.may_write(history.nbytes)
 
     def _new_tokens(self, history: TokenHistory) -> int:
         """Return the number of unsaved tokens, 0 if too few to save."""
         length = len(history.tokens)
         saved = self._store.saved(self._engine)
-        kept = max((common_prefix(each.about.tokens, history.tokens) for each in saved), default=0)
+        files = (each.metadata.tokens for each in saved)
+        kept = max((common_prefix(tokens, history.tokens) for tokens in files), default=0)
         new = length - kept
         few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
         return 0 if few else new

@@ -104,7 +104,7 @@ def chat_job(
     markers = parser_for(engine.tokens.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
     context = [engine.tokens.encode_text(predicted)] if predicted else []
-    either = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
+    exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def begin(session: Session) -> AnswerEvents:
@@ -112,7 +112,7 @@ def chat_job(
         if session.target.history.needs_checkpoints:
             stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
         parser = parser_for(
-            engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", either=either
+            engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", exclusive=exclusive
         )
         request = session.generate(prompt, asked, context, stable)
         return AnswerEvents(request, parser, one_call=one_call)

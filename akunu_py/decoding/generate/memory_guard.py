@@ -52,7 +52,7 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     held = target.history.nbytes + caches.nbytes
     if left + held < _growth(engine, fewest, 0):
         raise DoesNotFit(_refusal(engine, len(prompt), cached, least, left))
-    caches.note_lost(target.history)
+    caches.record_eviction(target.history)
     target.reset()  # it holds more besides the prompt than it shares with it
     caches.make_room(caches.limit)
     mx.clear_cache()

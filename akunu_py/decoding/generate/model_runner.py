@@ -33,7 +33,7 @@ class ModelRunner:
             self._why_not = batched_pass.why_not_batched(model, kv_bits)
             known = self._curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
-            costs.given = False
+            costs.preset = False
             self._planner = JointPlanner(costs)
         return self._why_not
 

@@ -114,7 +114,7 @@ def _is_place(history: TokenHistory) -> bool:
 def _launch(target: Target, count: int) -> _Chunk:
     """Launch a pass over the next `count` pending tokens and record them."""
     target.fill(mx.array(target.pending[:count]))
-    arrays = kv_cache.states(target.cache)  # the logits are never computed
+    arrays = kv_cache.state_arrays(target.cache)  # the logits are never computed
     # The next chunk overwrites the cache's arrays, so wait for a separate one.
     done = arrays[-1][(0,) * arrays[-1].ndim] == 0
     mx.async_eval([*arrays, done])

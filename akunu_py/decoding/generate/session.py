@@ -52,16 +52,16 @@ class Session:
         """learned: what to learn into (None: nothing). sibling: a session to share caches with."""
         self.engine = engine
         self.learned = learned
-        caches = sibling.target.caches if sibling else PromptCaches(engine.plan.cache_memory)
+        caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
         drafting = sibling.drafting if sibling else None
         self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
         self.request: Request | None = None  # the last one that ran
         self.cancelled = False  # the client cancelled what runs in this session
         self.chunk_seconds: float | None = None  # time limit of prefill chunks; None: the fastest
-        self.recall: DiskPromptCaches | None = None  # from disk
+        self.disk_caches: DiskPromptCaches | None = None  # from disk
         if learned is not None and learned.caches is not None:
-            self.recall = DiskPromptCaches(engine, learned.caches, self.drafting.curve)
+            self.disk_caches = DiskPromptCaches(engine, learned.caches, self.drafting.curve)
 
     def release(self) -> None:
         """Close an unfinished request and return the history to the shared caches."""
@@ -81,7 +81,7 @@ class Session:
         caches = self.target.caches  # which other sessions may share
         memory_guard.release_under_pressure(caches)
         histories = [*caches.in_use, *caches.histories()]
-        return self.recall is not None and self.recall.write(histories, stopped, seconds)
+        return self.disk_caches is not None and self.disk_caches.write(histories, stopped, seconds)
 
     def begin(self, request: Request | None) -> None:
         """Close the previous request if it is another one."""
@@ -327,7 +327,7 @@ class Request:
         rest = self._decoder.finish()
         self.finish_reason = self._reason()
         if self._session.learned is not None and self._options.remember:
-            self._session.learned.remember(self.tokens)
+            self._session.learned.add_answer(self.tokens)
             self._session.learned.save_costs()
         return [self._counted(rest)] if rest.text or rest.thinking else []
 
@@ -376,13 +376,16 @@ class Request:
         target, prompt = self.target, self._prompt
         leg = min(self._options.max_tokens, _LEG)
         memory_guard.make_room(self._engine, target, prompt, leg)
-        remember, recall = self._options.remember, self._session.recall
+        remember, disk_caches = self._options.remember, self._session.disk_caches
         on_disk: tuple[int, NotCached] = (0, "")
-        if remember and recall is not None:
-            on_disk = recall.read(target, prompt)
+        if remember and disk_caches is not None:
+            on_disk = disk_caches.read(target, prompt)
         reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + leg), self._stable)
         target.history.remember = remember
-        target.history.conversation, target.history.asked = self._options.conversation, time.time()
+        target.history.conversation, target.history.requested_at = (
+            self._options.conversation,
+            time.time(),
+        )
         self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
@@ -491,7 +494,7 @@ class Request:
         shown = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
         last = [*self._prompt[-1:], *self.tokens][-1]
         position = len(self._prompt) + len(self.tokens)
-        self.logprobs += sampler.take(position, shown, last)
+        self.logprobs += sampler.pop_logprobs(position, shown, last)
 
     def _counted(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text

@@ -16,9 +16,9 @@ import mlx.core as mx
 from akunu_py.decoding import device
 from akunu_py.decoding.hosts import partition
 from akunu_py.decoding.hosts.hostfile import Hosts
-from akunu_py.decoding.hosts.partition import connect, take
+from akunu_py.decoding.hosts.partition import connect, keep_partition
 from akunu_py.decoding.hosts.passes import Coordinator
-from akunu_py.decoding.hosts.process import RankProcess, difference, likeness
+from akunu_py.decoding.hosts.process import RankProcess, first_difference, host_fingerprint
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.load.mlx_loader import open_model
@@ -28,19 +28,19 @@ from akunu_py.types import LoadOptions, WeightMode
 from akunu_py.workarounds.ring_output import drop_ring_lines
 
 # All in seconds:
-SILENCE = 7.0  # without a heartbeat a rank counts as hung
-_START = 60.0  # time limit for the first message
-_LOOK = 0.1  # polling interval
-_PAUSE = 2.0  # a longer interval means that this process was suspended
-_NOTICE = 2.0  # time for a waiting pass to notice a lost rank
-_END = 1.0  # grace period for ranks to exit
-_ASK_AGAIN = "the answer is correct so far; ask again"
+HEARTBEAT_TIMEOUT = 7.0  # without a heartbeat a rank counts as hung
+_START_TIMEOUT = 60.0  # time limit for the first message
+_POLL = 0.1  # polling interval
+_SUSPENSION = 2.0  # a longer interval means that this process was suspended
+_NOTICE_TIMEOUT = 2.0  # time for a waiting pass to notice a lost rank
+_EXIT_TIMEOUT = 1.0  # grace period for ranks to exit
+_RETRY_HINT = "the answer is correct so far; ask again"
 
 
 class HostGroup:
     """The other ranks; this process is rank 0. They end with `close` or with this process."""
 
-    def __init__(self, hosts: Hosts, found: StoredModel, options: LoadOptions) -> None:
+    def __init__(self, hosts: Hosts, stored: StoredModel, options: LoadOptions) -> None:
         """Start and connect the processes.
 
         Raises UnsupportedModel if the model cannot be split, HostLost, and UsageError if hosts
@@ -49,92 +49,91 @@ class HostGroup:
         # Called in a thread when a rank is lost, with whether the waiting pass ended; None: exit.
         self.on_lost: Callable[[HostLost, bool], None] | None = None
         self.hosts = hosts
-        self.holds: list[str] = []  # descriptions of the partitions
-        self._path = found.path
-        self.weights = _decided(found.path, options.weights)
+        self.partitions: list[str] = []  # descriptions, by rank
+        self._path = stored.path
+        self.weights = _resolved_weights(stored.path, options.weights)
         self._stand_ins: list[Any] = []
         self._group: Any = None
-        self._leader: Coordinator | None = None
+        self._coordinator: Coordinator | None = None
         self._failure = ""
         self._noticed = threading.Event()
         self._closed = threading.Event()
-        self.division = partition.choose(found.path, found.name, hosts.size)
-        here = likeness(found.path)
+        self.split = partition.choose_split(stored.path, stored.name, hosts.size)
+        local = host_fingerprint(stored.path)
         self._processes: list[RankProcess] = []
         atexit.register(self.close)
         try:
-            arguments = self._arguments(found, options)
+            arguments = self._arguments(stored, options)
             for rank in range(1, hosts.size):
                 self._processes.append(RankProcess(hosts, rank, arguments))
-            for each in self._processes:
-                self._compare(here, each)
+            for process in self._processes:
+                self._compare(local, process)
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()
             self._connect()
         except BaseException:
             self.close()
             raise
 
-    def take_share(self, model: Any) -> int:
+    def keep_partition(self, model: Any) -> int:
         """Keep rank 0's partition in lazily loaded `model`; see `device.convert_weights`."""
-        self._stand_ins, holds, itemsize = take(model, self.division, self._group, self.weights)
-        self.holds.append(holds)
+        split = self.split, self._group, self.weights
+        self._stand_ins, description, itemsize = keep_partition(model, *split)
+        self.partitions.append(description)
         return itemsize
 
-    def lead(self, model: Any, context: int) -> tuple[Coordinator, int]:
+    def start(self, model: Any, context: int) -> tuple[Coordinator, int]:
         """Have all ranks read their weights; return the distributed model and its context length.
 
         context: tokens that fit in this rank's memory.
         """
-        for each in self._processes:
-            share = self._answer(each, "holds")
-            self.holds.append(share["holds"])
-            context = min(context, share["context"])
-        for each in self._processes:
-            each.tell(read=True)
+        for process in self._processes:
+            reply = self._wait_for(process, "holds")
+            self.partitions.append(reply["holds"])
+            context = min(context, reply["context"])
+        for process in self._processes:
+            process.send(read=True)
         mx.eval(model.parameters())
-        for each in self._processes:
-            self._answer(each, "ready")
-        self._leader = Coordinator(model, self._stand_ins, self._send, self._wake, self.check)
-        return self._leader, context
+        for process in self._processes:
+            self._wait_for(process, "ready")
+        self._coordinator = Coordinator(model, self._stand_ins, self._send, self._wake, self.check)
+        return self._coordinator, context
 
     @property
     def messages(self) -> int:
         """Number of messages sent by rank 0."""
-        return self._leader.messages if self._leader else 0
+        return self._coordinator.messages if self._coordinator else 0
 
     def counts(self) -> list[dict[str, Any]]:
-        """Return the counters of each worker, once they rest."""
-        return [self._answer(each, "counts") for each in self._processes]
+        """Return the counters of each worker, once they are idle."""
+        return [self._wait_for(process, "counts") for process in self._processes]
 
     def as_dict(self) -> dict[str, Any]:
         """Return messages and counters after an answer, ready for JSON."""
-        names = self.hosts.names
-        ranks = [
-            {"host": name, "holds": holds} for name, holds in zip(names, self.holds, strict=True)
-        ]
-        for rank, done in zip(ranks[1:], self.counts(), strict=True):
-            rank |= done["counts"]
-        return {"division": self.division, "messages": self.messages, "ranks": ranks}
+        described = zip(self.hosts.names, self.partitions, strict=True)
+        ranks: list[dict[str, Any]] = [{"host": name, "holds": text} for name, text in described]
+        for rank, reply in zip(ranks[1:], self.counts(), strict=True):
+            rank |= reply["counts"]
+        return {"division": self.split, "messages": self.messages, "ranks": ranks}
 
     @property
     def pids(self) -> list[int]:
-        return [each.pid for each in self._processes]
+        return [process.pid for process in self._processes]
 
     def check(self) -> None:
         """Raise HostLost if a rank is lost."""
         if self._failure:
             self._noticed.set()
-            raise HostLost(f"{self._failure}; {_ASK_AGAIN}")
+            raise HostLost(f"{self._failure}; {_RETRY_HINT}")
 
     def explain(self, error: RuntimeError) -> AkunuError | None:
-        """Return the HostLost behind a failed pass, None if there is another reason."""
-        ends = time.monotonic() + _NOTICE
-        while not self._failure and "[ring]" in str(error) and time.monotonic() < ends:
-            time.sleep(_LOOK)
+        """Return the HostLost behind a failed pass, None if it failed for another reason."""
+        deadline = time.monotonic() + _NOTICE_TIMEOUT
+        while not self._failure and "[ring]" in str(error) and time.monotonic() < deadline:
+            time.sleep(_POLL)
         self._noticed.set()
         if self._failure or "[ring]" in str(error):
             lost = self._failure or f"the other hosts cannot be reached: {one_line(error)}"
-            return HostLost(f"{lost}; {_ASK_AGAIN}")
+            return HostLost(f"{lost}; {_RETRY_HINT}")
         return None
 
     def close(self) -> None:
@@ -143,48 +142,49 @@ class HostGroup:
         if self._closed.is_set():
             return
         self._closed.set()
-        for each in self._processes:
-            each.close()
-        ends = time.monotonic() + _END
-        for each in self._processes:
-            if not each.wait(max(0.0, ends - time.monotonic())):
-                each.kill()
-                each.wait(_END)
+        for process in self._processes:
+            process.close()
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        for process in self._processes:
+            if not process.wait(max(0.0, deadline - time.monotonic())):
+                process.kill()
+                process.wait(_EXIT_TIMEOUT)
 
-    def _arguments(self, found: StoredModel, options: LoadOptions) -> dict[str, Any]:
+    def _arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
         return {
-            "model": found.name if found.manifest is not None else str(found.path.resolve()),
-            "division": self.division,
+            "model": stored.name if stored.manifest is not None else str(stored.path.resolve()),
+            "split": self.split,
             "backend": self.hosts.backend,
             "files": list(self.hosts.files),
             "weights": self.weights,
             "context": options.context,
             "force": options.force,
-            "memory": options.memory,
+            "memory": options.memory_limit,
         }
 
-    def _compare(self, here: dict[str, str], each: RankProcess) -> None:
-        there = self._answer(each, "likeness")["likeness"]
-        if differs := difference(here, there):
+    def _compare(self, local: dict[str, str], process: RankProcess) -> None:
+        remote = self._wait_for(process, "fingerprint")["fingerprint"]
+        if differs := first_difference(local, remote):
             raise UsageError(
-                f"{each.label} differs from this host: {differs}; "
+                f"{process.label} differs from this host: {differs}; "
                 "install the same akunu and the same model on all hosts"
             )
 
-    def _answer(self, each: RankProcess, key: str) -> dict[str, Any]:
+    def _wait_for(self, process: RankProcess, key: str) -> dict[str, Any]:
         """Return a rank's next message with `key`. Raises HostLost."""
-        ends = time.monotonic() + _START
+        deadline = time.monotonic() + _START_TIMEOUT
         while True:
-            answer = each.take(_LOOK)
-            if answer is not None and key in answer:
-                return answer
-            if answer is None:
+            message = process.receive(_POLL)
+            if message is not None and key in message:
+                return message
+            if message is None:
                 self.check()
-                if how := each.ended():
+                if reason := process.exit_reason():
                     self._noticed.set()
-                    raise HostLost(f"{each.label} {how}")
-                if time.monotonic() > ends and time.monotonic() - each.heard > SILENCE:
-                    raise HostLost(f"{each.label} does not answer")
+                    raise HostLost(f"{process.label} {reason}")
+                now = time.monotonic()
+                if now > deadline and now - process.last_message_at > HEARTBEAT_TIMEOUT:
+                    raise HostLost(f"{process.label} does not answer")
 
     def _connect(self) -> None:
         drop_ring_lines()
@@ -195,8 +195,8 @@ class HostGroup:
                 path.write_text(content, "utf-8")
                 os.environ[name] = str(path)
             os.environ["MLX_RANK"] = "0"
-            for each in self._processes:
-                each.tell(connect=True)
+            for process in self._processes:
+                process.send(connect=True)
             try:
                 self._group = connect(self.hosts.backend, self.pids)
             except (RuntimeError, ValueError) as error:
@@ -208,48 +208,48 @@ class HostGroup:
         mx.async_eval(mx.distributed.all_sum(part, group=self._group))
 
     def _wake(self) -> None:
-        for each in self._processes:
-            each.tell(wake=True)
+        for process in self._processes:
+            process.send(wake=True)
 
     def _watch(self) -> None:
         """Kill all ranks if one ended or is silent, so that waiting passes raise."""
-        looked = time.monotonic()
-        while not self._closed.wait(_LOOK):
+        last_poll = time.monotonic()
+        while not self._closed.wait(_POLL):
             now = time.monotonic()
-            if now - looked > _PAUSE:  # suspended, perhaps with the other ranks
-                for each in self._processes:
-                    each.heard = now
-            looked = now
-            if found := self._lost():
-                self._failure = found
-                for each in self._processes:
-                    each.kill()
-                self._end_what_waits()
+            if now - last_poll > _SUSPENSION:  # suspended, perhaps with the other ranks
+                for process in self._processes:
+                    process.last_message_at = now
+            last_poll = now
+            if failure := self._lost_rank():
+                self._failure = failure
+                for process in self._processes:
+                    process.kill()
+                self._report_loss()
                 return
 
-    def _end_what_waits(self) -> None:
-        busy = self._group is None or (self._leader is not None and self._leader.busy)
-        told = not busy or self._noticed.wait(_NOTICE)
+    def _report_loss(self) -> None:
+        busy = self._group is None or (self._coordinator is not None and self._coordinator.busy)
+        noticed = not busy or self._noticed.wait(_NOTICE_TIMEOUT)
         if self._closed.is_set():
             return
-        lost = HostLost(f"{self._failure}; {_ASK_AGAIN}")
+        lost = HostLost(f"{self._failure}; {_RETRY_HINT}")
         if self.on_lost is not None:
-            self.on_lost(lost, told)
-        elif not told:
+            self.on_lost(lost, noticed)
+        elif not noticed:
             print_warnings([str(lost)])
             exit_without_teardown(1)
 
-    def _lost(self) -> str:
+    def _lost_rank(self) -> str:
         now = time.monotonic()
-        for each in self._processes:
-            if how := each.ended():
-                return f"{each.label} {how}"
-            if now - each.heard > SILENCE:
-                return f"{each.label} sent nothing for {SILENCE:.0f} seconds"
+        for process in self._processes:
+            if reason := process.exit_reason():
+                return f"{process.label} {reason}"
+            if now - process.last_message_at > HEARTBEAT_TIMEOUT:
+                return f"{process.label} sent nothing for {HEARTBEAT_TIMEOUT:.0f} seconds"
         return ""
 
 
-def _decided(path: Path, weights: WeightMode) -> WeightMode:
+def _resolved_weights(path: Path, weights: WeightMode) -> WeightMode:
     """Return the format of the weights, equal on all ranks."""
     plain = device.plain_format(open_model(path).model, weights)
     if plain is None:

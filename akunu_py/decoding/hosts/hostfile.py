@@ -13,9 +13,9 @@ from typing import Any
 
 from akunu_py.errors import UsageError, one_line
 
-HERE = "127.0.0.1"  # mlx.launch starts processes of this host without ssh
-NOT_REACHED = 255  # ssh's exit code, also if a signal killed the remote command
-MOST = 64
+LOCALHOST = "127.0.0.1"  # mlx.launch starts processes of this host without ssh
+SSH_FAILED = 255  # ssh's exit code, also if a signal killed the remote command
+MAX_HOSTS = 64
 _FIRST_PORT = 32323  # of mlx.launch
 _BACKENDS = ("ring", "jaccl", "jaccl-ring")
 
@@ -41,9 +41,11 @@ def read_hosts(option: str) -> Hosts:
     """Parse --hosts: a number of local processes, or a hostfile's path. Raises UsageError."""
     if option.isdecimal():
         count = int(option)
-        if not 2 <= count <= MOST:
-            raise UsageError(f"--hosts: expected 2 to {MOST} processes or a hostfile, got {option}")
-        return _over_ring([HERE] * count, [[HERE]] * count, {})
+        if not 2 <= count <= MAX_HOSTS:
+            raise UsageError(
+                f"--hosts: expected 2 to {MAX_HOSTS} processes or a hostfile, got {option}"
+            )
+        return _over_ring([LOCALHOST] * count, [[LOCALHOST]] * count, {})
     return _from_file(Path(option))
 
 
@@ -58,8 +60,9 @@ def _from_file(path: Path) -> Hosts:
         backend = found.backend or "ring"
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise UsageError(f"--hosts: {path} is not a hostfile: {one_line(error)}") from error
-    if not 2 <= len(names) <= MOST or not all(isinstance(name, str) and name for name in names):
-        raise UsageError(f"--hosts: {path} names {len(names)} hosts, expected 2 to {MOST}")
+    named = all(isinstance(name, str) and name for name in names)
+    if not named or not 2 <= len(names) <= MAX_HOSTS:
+        raise UsageError(f"--hosts: {path} names {len(names)} hosts, expected 2 to {MAX_HOSTS}")
     if any(name.startswith("-") for name in names):
         raise UsageError(f"--hosts: {path}: a host's name begins with a dash")
     if backend not in _BACKENDS:
@@ -77,7 +80,7 @@ def _from_file(path: Path) -> Hosts:
 def _over_ring(names: Sequence[str], ips: Sequence[Sequence[str]], env: dict[str, str]) -> Hosts:
     """Assign a port to each address as mlx.launch does; free ports on loopback."""
     count = sum(len(each) for each in ips)
-    if all(name == HERE for name in names):
+    if all(name == LOCALHOST for name in names):
         ports = _free_ports(count)
     else:
         ports = list(range(_FIRST_PORT, _FIRST_PORT + count))
@@ -99,5 +102,5 @@ def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind((HERE, 0))
+            each.bind((LOCALHOST, 0))
         return [int(each.getsockname()[1]) for each in sockets]

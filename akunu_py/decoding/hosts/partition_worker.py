@@ -19,37 +19,37 @@ from typing import Any
 from akunu_py.errors import describe
 from akunu_py.interrupts import exit_without_teardown
 
-_BEAT = 1.0  # seconds
+_HEARTBEAT_INTERVAL = 1.0  # seconds
 
 
 class _Connection:
     """The connection to rank 0."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        for work in (self._listen, self._beat):
-            threading.Thread(target=work, daemon=True).start()
+        self._inbox: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        for target in (self._listen, self._send_heartbeats):
+            threading.Thread(target=target, daemon=True).start()
 
-    def say(self, **what: Any) -> None:
-        _write(f"@akunu {json.dumps(what)}")
+    def send(self, **message: Any) -> None:
+        _write(f"@akunu {json.dumps(message)}")
 
     def wait_for(self, key: str) -> Any:
-        while key not in (told := self._told.get()):
+        while key not in (message := self._inbox.get()):
             pass
-        return told[key]
+        return message[key]
 
     def _listen(self) -> None:
         try:
             with open(0, "rb", closefd=False) as stream:
                 for line in stream:
-                    self._told.put(json.loads(line))
+                    self._inbox.put(json.loads(line))
         finally:
             exit_without_teardown(0)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
             _write(".")
-            time.sleep(_BEAT)
+            time.sleep(_HEARTBEAT_INTERVAL)
 
 
 def _write(line: str) -> None:
@@ -64,35 +64,35 @@ def main() -> None:
     if not os.isatty(0):  # not over ssh: rank 0 handles signals to the process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    line = _Connection()
+    connection = _Connection()
     try:
-        _follow(line, json.loads(sys.argv[1]))
+        _run_worker(connection, json.loads(sys.argv[1]))
     except BaseException as error:  # noqa: BLE001 - reported before exiting
         print(describe(error), file=sys.stderr, flush=True)
         exit_without_teardown(1)
 
 
-def _follow(line: _Connection, given: dict[str, Any]) -> None:
+def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     # Import before the first message, so that all ranks connect at the same time.
     from akunu_py.decoding.hosts.partition import connect, load_partition
-    from akunu_py.decoding.hosts.process import likeness
+    from akunu_py.decoding.hosts.process import host_fingerprint
     from akunu_py.models.store import model_store
 
-    found = model_store.resolve(given["model"])
-    line.say(likeness=likeness(found.path))
-    line.wait_for("connect")
-    group = connect(given["backend"], [os.getppid()])
-    for name in given["files"]:  # made by mlx.launch for this process
+    stored = model_store.resolve(arguments["model"])
+    connection.send(fingerprint=host_fingerprint(stored.path))
+    connection.wait_for("connect")
+    group = connect(arguments["backend"], [os.getppid()])
+    for name in arguments["files"]:  # made by mlx.launch for this process
         Path(os.environ[name]).unlink(missing_ok=True)
-    share = load_partition(found, group, given)
-    line.say(holds=share.holds, context=share.context)
-    line.wait_for("read")
-    mirror = share.read()
-    line.say(ready=True)
+    partition = load_partition(stored, group, arguments)
+    connection.send(holds=partition.description, context=partition.context)
+    connection.wait_for("read")
+    runner = partition.load_weights()
+    connection.send(ready=True)
     while True:
-        line.wait_for("wake")
-        mirror.follow()
-        line.say(counts=mirror.counts.as_dict(), held=mirror.held)
+        connection.wait_for("wake")
+        runner.run_until_idle()
+        connection.send(counts=runner.counts.as_dict(), held=runner.cached_tokens)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ import mlx.core as mx
 from akunu_py.decoding import kv_cache
 from akunu_py.errors import HostLost
 
-LENGTH = 256  # integers, so that a plain and a drafted pass are one message each
-_HEAD = 2
-_EACH = 4
+MESSAGE_LENGTH = 256  # integers, so that a plain and a drafted pass are one message each
+_HEADER = 2  # integers
+_WIDTH = 4  # integers of a command
 
 
 class HostCommand(IntEnum):
@@ -41,7 +41,7 @@ class HostCommand(IntEnum):
     DETACH = 9  # cache
     SHRINK = 10  # cache
     PASS = 11  # cache, its rows or -1, whether logits are needed
-    REST = 12  # stop receiving until woken
+    IDLE = 12  # stop receiving until woken
 
 
 Command = tuple[int, ...]
@@ -52,59 +52,62 @@ def encode(commands: Sequence[Command], tokens: mx.array | None) -> list[mx.arra
     rows = 0 if tokens is None else tokens.shape[0]
     head = [len(commands), rows]
     for command in commands:
-        head += [*command, *[0] * (_EACH - len(command))]
+        head += [*command, *[0] * (_WIDTH - len(command))]
     parts = [mx.array(head, mx.int32)]
     if tokens is not None:
         parts.append(tokens.astype(mx.int32))
     length = len(head) + rows
-    if length < LENGTH:
-        parts.append(mx.zeros(LENGTH - length, mx.int32))
+    if length < MESSAGE_LENGTH:
+        parts.append(mx.zeros(MESSAGE_LENGTH - length, mx.int32))
     whole = mx.concatenate(parts)
-    return [whole] if length <= LENGTH else [whole[:LENGTH], whole[LENGTH:]]
+    return [whole] if length <= MESSAGE_LENGTH else [whole[:MESSAGE_LENGTH], whole[MESSAGE_LENGTH:]]
 
 
-def rest_of(first: Sequence[int]) -> int:
-    """Return how many integers follow the first array."""
-    return max(0, _HEAD + _EACH * first[0] + first[1] - LENGTH)
+def remaining_length(first: Sequence[int]) -> int:
+    """Return the number of integers after the first array."""
+    return max(0, _HEADER + _WIDTH * first[0] + first[1] - MESSAGE_LENGTH)
 
 
 def decode(message: Sequence[int]) -> tuple[list[Command], list[int]]:
     """Return the commands and the pass's tokens."""
-    count, rows = message[:_HEAD]
-    behind = _HEAD + _EACH * count
-    commands = [tuple(message[at : at + _EACH]) for at in range(_HEAD, behind, _EACH)]
-    return commands, list(message[behind : behind + rows])
+    count, rows = message[:_HEADER]
+    end = _HEADER + _WIDTH * count
+    commands = [tuple(message[at : at + _WIDTH]) for at in range(_HEADER, end, _WIDTH)]
+    return commands, list(message[end : end + rows])
 
 
-_NOTES = {
+_CACHE_COMMANDS = {
     "trim": HostCommand.TRIM,
     "roll_back": HostCommand.ROLL_BACK,
     "detach": HostCommand.DETACH,
     "shrink": HostCommand.SHRINK,
 }
-_PLACES = {"checkpoint": HostCommand.CHECKPOINT, "restore": HostCommand.RESTORE}
+_CHECKPOINT_COMMANDS = {"checkpoint": HostCommand.CHECKPOINT, "restore": HostCommand.RESTORE}
 
 
 class ReplicatedCache(kv_cache.SharedCache):
-    """A cache that workers mirror under its `key`."""
+    """A cache that workers replicate under its `key`."""
 
-    def __init__(self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, leader: Coordinator) -> None:
+    def __init__(
+        self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, coordinator: Coordinator
+    ) -> None:
         super().__init__(own, stand_ins)
-        self._leader = leader
-        self.key = leader.key_for(self, HostCommand.DROP)
-        leader.caches[self.key] = self
+        self._coordinator = coordinator
+        self.key = coordinator.key_for(self, HostCommand.DROP)
+        coordinator.caches[self.key] = self
 
     def like(self, entries: kv_cache.Cache) -> ReplicatedCache:
         own = len(self.own)
-        other = ReplicatedCache(entries[:own], entries[own:], self._leader)
-        self._leader.tell(HostCommand.COMPACT, other.key, self.key)
+        other = ReplicatedCache(entries[:own], entries[own:], self._coordinator)
+        self._coordinator.queue(HostCommand.COMPACT, other.key, self.key)
         return other
 
     def note(self, done: str, *numbers: int) -> None:
-        self._leader.tell(_NOTES[done], self.key, *numbers)
+        self._coordinator.queue(_CACHE_COMMANDS[done], self.key, *numbers)
 
-    def note_checkpoint(self, done: str, place: kv_cache.Checkpoint) -> None:
-        self._leader.tell(_PLACES[done], self.key, self._leader.checkpoint_key(place), place.length)
+    def note_checkpoint(self, done: str, checkpoint: kv_cache.Checkpoint) -> None:
+        key = self._coordinator.key_of_checkpoint(checkpoint)
+        self._coordinator.queue(_CHECKPOINT_COMMANDS[done], self.key, key, checkpoint.length)
 
 
 class Coordinator:
@@ -118,18 +121,14 @@ class Coordinator:
         wake: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """stand_ins: see `missing_kinds`. check: raises HostLost if a host is gone."""
+        """stand_ins: see `stand_ins_for`. check: raises HostLost if a host is gone."""
         self._model, self._stand_ins, self._launch = model, stand_ins, send
         self._wake, self._check = wake, check
-        self._resting = True
+        self._idle = True
         self._keys = count(1)
         # By key:
-        self.caches: weakref.WeakValueDictionary[int, ReplicatedCache] = (
-            weakref.WeakValueDictionary()
-        )
-        self._checkpoints: weakref.WeakKeyDictionary[kv_cache.Checkpoint, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        self.caches = weakref.WeakValueDictionary[int, ReplicatedCache]()
+        self._checkpoints = weakref.WeakKeyDictionary[kv_cache.Checkpoint, int]()
         self._commands: deque[Command] = deque()  # finalizers in any thread append
         self.messages = 0  # sent
 
@@ -137,49 +136,49 @@ class Coordinator:
         cache = ReplicatedCache(
             kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self
         )
-        self.tell(HostCommand.NEW, cache.key)
+        self.queue(HostCommand.NEW, cache.key)
         return cache
 
     def __call__(self, tokens: mx.array, cache: ReplicatedCache) -> mx.array:
         """tokens [1, rows]. Returns logits [1, rows, vocab], launched."""
-        logits = self._run(tokens, cache, wanted=True)
+        logits = self._run(tokens, cache, need_logits=True)
         mx.async_eval(logits)  # the workers evaluate theirs in every case
         return logits
 
     def fill(self, tokens: mx.array, cache: ReplicatedCache) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
-        self._run(tokens, cache, wanted=False)
+        self._run(tokens, cache, need_logits=False)
 
     def rest(self) -> None:
-        """Let the workers sleep until the next message."""
-        if not self._resting:
-            self.tell(HostCommand.REST)
+        """Put the workers to sleep until the next message."""
+        if not self._idle:
+            self.queue(HostCommand.IDLE)
             with contextlib.suppress(HostLost, RuntimeError):  # raised again by the next pass
                 self._send(None)
-            self._resting = True
+            self._idle = True
 
     @property
     def busy(self) -> bool:
         """Whether the workers wait for messages."""
-        return not self._resting
+        return not self._idle
 
-    def tell(self, do: HostCommand, *numbers: int) -> None:
+    def queue(self, command: HostCommand, *numbers: int) -> None:
         """Add a command to the next message."""
-        self._commands.append((do, *numbers))
+        self._commands.append((command, *numbers))
 
-    def key_for(self, owner: object, end: HostCommand) -> int:
-        """Return a new key for `owner`; the command `end` is sent when `owner` is collected."""
+    def key_for(self, owner: object, on_collect: HostCommand) -> int:
+        """Return a new key for `owner`, whose collection queues the command `on_collect`."""
         key = next(self._keys)
-        weakref.finalize(owner, self._commands.append, (end, key)).atexit = False
+        weakref.finalize(owner, self._commands.append, (on_collect, key)).atexit = False
         return key
 
-    def checkpoint_key(self, place: kv_cache.Checkpoint) -> int:
-        if place not in self._checkpoints:
-            self._checkpoints[place] = self.key_for(place, HostCommand.FORGET)
-        return self._checkpoints[place]
+    def key_of_checkpoint(self, checkpoint: kv_cache.Checkpoint) -> int:
+        if checkpoint not in self._checkpoints:
+            self._checkpoints[checkpoint] = self.key_for(checkpoint, HostCommand.FORGET)
+        return self._checkpoints[checkpoint]
 
-    def _run(self, tokens: mx.array, cache: ReplicatedCache, *, wanted: bool) -> mx.array:
-        self.tell(HostCommand.PASS, cache.key, kv_cache.held(cache), int(wanted))
+    def _run(self, tokens: mx.array, cache: ReplicatedCache, *, need_logits: bool) -> mx.array:
+        self.queue(HostCommand.PASS, cache.key, kv_cache.row_count(cache), int(need_logits))
         self._send(tokens[0])
         logits: mx.array = self._model(tokens, cache=cache.own)
         cache.write_stand_ins(tokens.shape[1])
@@ -187,9 +186,9 @@ class Coordinator:
 
     def _send(self, tokens: mx.array | None) -> None:
         self._check()
-        if self._resting:
+        if self._idle:
             self._wake()
-            self._resting = False
+            self._idle = False
         commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for part in encode(commands, tokens):
             self._launch(part)
@@ -220,25 +219,25 @@ class PartitionRunner:
     def __init__(
         self, model: Any, stand_ins: list[Any], receive: Callable[[int], list[int]]
     ) -> None:
-        """stand_ins: see `division.missing_kinds`. receive: returns integers from rank 0."""
+        """stand_ins: see `partition.stand_ins_for`. receive: returns integers from rank 0."""
         self._model, self._stand_ins, self._receive = model, stand_ins, receive
         self._caches: dict[int, kv_cache.Cache] = {}
         self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
-        self._before: Any = None  # the last pass
+        self._last_pass: Any = None  # state to roll back to
         self._counts = PassCounts()
 
-    def follow(self) -> None:
-        """Run commands until REST. Raises RuntimeError if the connection breaks, CacheMismatch."""
+    def run_until_idle(self) -> None:
+        """Run commands until IDLE. Raises RuntimeError if the connection breaks, CacheMismatch."""
         while True:
-            message = self._receive(LENGTH)
-            if rest := rest_of(message):
-                message += self._receive(rest)
+            message = self._receive(MESSAGE_LENGTH)
+            if missing := remaining_length(message):
+                message += self._receive(missing)
             commands, tokens = decode(message)
             for command in commands:
-                if command[0] == HostCommand.REST:
+                if command[0] == HostCommand.IDLE:
                     mx.clear_cache()
                     return
-                self._do(command, tokens)
+                self._run(command, tokens)
 
     @property
     def counts(self) -> PassCounts:
@@ -246,51 +245,51 @@ class PartitionRunner:
         return self._counts
 
     @property
-    def held(self) -> dict[int, int]:
-        return {key: kv_cache.held(cache) for key, cache in self._caches.items()}
+    def cached_tokens(self) -> dict[int, int]:
+        return {key: kv_cache.row_count(cache) for key, cache in self._caches.items()}
 
-    def _do(self, command: Command, tokens: list[int]) -> None:
-        do, key, *numbers = command
-        if do == HostCommand.NEW:
+    def _run(self, command: Command, tokens: list[int]) -> None:
+        kind, key, *numbers = command
+        if kind == HostCommand.NEW:
             own = kv_cache.new_cache(self._model)
             self._caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
-        elif do == HostCommand.COMPACT:
+        elif kind == HostCommand.COMPACT:
             self._caches[key] = kv_cache.compact(self._caches[numbers[0]])
-        elif do == HostCommand.FORGET:
+        elif kind == HostCommand.FORGET:
             del self._checkpoints[key]
-        elif do == HostCommand.DROP:
+        elif kind == HostCommand.DROP:
             del self._caches[key]
         else:
-            self._do_to(self._caches[key], do, numbers, tokens)
+            self._run_on_cache(self._caches[key], kind, numbers, tokens)
 
-    def _do_to(self, cache: Any, do: int, numbers: list[int], tokens: list[int]) -> None:
-        if do == HostCommand.PASS:
-            self._pass(cache, numbers[0], tokens, wanted=bool(numbers[1]))
-        elif do == HostCommand.ROLL_BACK:
-            self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._before, *numbers)
-        elif do == HostCommand.TRIM:
+    def _run_on_cache(self, cache: Any, kind: int, numbers: list[int], tokens: list[int]) -> None:
+        if kind == HostCommand.PASS:
+            self._pass(cache, numbers[0], tokens, need_logits=bool(numbers[1]))
+        elif kind == HostCommand.ROLL_BACK:
+            self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._last_pass, *numbers)
+        elif kind == HostCommand.TRIM:
             self._counts.cut += numbers[0]
             kv_cache.trim(cache, numbers[0])
-        elif do == HostCommand.CHECKPOINT:
+        elif kind == HostCommand.CHECKPOINT:
             self._checkpoints[numbers[0]] = kv_cache.checkpoint(cache, numbers[1])
-        elif do == HostCommand.RESTORE:
+        elif kind == HostCommand.RESTORE:
             kv_cache.restore(cache, self._checkpoints[numbers[0]])
-        elif do == HostCommand.DETACH:
-            kv_cache.detached(cache)
-        elif do == HostCommand.SHRINK:
+        elif kind == HostCommand.DETACH:
+            kv_cache.detach(cache)
+        elif kind == HostCommand.SHRINK:
             kv_cache.shrink(cache)
 
     def _pass(
-        self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, wanted: bool
+        self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, need_logits: bool
     ) -> None:
-        if kv_cache.held(cache) != held:
+        if kv_cache.row_count(cache) != held:
             raise CacheMismatch(
-                f"a cache holds {kv_cache.held(cache)} tokens, that of rank 0 {held}"
+                f"a cache holds {kv_cache.row_count(cache)} tokens, that of rank 0 {held}"
             )
         # Holding the state would prevent in-place writes of plain steps.
-        self._before = kv_cache.pass_state(cache) if wanted and len(tokens) > 1 else None
+        self._last_pass = kv_cache.pass_state(cache) if need_logits and len(tokens) > 1 else None
         logits = self._model(mx.array([tokens]), cache=cache.own)
         cache.write_stand_ins(len(tokens))
-        mx.async_eval(logits if wanted else kv_cache.states(cache))
+        mx.async_eval(logits if need_logits else kv_cache.state_arrays(cache))
         self._counts.passes += 1
         self._counts.rows += len(tokens)

@@ -35,7 +35,7 @@ class DraftModel:
     model: Any
     vocabulary: int  # width of its logits
     needs: MemoryNeeds
-    share: float  # its weights in bytes per byte of the target: the relative cost of a pass
+    relative_cost: float  # of a pass, in passes of the target: the ratio of their weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MtpHead:
 
     head: Head
     needs: MemoryNeeds
-    share: float  # see `DraftModel`; includes the lm_head that it shares with the model
+    relative_cost: float  # see `DraftModel`; includes the lm_head, shared with the model
 
 
 def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryNeeds) -> DraftModel:
@@ -53,7 +53,7 @@ def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryN
     Raises what `open_model` does, and UsageError if its cache cannot be rolled back.
     """
     opened = open_model(path)
-    if why := kv_cache.why_no_rollback(kv_cache.new_cache(opened.model)):
+    if why := kv_cache.no_rollback_reason(kv_cache.new_cache(opened.model)):
         raise UsageError(f"{name} cannot draft: {why}; take another --draft-model")
     needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))
     share = needs.weights / max(1, target.weights)
@@ -84,7 +84,7 @@ def open_head(
 def _head_needs(head: Head, target: MemoryNeeds, weights: WeightMode) -> MemoryNeeds:
     device.convert_weights(head, weights)
     cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
-    head(rows, rows, cache)  # which is not computed
+    head(rows, rows, cache)  # lazy: only the shapes are needed
     per_token = sum(plan.bytes_per_row(entry) for entry in kv_cache.leaves(cache))
     return replace(target, weights=device.weight_bytes(head), cache=CacheGrowth(per_token))
 
@@ -110,7 +110,7 @@ def check_tokens(small: TokenCodec, target: TokenCodec) -> None:
 def difference(target: dict[str, int], draft: dict[str, int]) -> str:
     """Describe how two vocabularies differ; "" if they match.
 
-    A few tokens may be in only one of them: sizes of a model family often differ so.
+    Each may have a few extra tokens, as is common within a model family.
     """
     theirs = {token: text for text, token in target.items()}
     ours = {token: text for text, token in draft.items()}

@@ -24,7 +24,7 @@ from akunu_py.decoding.model.drafters import (
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.models.load.fit import MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import as_error
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Engine:
     plan: LoadPlan
     tokens: TokenCodec
     model: Any  # of mlx-lm, or a wrapper that runs it on all hosts
-    no_draft: str | None  # why drafts cannot be rolled back, None if they can
+    no_draft_reason: str | None  # why drafts cannot be rolled back, None if they can
     recurrent: bool  # after a rejected draft, accepted tokens must run again
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
-    no_mtp_head: str = "it was not looked for"  # why there is no `mtp_head`
+    no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
     load_s: float = 0.0  # loading time in seconds
     ring: HostGroup | None = None  # the other hosts, if the model is split over several
 
@@ -68,23 +68,23 @@ class Engine:
     ) -> Engine:
         """Load the model in the directory `path`.
 
-        draft_model, ring: used instead of the draft model and hosts that `options` name.
+        draft_model, ring: override the draft model and hosts of `options`.
 
-        Raises DamagedModel or UnsupportedModel for every failure of mlx-lm; UsageError if `options`
-        cannot be met or the draft model has other tokens; DoesNotFit before weights are read.
+        Raises DamagedModel or UnsupportedModel for all failures of mlx-lm; UsageError for bad
+        `options` or a draft model with other tokens; DoesNotFit before weights are read.
         """
         started = time.perf_counter()
         name = name or path.name
-        with boundary(f"the model in {path} cannot be loaded"):
+        with as_error(f"the model in {path} cannot be loaded"):
             parts = open_parts(path, options, draft_model, ring)
             needs = [each.needs for each in parts.drafters]
-            divided = ring is not None
-            plan = make_plan(name, parts.opened, parts.needs, options, needs, divided=divided)
+            split = ring is not None
+            plan = make_plan(name, parts.opened, parts.needs, options, needs, partitioned=split)
             engine = load(parts, plan)
         return replace(engine, load_s=time.perf_counter() - started)
 
-    def drafted_by(self, small: Engine) -> Engine:
-        """Return this engine with `small` as draft model. Raises UsageError for other tokens."""
+    def with_draft_model(self, small: Engine) -> Engine:
+        """Return this engine with draft model `small`. Raises UsageError if its tokens differ."""
         check_tokens(small.tokens, self.tokens)
         needed, width = small.plan.fit.needs, small.tokens.vocabulary
         share = needed.weights / max(1, self.plan.fit.needs.weights)
@@ -94,13 +94,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """A model and its neural drafters with known shapes, before weights are read."""
+    """A model and its neural drafters, opened but without weights."""
 
     opened: OpenModel
     needs: MemoryNeeds  # of the model alone
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
-    no_mtp_head: str = "the model is split over several hosts"
+    no_mtp_head_reason: str = "the model is split over several hosts"
     ring: HostGroup | None = None
 
     @property
@@ -114,7 +114,7 @@ def open_parts(
     """Open the model in `path` and its neural drafters; see `Engine.load`."""
     opened = open_model(path)
     if ring is not None:
-        itemsize = ring.take_share(opened.model)
+        itemsize = ring.keep_partition(opened.model)
     else:
         itemsize = device.convert_weights(opened.model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
@@ -130,12 +130,12 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     opened, ring = parts.opened, parts.ring
     model = opened.model
     device.wire_memory(model)
-    with ThreadPoolExecutor(1) as other:  # loads the tokenizer while the device reads the weights
-        loading = other.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
+    with ThreadPoolExecutor(1) as pool:  # loads the tokenizer while the device reads the weights
+        loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if ring is None:
             mx.eval(model.parameters())
         else:
-            model, context = ring.lead(model, plan.context_length)
+            model, context = ring.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
         tokens = loading.result()
     cache = kv_cache.new_cache(model, plan.kv_bits)
@@ -150,10 +150,10 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         plan=plan,
         tokens=tokens,
         model=model,
-        no_draft=kv_cache.why_no_rollback(cache),
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
         draft_model=parts.draft_model,
         mtp_head=parts.mtp_head,
-        no_mtp_head=parts.no_mtp_head,
+        no_mtp_head_reason=parts.no_mtp_head_reason,
         ring=ring,
     )

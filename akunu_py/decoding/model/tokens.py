@@ -15,7 +15,7 @@ from akunu_py.models.load.mlx_loader import load_tokenizer
 from akunu_py.models.load.model_files import ModelFiles
 from akunu_py.types import Message, Tool, ToolCall
 
-# Checkpoints declare one end token, often of a chat turn; plain text ends with another.
+# Checkpoints declare one end token, often that of a chat turn; plain text may end with another.
 _END_TOKENS = (
     "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>",
     # End of a tool call.
@@ -100,12 +100,12 @@ class TokenCodec:
             del next_turn[-2]
         try:
             return common_prefix(self.encode_chat(next_turn, tools, variables), prompt)
-        except UnsupportedModel:  # the template accepts no such conversation
+        except UnsupportedModel:  # the template rejects this conversation
             return 0
 
 
 def _is_partial_answer(message: Message) -> bool:
-    """Return whether `message` is the beginning of an answer, which the model continues."""
+    """Return whether `message` is a partial answer, which the model continues."""
     return message.role == "assistant" and not message.tool_calls
 
 

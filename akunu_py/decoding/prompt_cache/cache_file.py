@@ -21,14 +21,14 @@ from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, 
 from akunu_py.files import open_regular, parse_json
 from akunu_py.models.load.safetensors import read_header
 
-SUFFIX = ".safetensors"  # MLX tells formats by it
+SUFFIX = ".safetensors"  # MLX selects the format by it
 FORMAT = 3
-MOST_CHECKPOINTS = 64  # far more than a history keeps
-# mlx-lm's metadata: ours, a class name a layer, what was not an array.
+MAX_CHECKPOINTS = 64  # far more than a history has
+# Keys of mlx-lm's metadata: akunu's header, its digest, class names by layer.
 _KEY, _DIGEST, _CLASSES = "akunu", "akunu_digest", "1."
 _NO_DIGEST = "0" * 64
-_MARK = f'"0.{_DIGEST}":"'.encode()
-_BLOCK = 4 << 20  # bytes that are read at once
+_DIGEST_PREFIX = f'"0.{_DIGEST}":"'.encode()
+_BLOCK_BYTES = 4 << 20  # bytes per read
 
 Stopped = Callable[[], bool]
 
@@ -43,7 +43,7 @@ class SaveStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
-    """An array of a file."""
+    """An array in a file."""
 
     name: str
     dtype: str
@@ -83,24 +83,24 @@ class CacheMetadata:
 class CacheHeader:
     """A file's header."""
 
-    about: CacheMetadata
+    metadata: CacheMetadata
     classes: list[str]
     digest: str
 
 
 def write(
-    file: BinaryIO, about: CacheMetadata, metadata: Mapping[str, str],
+    file: BinaryIO, metadata: CacheMetadata, mlx_metadata: Mapping[str, str],
     tensors: Sequence[CacheTensor], stopped: Stopped,
 ) -> None:  # fmt: skip
-    """Write a whole file. metadata: mlx-lm's. Raises SaveStopped if `stopped`, OSError."""
-    words = json.dumps({"format": FORMAT, **asdict(about)})
+    """Write a complete file. Raises SaveStopped if `stopped`, OSError."""
+    akunu = json.dumps({"format": FORMAT, **asdict(metadata)})
     header: dict[str, Any] = {
-        "__metadata__": {f"0.{_KEY}": words, f"0.{_DIGEST}": _NO_DIGEST, **metadata}
+        "__metadata__": {f"0.{_KEY}": akunu, f"0.{_DIGEST}": _NO_DIGEST, **mlx_metadata}
     }
     at = 0
     for tensor in tensors:
-        place = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-        header[tensor.name] = place | {"data_offsets": [at, at + tensor.nbytes]}
+        entry = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        header[tensor.name] = entry | {"data_offsets": [at, at + tensor.nbytes]}
         at += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     head = struct.pack("<Q", len(text)) + text
@@ -112,7 +112,7 @@ def write(
         data = tensor.data()
         digest.update(data)
         file.write(data)
-    file.seek(_place_of_digest(head))
+    file.seek(_digest_offset(head))
     file.write(digest.hexdigest().encode())
     file.flush()
 
@@ -140,7 +140,7 @@ def read(path: Path) -> CacheHeader:
             if key.startswith(_CLASSES)
         }
         classes = [layers[at] for at in sorted(layers)]
-        return CacheHeader(_about(found), classes, digest_in(metadata))
+        return CacheHeader(_parsed_metadata(found), classes, digest_in(metadata))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
@@ -163,18 +163,18 @@ def verify(path: Path) -> str:
             if length > os.fstat(file.fileno()).st_size:
                 raise damaged
             head = struct.pack("<Q", length) + file.read(length)
-            at = _place_of_digest(head)
-            kept = head[at : at + len(_NO_DIGEST)]
-            digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode() + head[at + len(kept) :])
-            while block := file.read(_BLOCK):
+            at = _digest_offset(head)
+            expected = head[at : at + len(_NO_DIGEST)]
+            digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode() + head[at + len(expected) :])
+            while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, struct.error) as error:
         raise damaged from error
-    if digest.hexdigest().encode() != kept:
+    if digest.hexdigest().encode() != expected:
         raise damaged
-    return kept.decode()
+    return expected.decode()
 
 
 @contextlib.contextmanager
@@ -186,15 +186,15 @@ def disk_errors(what: str) -> Iterator[None]:
         raise StoreError(f"{what}: {error.strerror or error}") from error
 
 
-def _place_of_digest(head: bytes) -> int:
+def _digest_offset(head: bytes) -> int:
     """Return the digest's offset. Raises ValueError unless there is exactly one."""
-    at = head.index(_MARK) + len(_MARK)
-    if head.find(_MARK, at) >= 0:
+    at = head.index(_DIGEST_PREFIX) + len(_DIGEST_PREFIX)
+    if head.find(_DIGEST_PREFIX, at) >= 0:
         raise ValueError("two digests")
     return at
 
 
-def _about(found: Any) -> CacheMetadata:
+def _parsed_metadata(found: Any) -> CacheMetadata:
     """Validate the header. Raises TypeError, KeyError or ValueError."""
     kinds = {"model": str, "identity": str, "tokenizer": str, "weights": str, "trims": bool}
     for name, kind in kinds.items():
@@ -205,11 +205,11 @@ def _about(found: Any) -> CacheMetadata:
     for name in ("tokens", "pending", "checkpoints"):
         if type(found[name]) is not list or not all(type(each) is int for each in found[name]):
             raise TypeError(name)
-    places = found["checkpoints"]
-    if len(places) > MOST_CHECKPOINTS or places != sorted({*places}):
+    lengths = found["checkpoints"]
+    if len(lengths) > MAX_CHECKPOINTS or lengths != sorted({*lengths}):
         raise ValueError("checkpoints")
-    if places and not 0 < places[0] <= places[-1] <= len(found["tokens"]):
+    if lengths and not 0 < lengths[0] <= lengths[-1] <= len(found["tokens"]):
         raise ValueError("checkpoints")
-    if type(found.get("conversation", "")) is not str:  # files that are older have none
+    if type(found.get("conversation", "")) is not str:  # missing in older files
         raise TypeError("conversation")
     return CacheMetadata(**found | {"model": one_line(found["model"], 80)})

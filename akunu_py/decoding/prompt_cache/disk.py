@@ -35,8 +35,8 @@ from akunu_py.files import open_regular, read_bounded, replacing
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES
 from akunu_py.models.load.safetensors import MAX_HEADER_BYTES
 
-_COUNTS = ("offset", "_idx", "start_position")  # of a layer, of at most as many tokens
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
+_LENGTHS = ("offset", "_idx", "start_position")  # of a layer, up to the number of tokens
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, for `model_digest`
 _DTYPES = {
     mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16",
     mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64", mx.int64: "I64", mx.float16: "F16",
@@ -50,10 +50,10 @@ def save(
     """Write a history to `path`; see `Session.save_prompt_cache`. Raises SaveStopped."""
     _check_name(path)
     if not history.tokens:
-        raise UsageError("there is nothing to save: the session has read nothing yet")
-    if why := kv_cache.why_no_prompt_cache(history.cache):
+        raise UsageError("nothing to save: the session has not processed a prompt yet")
+    if why := kv_cache.no_prompt_cache_reason(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
-    about = CacheMetadata(
+    metadata = CacheMetadata(
         model=engine.name,
         identity=model_digest(engine.path, engine.plan.weights),
         tokenizer=engine.tokens.digest,
@@ -67,66 +67,65 @@ def save(
     )
     entries = kv_cache.compact(history.cache)
     layers = kv_cache.leaves(entries)
-    checkpoints = [_layers_of(each, layers) for each in history.checkpoints]
+    checkpoints = [_checkpoint_layers(each, layers) for each in history.checkpoints]
     with disk_errors(f"cannot write {path}"), replacing(path) as temporary:
-        write(temporary, about, entries, checkpoints, stopped)
+        write(temporary, metadata, entries, checkpoints, stopped)
 
 
 def write(
-    path: Path, about: CacheMetadata, entries: kv_cache.Cache, checkpoints: Sequence[Sequence[Any]],
-    stopped: Stopped = lambda: False,
+    path: Path, metadata: CacheMetadata, entries: kv_cache.Cache,
+    checkpoints: Sequence[Sequence[Any]], stopped: Stopped = lambda: False,
 ) -> None:  # fmt: skip
     """Write a cache and its checkpoints' own layers to `path`. Raises SaveStopped, OSError."""
     state = [entry.state for entry in entries]
     state += [[layer.state for layer in layers] for layers in checkpoints]
     scalars: list[Any] = [""]  # mlx-lm's sign for an empty list
     arrays = [(name, _as_array(name, value, scalars)) for name, value in tree_flatten(state)]
+    tensors = [_tensor(*each) for each in arrays]
     classes = [type(entry).__name__ for entry in entries]
-    metadata = {f"1.{at}": name for at, name in enumerate(classes)}
-    metadata |= {f"2.{name}": value for name, value in tree_flatten(scalars)}
+    mlx_metadata = {f"1.{at}": name for at, name in enumerate(classes)}
+    mlx_metadata |= {f"2.{name}": value for name, value in tree_flatten(scalars)}
     with path.open("wb") as opened:
-        cache_file.write(opened, about, metadata, [_tensor(*each) for each in arrays], stopped)
+        cache_file.write(opened, metadata, mlx_metadata, tensors, stopped)
 
 
 def load(engine: Engine, path: Path) -> TokenHistory:
     """Load the history in `path`; see `Session.load_prompt_cache`."""
     _check_name(path)
     header = cache_file.read(path)
-    about = header.about
-    if about.identity != model_digest(engine.path, engine.plan.weights):
+    metadata = header.metadata
+    if metadata.identity != model_digest(engine.path, engine.plan.weights):
         raise UsageError(
-            f"{path} belongs to {about.model}, or to other weights of it than {engine.name} "
+            f"{path} belongs to {metadata.model}, or to other weights of it than {engine.name} "
             f"has here ({engine.plan.weights}); use another file"
         )
-    made = [type(entry).__name__ for entry in kv_cache.new_cache(engine.model, engine.plan.kv_bits)]
-    if header.classes != made:
+    expected = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    if header.classes != [type(entry).__name__ for entry in expected]:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
-    if len(about.tokens) >= engine.plan.context_length:
+    if len(metadata.tokens) >= engine.plan.context_length:
         raise UsageError(
-            f"{path} holds {len(about.tokens)} tokens, but the context of {engine.name} here holds "
-            f"{engine.plan.context_length}; use another file, or raise --context"
+            f"{path} holds {len(metadata.tokens)} tokens, but the context of {engine.name} "
+            f"here holds {engine.plan.context_length}; use another file, or raise --context"
         )
     try:
-        return _checked(path, engine, header)
+        return _load_checked(path, engine, header)
     except (OSError, StoreError) as error:
         raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    except Exception as error:  # whatever MLX, mlx-lm or the model makes of it
+    except Exception as error:  # any error of MLX, mlx-lm or the model
         raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
 
 
-def _checked(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHistory:
+def _load_checked(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHistory:
     """Load and validate the history. Raises ValueError, or errors of MLX and the model."""
-    about, length = header.about, len(header.about.tokens)
-    if (
-        not length
-        or first_invalid([*about.tokens, *about.pending], engine.tokens.vocabulary) is not None
-    ):
+    metadata, vocabulary = header.metadata, engine.tokens.vocabulary
+    tokens, length = metadata.tokens, len(metadata.tokens)
+    if not length or first_invalid([*tokens, *metadata.pending], vocabulary) is not None:
         raise ValueError("expected tokens of this model")
-    like = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
-    engine.model(mx.zeros((1, 2), mx.int32), cache=like)  # never evaluated: for the shapes
-    parts = [value for _, value in tree_flatten([entry.state for entry in like])]
+    empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    engine.model(mx.zeros((1, 2), mx.int32), cache=empty)  # never evaluated: for the shapes
+    parts = [value for _, value in tree_flatten([entry.state for entry in empty])]
     expected = sum(value.nbytes for value in parts if isinstance(value, mx.array))
-    copies = 1 + len(about.checkpoints)
+    copies = 1 + len(metadata.checkpoints)
     if path.stat().st_size > MAX_HEADER_BYTES + expected * length * copies:
         raise ValueError("it is larger than such a cache can be")
     verified = cache_file.verify(path)
@@ -134,15 +133,15 @@ def _checked(path: Path, engine: Engine, header: cache_file.CacheHeader) -> Toke
     if not verified == header.digest == digest:
         raise ValueError("it was replaced meanwhile")
     entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
-    _check_like(kv_cache.leaves(entries), kv_cache.leaves(like), length)
-    _try(engine, kv_cache.compact(entries))
-    history = TokenHistory(entries, about.tokens, about.pending)
-    for at, layers in zip(about.checkpoints, states[len(entries) :], strict=True):
-        back_to = _checkpoint(at, layers, entries, like)
+    _check_layers(kv_cache.leaves(entries), kv_cache.leaves(empty), length)
+    _build_pass(engine, kv_cache.compact(entries))
+    history = TokenHistory(entries, tokens, metadata.pending)
+    for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
+        checkpoint = _checkpoint(at, layers, entries, empty)
         trial = kv_cache.compact(entries)
-        kv_cache.restore(trial, back_to)
-        _try(engine, trial)
-        history.checkpoints.append(back_to)
+        kv_cache.restore(trial, checkpoint)
+        _build_pass(engine, trial)
+        history.checkpoints.append(checkpoint)
     mx.eval([part for _, part in tree_flatten(states) if isinstance(part, mx.array)])
     return history
 
@@ -169,15 +168,15 @@ def _layer(name: str, state: Any) -> Any:
     return getattr(mlx_cache, name).from_state(state)
 
 
-def _try(engine: Engine, entries: kv_cache.Cache) -> None:
+def _build_pass(engine: Engine, entries: kv_cache.Cache) -> None:
     """Build a pass over a cache, which alters it; never evaluated."""
     engine.model(mx.zeros((1, 1), mx.int32), cache=entries)
 
 
-def _layers_of(back_to: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
+def _checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
     """Return a checkpoint's own layers as they were."""
     found = []
-    for layer, state in zip(layers, back_to.entries, strict=True):
+    for layer, state in zip(layers, checkpoint.entries, strict=True):
         if not isinstance(state, int):
             found.append(copy.copy(layer))
             vars(found[-1]).update(state)
@@ -185,58 +184,58 @@ def _layers_of(back_to: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]
 
 
 def _checkpoint(
-    length: int, states: Sequence[Any], entries: kv_cache.Cache, like: kv_cache.Cache
+    length: int, states: Sequence[Any], entries: kv_cache.Cache, empty: kv_cache.Cache
 ) -> kv_cache.Checkpoint:
     """Return the checkpoint with its own layers' `states`. Raises ValueError."""
-    left = list(states)
-    made: list[dict[str, Any] | int] = []
-    for entry, other in zip(kv_cache.leaves(entries), kv_cache.leaves(like), strict=True):
+    remaining = list(states)
+    restored: list[dict[str, Any] | int] = []
+    for entry, other in zip(kv_cache.leaves(entries), kv_cache.leaves(empty), strict=True):
         if type(entry) in kv_cache.GROWING:
-            made.append(0 if entry.empty() else length)
+            restored.append(0 if entry.empty() else length)
             continue
-        layer = _layer(type(entry).__name__, left.pop(0))
-        _check_like([layer], [other], length)
-        made.append(vars(layer))
-    if left:
+        layer = _layer(type(entry).__name__, remaining.pop(0))
+        _check_layers([layer], [other], length)
+        restored.append(vars(layer))
+    if remaining:
         raise ValueError("more layers than the model has")
-    parts = [part for _, part in tree_flatten(made) if isinstance(part, mx.array)]
-    return kv_cache.Checkpoint(length, made, sum(part.nbytes for part in parts))
+    parts = [part for _, part in tree_flatten(restored) if isinstance(part, mx.array)]
+    return kv_cache.Checkpoint(length, restored, sum(part.nbytes for part in parts))
 
 
-def _check_like(entries: Sequence[Any], like: Sequence[Any], length: int) -> None:
-    """Raise ValueError unless `entries` match the layers of `like` after `length` tokens."""
-    for entry, other in zip(entries, like, strict=True):
+def _check_layers(entries: Sequence[Any], expected: Sequence[Any], length: int) -> None:
+    """Raise ValueError unless `entries` match the layers `expected` after `length` tokens."""
+    for entry, other in zip(entries, expected, strict=True):
         if type(entry) is not type(other) or vars(entry).keys() != vars(other).keys():
             raise ValueError("layers of another kind")
-        for name, ours in vars(other).items():
-            theirs, parts = vars(entry)[name], dict(tree_flatten(ours))
-            if isinstance(ours, mx.array | list | tuple):
-                kept = dict(tree_flatten(theirs))
-                fits = kept.keys() == parts.keys() and all(
-                    _fits(other, kept[key], parts[key], length) for key in parts
+        for name, value in vars(other).items():
+            loaded, parts = vars(entry)[name], dict(tree_flatten(value))
+            if isinstance(value, mx.array | list | tuple):
+                loaded_parts = dict(tree_flatten(loaded))
+                fits = loaded_parts.keys() == parts.keys() and all(
+                    _part_matches(other, loaded_parts[key], parts[key], length) for key in parts
                 )
-            elif name in _COUNTS:
-                fits = type(theirs) is int and 0 <= theirs <= length
-                fits = fits and (name != "offset" or theirs == length)
+            elif name in _LENGTHS:
+                fits = type(loaded) is int and 0 <= loaded <= length
+                fits = fits and (name != "offset" or loaded == length)
             else:
-                fits = type(theirs) is type(ours) and theirs == ours
+                fits = type(loaded) is type(value) and loaded == value
             if not fits:
                 raise ValueError(f"{name} is not that of this model's cache")
 
 
-def _fits(entry: Any, theirs: Any, ours: Any, length: int) -> bool:
+def _part_matches(entry: Any, loaded: Any, expected: Any, length: int) -> bool:
     """Return whether a part of a cache matches this model's part."""
-    if not (isinstance(theirs, mx.array) and isinstance(ours, mx.array)):
-        return type(theirs) is type(ours)
-    if theirs.dtype != ours.dtype or theirs.ndim != ours.ndim:
+    if not (isinstance(loaded, mx.array) and isinstance(expected, mx.array)):
+        return type(loaded) is type(expected)
+    if loaded.dtype != expected.dtype or loaded.ndim != expected.ndim:
         return False
     if not kv_cache.is_recurrent([entry]):
-        rows = theirs.shape[-2]
-        right = rows == length if type(entry) in kv_cache.GROWING else 0 < rows <= length
-        return right and theirs.shape[:-2] == ours.shape[:-2] and theirs.shape[-1] == ours.shape[-1]
+        (rows, width), own = loaded.shape[-2:], expected.shape
+        rows_match = rows == length if type(entry) in kv_cache.GROWING else 0 < rows <= length
+        return rows_match and loaded.shape[:-2] == own[:-2] and width == own[-1]
     # Integers are the last tokens, of which there were fewer (longcat_flash_ngram, which takes what
     # it looks up with them modulo the size of its tables).
-    return theirs.shape == ours.shape or bool(mx.issubdtype(ours.dtype, mx.integer))
+    return loaded.shape == expected.shape or bool(mx.issubdtype(expected.dtype, mx.integer))
 
 
 @cache

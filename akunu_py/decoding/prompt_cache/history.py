@@ -8,42 +8,37 @@ from typing import Any
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.token_ids import common_prefix
 
-_CHECKPOINTS = 8  # maximum per history
-_RECENT = 4  # of these, always the last ones
-_LEAST_LEFT = 256  # minimum tokens of a shortened history
-_CHECKPOINT_BYTES = 512 << 20  # limit for all; the last one always stays
+_MAX_CHECKPOINTS = 8  # maximum per history
+_KEEP_RECENT = 4  # the last checkpoints are never dropped
+_MIN_SHORTENED = 256  # minimum tokens of a history after `shorten`
+_MAX_CHECKPOINT_BYTES = 512 << 20  # per history; the last checkpoint always stays
 
 
 class TokenHistory:
-    """A KV cache with its tokens, and what is needed to cut it back."""
+    """A KV cache with its tokens, and checkpoints to truncate it."""
 
     def __init__(
         self, cache: kv_cache.Cache, tokens: Sequence[int] = (), pending: Sequence[int] = ()
     ) -> None:
         self.cache = cache
         self.tokens = list(tokens)  # in the cache
-        self.pending = list(
-            pending
-        )  # known tokens not yet in the cache: the next pass's first rows
+        self.pending = list(pending)  # known tokens for the next pass, not yet in the cache
         self.checkpoints: list[kv_cache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
-        self.uses = 0  # how often it was returned to the caches
-        self.drafter_histories: dict[
-            str, TokenHistory
-        ] = {}  # neural drafters' own histories, by key
+        self.uses = 0  # number of returns to the caches
+        self.drafter_histories: dict[str, TokenHistory] = {}  # of neural drafters, by key
         self.remember = True  # may be saved to disk
         self.conversation = ""  # id of the last conversation that used it
-        self.asked = 0.0  # time of that request (`time.time`)
+        self.requested_at = 0.0  # time of that request (`time.time`)
         self.reserved = 0  # bytes that it may grow to while in use
         self.needs_checkpoints = kv_cache.needs_checkpoints(cache)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in all."""
+        """Total bytes of memory."""
         drafters = sum(each.nbytes for each in self.drafter_histories.values())
-        return (
-            kv_cache.nbytes(self.cache) + drafters + sum(each.nbytes for each in self.checkpoints)
-        )
+        checkpoints = sum(each.nbytes for each in self.checkpoints)
+        return kv_cache.nbytes(self.cache) + drafters + checkpoints
 
     @property
     def last_checkpoint(self) -> int:
@@ -55,71 +50,67 @@ class TokenHistory:
         if not self.needs_checkpoints or len(self.tokens) in (0, self.last_checkpoint):
             return
         self.checkpoints.append(kv_cache.checkpoint(self.cache, len(self.tokens)))
-        while len(self.checkpoints) > _CHECKPOINTS:
-            # Without it, returning there means reading on from the one before: the least of that.
+        while len(self.checkpoints) > _MAX_CHECKPOINTS:
+            # Drop the checkpoint whose loss costs the fewest tokens of prefill.
             ends = [0, *(each.length for each in self.checkpoints)]
-            older = range(_CHECKPOINTS - _RECENT + 1)
+            older = range(_MAX_CHECKPOINTS - _KEEP_RECENT + 1)
             del self.checkpoints[min(older, key=lambda index: ends[index + 1] - ends[index])]
         while (
             len(self.checkpoints) > 1
-            and sum(each.nbytes for each in self.checkpoints) > _CHECKPOINT_BYTES
+            and sum(each.nbytes for each in self.checkpoints) > _MAX_CHECKPOINT_BYTES
         ):
             del self.checkpoints[0]
 
     @property
     def to_next_mark(self) -> int | None:
         """Tokens up to the next mark, or None."""
-        return min(
-            (mark - len(self.tokens) for mark in self.marks if mark > len(self.tokens)),
-            default=None,
-        )
+        length = len(self.tokens)
+        return min((mark - length for mark in self.marks if mark > length), default=None)
 
     def shared(self, prompt: Sequence[int]) -> int:
         """Return how many tokens the cache shares with `prompt`, except its last."""
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
     def reach(self, shared: int) -> int:
-        """Return how many tokens remain after cutting back to at most `shared`."""
+        """Return how many tokens remain after truncating to at most `shared`."""
         if kv_cache.can_trim(self.cache, len(self.tokens) - shared):
             return shared
         return max((each.length for each in self.checkpoints if each.length <= shared), default=0)
 
-    def return_to(self, length: int) -> None:
-        """Cut back to the first `length` tokens, a result of `reach`."""
-        _return(self.cache, len(self.tokens), length, self.checkpoints)
+    def truncate(self, length: int) -> None:
+        """Truncate to the first `length` tokens, a result of `reach`."""
+        _trim(self.cache, len(self.tokens), length, self.checkpoints)
         self.checkpoints = [each for each in self.checkpoints if each.length <= length]
         del self.tokens[length:]
         self.pending = []
 
     def shorten(self, nbytes: int) -> bool:
         """Free about `nbytes` bytes from the end; False if too little would remain."""
-        drafters, self.drafter_histories = (
-            sum(each.nbytes for each in self.drafter_histories.values()),
-            {},
-        )
+        drafters = sum(each.nbytes for each in self.drafter_histories.values())
+        self.drafter_histories = {}
         if drafters >= nbytes:
             return True
         nbytes -= drafters
         tokens, size = len(self.tokens), max(1, self.nbytes)
-        left = self.reach(max(0, tokens - 1 - nbytes * tokens // size))
-        if left < _LEAST_LEFT:
+        length = self.reach(max(0, tokens - 1 - nbytes * tokens // size))
+        if length < _MIN_SHORTENED:
             return False
-        self.return_to(left)
+        self.truncate(length)
         kv_cache.shrink(self.cache)
         return True
 
     def branch(self, length: int) -> TokenHistory:
         """Return a copy of the first `length` tokens, a result of `reach`."""
         cache = kv_cache.compact(self.cache)
-        _return(cache, len(self.tokens), length, self.checkpoints)
-        other = TokenHistory(kv_cache.detached(cache), self.tokens[:length])
+        _trim(cache, len(self.tokens), length, self.checkpoints)
+        other = TokenHistory(kv_cache.detach(cache), self.tokens[:length])
         other.checkpoints = [each for each in self.checkpoints if each.length <= length]
         return other
 
 
-def _return(cache: Any, held: int, length: int, checkpoints: Sequence[kv_cache.Checkpoint]) -> None:
-    if kv_cache.can_trim(cache, held - length):
-        kv_cache.trim(cache, held - length)
+def _trim(cache: Any, size: int, length: int, checkpoints: Sequence[kv_cache.Checkpoint]) -> None:
+    if kv_cache.can_trim(cache, size - length):
+        kv_cache.trim(cache, size - length)
     else:
-        (back_to,) = (each for each in checkpoints if each.length == length)
-        kv_cache.restore(cache, back_to)
+        (checkpoint,) = (each for each in checkpoints if each.length == length)
+        kv_cache.restore(cache, checkpoint)

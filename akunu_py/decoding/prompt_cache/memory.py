@@ -1,4 +1,4 @@
-"""Token histories kept in memory within a limit, and their eviction order.
+"""Token histories cached in memory within a limit, and their eviction order.
 
 Evicts the fewest tokens to prefill again per byte, times the chance of reuse. That chance falls as
 1 / n with the requests since; for histories used once it is the share of texts with a similar
@@ -15,63 +15,61 @@ from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import common_prefix
 
 LEAST = 64  # tokens; shorter histories are not worth keeping
-_MOST = 16  # maximum number of histories
-_REMEMBERED = 32  # evicted histories, to explain cache misses
+_MAX_HISTORIES = 16  # maximum number of histories
+_MAX_EVICTED = 32  # evicted histories, to explain cache misses
 
 
 @dataclass(slots=True)
 class _CachedHistory:
-    """since: how many requests there had been when it was used last."""
-
     history: TokenHistory
-    since: int
+    last_request: int  # number of the request that used it last
 
 
 class PromptCaches:
-    """Token histories that are kept for later or in use."""
+    """Token histories in use, and cached for later requests."""
 
     def __init__(self, limit: int = 0) -> None:
-        """limit: bytes for all histories including those in use; 0 keeps none."""
+        """limit: bytes for all histories including those in use; 0 caches none."""
         self.limit = limit
         self.in_use: list[TokenHistory] = []
-        self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
-        self._kept: list[_CachedHistory] = []
+        self.evicted: list[list[int]] = []  # tokens of the last evicted histories, oldest first
+        self._cached: list[_CachedHistory] = []
         self._requests = 0
-        self._beginnings = PrefixStats()
+        self._prefix_stats = PrefixStats()
 
     @property
     def nbytes(self) -> int:
-        return sum(each.history.nbytes for each in self._kept)
+        return sum(each.history.nbytes for each in self._cached)
 
     def histories(self) -> list[TokenHistory]:
-        return [each.history for each in self._kept]
+        return [each.history for each in self._cached]
 
     def allows(self, nbytes: int) -> bool:
-        """Return whether histories of `nbytes` bytes may be kept."""
+        """Return whether histories of `nbytes` bytes may be cached."""
         return 0 < nbytes <= self.limit
 
     def add(self, history: TokenHistory) -> None:
-        """Keep a history that is no longer in use, if worthwhile."""
+        """Cache a history that is no longer in use, if worthwhile."""
         if not self.limit:
-            self.note_lost(history)
+            self.record_eviction(history)
         elif len(history.tokens) >= LEAST:
             history.uses += 1
             self._requests += 1
             if history.uses <= 2:
-                self._beginnings.add(history.tokens, again=history.uses == 2)
-            self._kept.append(_CachedHistory(history, self._requests))
+                self._prefix_stats.add(history.tokens, continued=history.uses == 2)
+            self._cached.append(_CachedHistory(history, self._requests))
 
-    def note_lost(self, history: TokenHistory) -> None:
-        """Remember the tokens of a history that loses at least its end."""
+    def record_eviction(self, history: TokenHistory) -> None:
+        """Record the tokens of a history that is evicted or shortened."""
         if len(history.tokens) >= LEAST:
-            self.lost = [*self.lost[1 - _REMEMBERED :], list(history.tokens)]
+            self.evicted = [*self.evicted[1 - _MAX_EVICTED :], list(history.tokens)]
 
     def take(self, history: TokenHistory) -> None:
-        """Remove a history from the kept ones."""
-        self._kept = [kept for kept in self._kept if kept.history is not history]
+        """Remove a history from the cached ones."""
+        self._cached = [entry for entry in self._cached if entry.history is not history]
 
-    def exchange(self, old: TokenHistory | None, new: TokenHistory) -> None:
-        """Replace the history of a target that is in use."""
+    def replace_in_use(self, old: TokenHistory | None, new: TokenHistory) -> None:
+        """Replace a target's history in use."""
         self.in_use = [each for each in self.in_use if each is not old] + [new]
 
     def others(self, history: TokenHistory | None) -> list[TokenHistory]:
@@ -81,81 +79,81 @@ class PromptCaches:
     def has_room(self, needed: int, history: TokenHistory) -> bool:
         """Return whether `history`, in use, may grow to `needed` bytes.
 
-        Kept histories are evicted for it. The only history in use always may.
+        Cached histories are evicted for it. The only history in use may always grow.
         """
-        others = self._taken_by_others(history)
+        others = self._reserved_by_others(history)
         return not others or others + needed <= self.limit
 
     def reserve(
-        self, needed: int, history: TokenHistory, asked_for: TokenHistory | None = None
+        self, needed: int, history: TokenHistory, protected: TokenHistory | None = None
     ) -> None:
         """Reserve `needed` bytes in all for `history`, in use; see `make_room`."""
-        self.make_room(self._taken_by_others(history) + needed, asked_for)
+        self.make_room(self._reserved_by_others(history) + needed, protected)
         history.reserved = needed
 
-    def make_room(self, needed: int, asked_for: TokenHistory | None = None) -> None:
-        """Evict histories or their ends until `needed` more bytes fit, but not `asked_for`."""
-        while victims := [each for each in self._kept if each.history is not asked_for]:
+    def make_room(self, needed: int, protected: TokenHistory | None = None) -> None:
+        """Evict histories or their ends until `needed` more bytes fit, but not `protected`."""
+        while victims := [each for each in self._cached if each.history is not protected]:
             over = self.nbytes + needed - self.limit
-            if over <= 0 and len(self._kept) <= _MOST:
+            if over <= 0 and len(self._cached) <= _MAX_HISTORIES:
                 return
-            self._lose(min(victims, key=self._value), over)
+            self._evict(min(victims, key=self._value_per_byte), over)
 
-    def _lose(self, kept: _CachedHistory, nbytes: int) -> None:
+    def _evict(self, entry: _CachedHistory, nbytes: int) -> None:
         """Evict a history, or `nbytes` bytes of its end."""
-        self.note_lost(kept.history)
-        if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
-            self._kept.remove(kept)
+        self.record_eviction(entry.history)
+        if len(self._cached) > _MAX_HISTORIES or not entry.history.shorten(nbytes):
+            self._cached.remove(entry)
 
-    def _taken_by_others(self, history: TokenHistory | None) -> int:
+    def _reserved_by_others(self, history: TokenHistory | None) -> int:
         """Return the bytes reserved by histories in use except `history`."""
         return sum(
             max(each.reserved, each.nbytes) for each in self.others(history) if each.reserved
         )
 
-    def _value(self, kept: _CachedHistory) -> float:
+    def _value_per_byte(self, entry: _CachedHistory) -> float:
         """Return the value of one byte: tokens to prefill again times chance of reuse."""
-        tokens = kept.history.tokens
-        others = (each.history.tokens for each in self._kept if each is not kept)
-        alone = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
-        likely = 1.0 if kept.history.uses > 1 else self._beginnings.chance(tokens)
-        likely /= 1 + self._requests - kept.since
-        return likely * alone / max(1, kept.history.nbytes)
+        tokens = entry.history.tokens
+        others = (each.history.tokens for each in self._cached if each is not entry)
+        unique = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
+        chance = 1.0 if entry.history.uses > 1 else self._prefix_stats.chance(tokens)
+        chance /= 1 + self._requests - entry.last_request
+        return chance * unique / max(1, entry.history.nbytes)
 
 
-_BEGINNING = 64  # tokens of a beginning
-_BEGINNINGS = 64  # beginnings
-_OF_ALL = 0.5  # texts that the share of all counts for
-_CONTINUED = 2  # texts that are taken for continued before there were any
+_PREFIX_LENGTH = 64  # tokens that identify a prefix
+_MAX_PREFIXES = 64
+_OVERALL_WEIGHT = 0.5  # weight of the overall share, in texts
+_INITIAL_WEIGHT = 2  # texts assumed to be continued initially
 
 
 class PrefixStats:
-    """How often texts with each beginning were started and continued."""
+    """Counts of started and continued texts by their prefix."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # the latest last
+        self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # oldest first
 
-    def add(self, tokens: Sequence[int], *, again: bool) -> None:
-        """Count a text: started, or continued for the first time (`again`)."""
-        key = tuple(tokens[:_BEGINNING])
-        begun, continued = self._counts.pop(key, (0, 0))
-        self._counts[key] = (begun + (not again), continued + again)
-        if len(self._counts) > _BEGINNINGS:
+    def add(self, tokens: Sequence[int], *, continued: bool) -> None:
+        """Count a text: started, or continued for the first time (`continued`)."""
+        key = tuple(tokens[:_PREFIX_LENGTH])
+        starts, continuations = self._counts.pop(key, (0, 0))
+        self._counts[key] = (starts + (not continued), continuations + continued)
+        if len(self._counts) > _MAX_PREFIXES:
             del self._counts[next(iter(self._counts))]
 
     def chance(self, tokens: Sequence[int]) -> float:
-        """Return the chance that a text is continued, which was added once."""
-        key = tuple(tokens[:_BEGINNING])
+        """Return the chance that a text added once is continued."""
+        key = tuple(tokens[:_PREFIX_LENGTH])
         others = [
-            (common_prefix(each, key), begun - (each == key), continued)
-            for each, (begun, continued) in self._counts.items()
+            (common_prefix(each, key), starts - (each == key), continuations)
+            for each, (starts, continuations) in self._counts.items()
         ]
-        nearest = max((shared for shared, begun, _ in others if begun), default=0)
+        nearest = max((shared for shared, starts, _ in others if starts), default=0)
         near = [each for each in others if 2 * each[0] >= nearest]
-        of_all = _share(others, _CONTINUED, 1.0)
-        return _share(near, _OF_ALL, of_all)
+        overall = _smoothed_share(others, _INITIAL_WEIGHT, 1.0)
+        return _smoothed_share(near, _OVERALL_WEIGHT, overall)
 
 
-def _share(texts: Sequence[tuple[int, int, int]], weight: float, prior: float) -> float:
-    begun, continued = (sum(each[at] for each in texts) for at in (1, 2))
-    return (continued + weight * prior) / (max(begun, continued) + weight)
+def _smoothed_share(texts: Sequence[tuple[int, int, int]], weight: float, prior: float) -> float:
+    starts, continuations = (sum(each[at] for each in texts) for at in (1, 2))
+    return (continuations + weight * prior) / (max(starts, continuations) + weight)

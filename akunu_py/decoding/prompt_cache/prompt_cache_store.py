@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from akunu_py.decoding.prompt_cache.history import TokenHistory
 
 LEAST = 256  # tokens; shorter prefixes are not worth loading
-_LOCK, _WRITTEN = "lock", "written.json"
+_LOCK, _LEDGER = "lock", "written.json"
 _HOUR = 3600.0
-_MOST_OF_LEDGER = 1 << 20  # bytes
-_PAUSE = 600.0  # seconds without writes after a disk error
-_MOST_FILES = 64  # of a model
-_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_LEDGER_BYTES = 1 << 20
+_RETRY_AFTER = 600.0  # seconds without writes after a disk error
+_MAX_FILES = 64  # of a model
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SavedCache:
     """A prompt cache file."""
 
     path: Path
-    about: CacheMetadata
+    metadata: CacheMetadata
     size: int
     used: float
 
@@ -65,44 +65,44 @@ class PromptCacheStore:
     def __init__(
         self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self.directory = paths.prompt_caches_dir() / paths.name_of_model(model)
+        self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
         self.limits = limits or DiskLimits()
         self._clock = clock
-        self._known: dict[
-            tuple[str, int, int], CacheMetadata | None
-        ] = {}  # by name, inode and size
+        # By name, inode and size:
+        self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
         self._swept = False
-        self._refused = -_PAUSE
+        self._failed_at = -_RETRY_AFTER
 
     def saved(self, engine: Engine) -> list[SavedCache]:
         """Return the files that `engine` can continue, by their headers."""
-        return [each for each in self._all() if not why_not(each.about, engine)]
+        return [each for each in self._all() if not incompatibility(each.metadata, engine)]
 
-    def of_no_use(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
+    def find_unusable(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
         """Return the tokens of `prompt` in an incompatible file, and why it is."""
-        there = [each.about for each in self._all() if each.about.tokenizer == engine.tokens.digest]
-        found = [(each.shared(prompt), why_not(each, engine)) for each in there]
+        digest = engine.tokens.digest
+        candidates = [each.metadata for each in self._all() if each.metadata.tokenizer == digest]
+        found = [(each.shared(prompt), incompatibility(each, engine)) for each in candidates]
         return max((each for each in found if each[1]), default=(0, ""))
 
     def _all(self) -> list[SavedCache]:
         if not self._swept:
             self._swept = True
-            with self._alone() as alone:
-                if alone:
+            with self._lock_for_writing() as locked:
+                if locked:
                     sweep(self.limits, self._clock())
         found = []
         for path, status in _files(self.directory):
             key = path.name, status.st_ino, status.st_size
-            if key not in self._known:
-                self._known[key] = _about(path)
-            about = self._known[key]
-            if about is not None:
-                found.append(SavedCache(path, about, status.st_size, status.st_mtime))
+            if key not in self._metadata:
+                self._metadata[key] = _read_metadata(path)
+            metadata = self._metadata[key]
+            if metadata is not None:
+                found.append(SavedCache(path, metadata, status.st_size, status.st_mtime))
         return found
 
     def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
         """Return the file that saves the most prefill of `prompt`, and those tokens."""
-        found = [(each.about.reach(prompt), each) for each in self.saved(engine)]
+        found = [(each.metadata.reach(prompt), each) for each in self.saved(engine)]
         return max(found, key=lambda each: each[0], default=None)
 
     def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
@@ -111,7 +111,7 @@ class PromptCacheStore:
 
         try:
             history = disk.load(engine, saved.path)
-        except (DamagedCache, UsageError) as error:  # or of a model that was here before
+        except (DamagedCache, UsageError) as error:  # UsageError: of another model
             with contextlib.suppress(OSError):
                 saved.path.unlink()
             return "damaged file" if isinstance(error, DamagedCache) else "other weights"
@@ -124,12 +124,12 @@ class PromptCacheStore:
     def may_write(self, nbytes: int) -> bool:
         """Return whether the limits allow writing `nbytes` bytes now."""
         now, limits = self._clock(), self.limits
-        if now < self._refused + _PAUSE or nbytes > limits.size:
+        if now < self._failed_at + _RETRY_AFTER or nbytes > limits.size:
             return False
         with contextlib.suppress(OSError):
-            there = next(each for each in self.directory.parents if each.exists())
-            room = shutil.disk_usage(there).free - limits.reserve
-            written = sum(size for _, size in _written(now))
+            existing = next(each for each in self.directory.parents if each.exists())
+            room = shutil.disk_usage(existing).free - limits.reserve
+            written = sum(size for _, size in _recent_writes(now))
             return nbytes <= room and written + nbytes <= limits.hourly
         return False
 
@@ -137,61 +137,61 @@ class PromptCacheStore:
         """Save a history in place of its prefixes; False if not allowed or `stopped`."""
         from akunu_py.decoding.prompt_cache import disk
 
-        with self._alone() as alone:
-            if not alone or not self.may_write(history.nbytes):
+        with self._lock_for_writing() as locked:
+            if not locked or not self.may_write(history.nbytes):
                 return False
             path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}"
             try:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 disk.save(history, engine, path, stopped)
                 size = path.stat().st_size
-                if is_forgotten(history.conversation, history.asked):  # meanwhile
+                if is_forgotten(history.conversation, history.requested_at):  # meanwhile
                     remove(path)
             except SaveStopped as end:
-                self._note(end.written)
+                self._record_write(end.written)
                 return False
             except (AkunuError, OSError):
-                self._refused = self._clock()
+                self._failed_at = self._clock()
                 return False
-            self._note(size)
+            self._record_write(size)
             for each in self.saved(engine):
-                shared = common_prefix(each.about.tokens, history.tokens)
-                if each.path != path and len(each.about.tokens) - shared < LEAST:
+                shared = common_prefix(each.metadata.tokens, history.tokens)
+                if each.path != path and len(each.metadata.tokens) - shared < LEAST:
                     remove(each.path)
             sweep(self.limits, self._clock())
             return True
 
-    def _note(self, nbytes: int) -> None:
+    def _record_write(self, nbytes: int) -> None:
         now = self._clock()
         with contextlib.suppress(OSError):
-            ledger = json.dumps([*_written(now), (now, nbytes)])
-            write_atomically(_root() / _WRITTEN, ledger.encode())
+            ledger = json.dumps([*_recent_writes(now), (now, nbytes)])
+            write_atomically(_root() / _LEDGER, ledger.encode())
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
+    def _lock_for_writing(self) -> Iterator[bool]:
         """Yield whether this is the only process that writes."""
         lock = None
         try:
             _root().mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(_root() / _LOCK, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+            lock = os.open(_root() / _LOCK, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
+            locked = True
         except OSError:
-            alone = False
+            locked = False
         try:
-            yield alone
+            yield locked
         finally:
             if lock is not None:
                 os.close(lock)
 
 
-def why_not(about: CacheMetadata, engine: Engine) -> NotCached:
+def incompatibility(metadata: CacheMetadata, engine: Engine) -> NotCached:
     """Return why `engine` cannot continue a file, by its header; "" if it can."""
-    if (about.tokenizer, about.weights) != (engine.tokens.digest, engine.plan.weights):
+    if (metadata.tokenizer, metadata.weights) != (engine.tokens.digest, engine.plan.weights):
         return "other weights"
-    if about.kv_bits != engine.plan.kv_bits:
+    if metadata.kv_bits != engine.plan.kv_bits:
         return "other KV width"
-    return "" if len(about.tokens) < engine.plan.context_length else "other context"
+    return "" if len(metadata.tokens) < engine.plan.context_length else "other context"
 
 
 def all_files() -> list[Path]:
@@ -211,33 +211,33 @@ def remove(path: Path) -> int:
 
 def forget(model: Path | None = None) -> int:
     """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
-    wanted = [_root() / paths.name_of_model(model)] if model else _directories()
+    directories = [_root() / paths.model_directory_name(model)] if model else _directories()
     with cache_file.disk_errors("cannot read the prompt caches"):
-        return sum(remove(path) for each in wanted if each.is_dir() for path in each.iterdir())
+        return sum(remove(path) for each in directories if each.is_dir() for path in each.iterdir())
 
 
 def forget_conversation(conversation: str) -> None:
     """Delete a conversation's prompt caches and prevent new ones. Raises StoreError."""
-    with cache_file.disk_errors("cannot delete what was read of the conversation"):
-        note_forgotten(conversation)
+    with cache_file.disk_errors("cannot delete the prompt caches of the conversation"):
+        record_forgotten(conversation)
     for path in all_files():
-        about = _about(path)
-        if about is not None and about.conversation == conversation:
+        metadata = _read_metadata(path)
+        if metadata is not None and metadata.conversation == conversation:
             remove(path)
 
 
 def sweep(limits: DiskLimits, now: float) -> None:
     """Delete unfinished, old and excess files. The caller must be the only writer."""
-    kept: list[tuple[float, int, Path]] = []
+    found: list[tuple[float, int, Path]] = []
     for directory in _directories():
         with contextlib.suppress(OSError):
             for path in directory.glob(f".*{SUFFIX}"):
                 path.unlink()
         files = sorted(_files(directory), key=lambda each: -each[1].st_mtime)
-        kept += [(status.st_mtime, status.st_size, path) for path, status in files[:_MOST_FILES]]
-        kept += [(0.0, status.st_size, path) for path, status in files[_MOST_FILES:]]
+        found += [(status.st_mtime, status.st_size, path) for path, status in files[:_MAX_FILES]]
+        found += [(0.0, status.st_size, path) for path, status in files[_MAX_FILES:]]
     total = 0
-    for used, size, path in sorted(kept, reverse=True):
+    for used, size, path in sorted(found, reverse=True):
         if used + limits.age < now or total + size > limits.size:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -267,10 +267,10 @@ def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
     return found
 
 
-def _about(path: Path) -> CacheMetadata | None:
+def _read_metadata(path: Path) -> CacheMetadata | None:
     """Return a file's header, None if it is unusable; deletes damaged files."""
     try:
-        return cache_file.read(path).about
+        return cache_file.read(path).metadata
     except DamagedCache:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -279,43 +279,43 @@ def _about(path: Path) -> CacheMetadata | None:
     return None
 
 
-def _written(now: float) -> list[tuple[float, int]]:
+def _recent_writes(now: float) -> list[tuple[float, int]]:
     """Return (time, bytes) of the writes in the last hour."""
     try:
         found = [
-            (float(at), int(size)) for at, size in read_json(_root() / _WRITTEN, _MOST_OF_LEDGER)
+            (float(at), int(size)) for at, size in read_json(_root() / _LEDGER, _MAX_LEDGER_BYTES)
         ]
     except (OSError, ValueError, TypeError, OverflowError):
         return []
     return [(at, size) for at, size in found if now - _HOUR < at <= now and size >= 0]
 
 
-_MOST_FORGOTTEN = 1 << 17  # bytes; half of the lines go then
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_FORGOTTEN_BYTES = 1 << 17  # above it, half of the lines are dropped
+_APPEND_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def note_forgotten(conversation: str) -> None:
+def record_forgotten(conversation: str) -> None:
     """Record a deleted conversation. Raises OSError."""
     path = paths.prompt_caches_dir() / "forgotten"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = _forgotten_lines()
-    if sum(map(len, lines)) > _MOST_FORGOTTEN:
+    if sum(map(len, lines)) > _MAX_FORGOTTEN_BYTES:
         write_atomically(path, b"\n".join(lines[len(lines) // 2 :]) + b"\n")
-    file = os.open(path, _APPEND, 0o600)
+    file = os.open(path, _APPEND_FLAGS, 0o600)
     try:
         os.write(file, f"{time.time()} {conversation}\n".encode())  # atomic, even if others append
     finally:
         os.close(file)
 
 
-def is_forgotten(conversation: str, asked: float) -> bool:
-    """Return whether the conversation was deleted after the time `asked`."""
+def is_forgotten(conversation: str, requested_at: float) -> bool:
+    """Return whether the conversation was deleted after the time `requested_at`."""
     if not conversation:
         return False
     for line in _forgotten_lines():
-        at, _, which = line.partition(b" ")
+        deleted_at, _, deleted = line.partition(b" ")
         try:
-            if which == conversation.encode() and float(at) >= asked:
+            if deleted == conversation.encode() and float(deleted_at) >= requested_at:
                 return True
         except ValueError:  # damaged
             continue
@@ -324,8 +324,7 @@ def is_forgotten(conversation: str, asked: float) -> bool:
 
 def _forgotten_lines() -> list[bytes]:
     try:
-        return read_bounded(
-            paths.prompt_caches_dir() / "forgotten", 2 * _MOST_FORGOTTEN
-        ).splitlines()
+        path = paths.prompt_caches_dir() / "forgotten"
+        return read_bounded(path, 2 * _MAX_FORGOTTEN_BYTES).splitlines()
     except OSError:
         return []

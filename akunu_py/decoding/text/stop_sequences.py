@@ -47,11 +47,11 @@ class StopText:
         """Return the text that is certain to be no part of a stop sequence."""
         if self._finder is None:
             return [TextRun(text, drafted)] if text else []
-        return self._finder.read(text, drafted)[0] if self.found is None else []
+        return self._finder.search(text, drafted)[0] if self.found is None else []
 
     def finish(self) -> list[TextRun]:
         """Return the text held back at the end; nothing after a match."""
-        return self._finder.take_held() if self._finder and self.found is None else []
+        return self._finder.flush() if self._finder and self.found is None else []
 
 
 class Finder:
@@ -62,18 +62,18 @@ class Finder:
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
-        self._literals = [(literal, _fallbacks(literal)) for literal in literals]
+        self._literals = [(literal, _failure_function(literal)) for literal in literals]
         self._matched = [0] * len(self._literals)  # characters of each literal
-        self._held: deque[TextRun] = deque()
-        self._skip = 0  # characters of the first run held that are no longer held
-        self._length = 0  # characters held
+        self._buffer: deque[TextRun] = deque()
+        self._skip = 0  # characters of the first buffered run that were returned
+        self._length = 0  # buffered characters
         self.found: str | None = None
 
-    def read(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
-        """Read text[begin:] up to the end of the first complete literal.
+    def search(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
+        """Search text[begin:] up to the end of the first complete literal.
 
-        Returns the text that is certain to be no part of it, and the index behind the read text.
-        Once `found` is set, `take_held` returns the literal, and no more can be read.
+        Returns the text before any possible match, and the index behind the searched text.
+        Once `found` is set, `flush` returns the literal, and `search` must not be called.
         """
         assert self.found is None
         end = len(text)
@@ -87,15 +87,15 @@ class Finder:
                 self.found, end = max(complete, key=len), index + 1
                 break
         if begin < end:
-            self._held.append(TextRun(text[begin:end], drafted))
+            self._buffer.append(TextRun(text[begin:end], drafted))
             self._length += end - begin
         keep = max(self._matched, default=0) if self.found is None else len(self.found)
-        return self._take(self._length - keep), end
+        return self._release(self._length - keep), end
 
-    def take_held(self) -> list[TextRun]:
+    def flush(self) -> list[TextRun]:
         """Return the text held back: the beginning of a literal, or the found literal."""
         self._matched = [0] * len(self._literals)
-        return self._take(self._length)
+        return self._release(self._length)
 
     def _advance(self, at: int, literal: str, fallbacks: list[int], character: str) -> bool:
         """Match one more character of a literal; return whether the literal is complete."""
@@ -106,23 +106,23 @@ class Finder:
         self._matched[at] = matched
         return matched == len(literal)
 
-    def _take(self, count: int) -> list[TextRun]:
-        """Return the first `count` of the characters held."""
+    def _release(self, count: int) -> list[TextRun]:
+        """Return the first `count` buffered characters."""
         self._length -= count
-        taken = []
+        runs = []
         while count:
-            run = self._held[0]
+            run = self._buffer[0]
             end = min(self._skip + count, len(run.text))
-            taken.append(TextRun(run.text[self._skip : end], run.drafted))
+            runs.append(TextRun(run.text[self._skip : end], run.drafted))
             count -= end - self._skip
             self._skip = end
             if end == len(run.text):
-                self._held.popleft()
+                self._buffer.popleft()
                 self._skip = 0
-        return joined(taken)
+        return merge_runs(runs)
 
 
-def _fallbacks(literal: str) -> list[int]:
+def _failure_function(literal: str) -> list[int]:
     """Return the KMP failure function: for each prefix, the length of its longest border."""
     fallbacks, length = [0], 0
     for character in literal[1:]:
@@ -133,7 +133,7 @@ def _fallbacks(literal: str) -> list[int]:
     return fallbacks
 
 
-def joined(runs: Iterable[TextRun]) -> list[TextRun]:
+def merge_runs(runs: Iterable[TextRun]) -> list[TextRun]:
     """Merge adjacent runs of the same origin and kind, and drop empty ones."""
     groups = groupby((run for run in runs if run.text), lambda run: (run.drafted, run.kind))
     return [TextRun("".join(run.text for run in group), *key) for key, group in groups]

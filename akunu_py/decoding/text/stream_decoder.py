@@ -29,7 +29,7 @@ class StreamDecoder:
         self._splitter, special = splitter_for(tokenizer, prompt)
         self._markers = special | special_tokens_in(tokenizer, markers)
         self._stop = StopText(stops)
-        self._ends = stop_tokens
+        self._stop_tokens = stop_tokens
 
     @property
     def stopped(self) -> bool:
@@ -45,7 +45,7 @@ class StreamDecoder:
         """Return the text of a piece, and the number of its tokens that belong to the answer."""
         runs: list[TextRun] = []
         for index, token in enumerate(piece.tokens):
-            if token in self._ends:
+            if token in self._stop_tokens:
                 continue
             if token in self._markers:  # decoding drops it
                 text = self._detokenizer.finish() + self._markers[token]
@@ -99,7 +99,7 @@ class Detokenizer:
         """last_prompt_token: context for the first token."""
         self._tokenizer = tokenizer
         self._window: list[int] = [] if last_prompt_token is None else [last_prompt_token]
-        self._given = len(self._window)  # tokens of the window whose text was returned
+        self._decoded = len(self._window)  # tokens of the window whose text was returned
 
     def add(self, token: int) -> str:
         """Return the text that became complete with `token`."""
@@ -111,15 +111,15 @@ class Detokenizer:
         return self._release(force=True)
 
     def _release(self, *, force: bool) -> str:
-        held = len(self._window) - self._given
-        if not held:
+        pending = len(self._window) - self._decoded
+        if not pending:
             return ""
         whole = self._decode(self._window)
-        if whole.endswith(_INCOMPLETE) and not force and held < _LONGEST_CHARACTER:
+        if whole.endswith(_INCOMPLETE) and not force and pending < _LONGEST_CHARACTER:
             return ""
-        text = whole[len(self._decode(self._window[: self._given])) :]
-        self._window = self._window[self._given :]
-        self._given = len(self._window)
+        text = whole[len(self._decode(self._window[: self._decoded])) :]
+        self._window = self._window[self._decoded :]
+        self._decoded = len(self._window)
         return text
 
     def _decode(self, tokens: list[int]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from akunu_py.decoding.text.stop_sequences import Finder, Kind, TextRun, joined
+from akunu_py.decoding.text.stop_sequences import Finder, Kind, TextRun, merge_runs
 
 _NEWLINES = "\r\n"
 _PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
@@ -29,7 +29,7 @@ def splitter_for(
 ) -> tuple[ChannelSplitter | ThinkingSplitter, dict[int, str]]:
     """Return a splitter for the answer to a prompt, and the special tokens that it needs."""
     if (channels := channels_of(tokenizer)) is not None:
-        return ChannelSplitter(channels), special_tokens_in(tokenizer, markers_of(channels))
+        return ChannelSplitter(channels), special_tokens_in(tokenizer, channel_markers(channels))
     start, end = thinking_markers(tokenizer) or (None, None)
     splitter = ThinkingSplitter(start, end, inside=prompt_opens_thinking(tokenizer, prompt))
     return splitter, special_marker_tokens(tokenizer)
@@ -45,16 +45,16 @@ def special_marker_tokens(tokenizer: Any) -> dict[int, str]:
     """Return the tokens of the markers that decoding drops, with their text."""
     if thinking_markers(tokenizer) is None:
         return {}
-    return _special(tokenizer, {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens})
+    return _hidden_tokens(tokenizer, {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens})
 
 
 def special_tokens_in(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
     """Return the tokens of `texts` that decoding drops, with their text."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    return _special(tokenizer, {int(token) for tokens in encoded for token in tokens})
+    return _hidden_tokens(tokenizer, {int(token) for tokens in encoded for token in tokens})
 
 
-def _special(tokenizer: Any, tokens: set[int]) -> dict[int, str]:
+def _hidden_tokens(tokenizer: Any, tokens: set[int]) -> dict[int, str]:
     return {
         int(token): str(tokenizer.decode([token], skip_special_tokens=False))
         for token in sorted(tokens)
@@ -84,13 +84,13 @@ class ThinkingSplitter:
         """inside: whether the prompt opened a block. Without markers, all text is the answer."""
         self._start, self._end = start or "", end or ""
         self._thinking = inside
-        self._trim = inside  # whether to drop newlines until other text arrives
-        self._blank: list[TextRun] = []  # whitespace before the answer or an opening marker
+        self._trim = inside  # whether to drop newlines at the current position
+        self._whitespace: list[TextRun] = []  # whitespace before the answer or an opening marker
         # None: only answer from here on.
         self._finder = Finder([end if inside else start]) if start and end else None
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """Return what `text` made certain, in order, each run with its kind."""
+        """Return the text that became certain, in order, each run with its kind."""
         runs: list[TextRun] = []
         position = 0
         while self._finder and position < len(text):
@@ -98,42 +98,42 @@ class ThinkingSplitter:
                 position += 1
                 continue
             self._trim = False
-            found, position = self._finder.read(text, drafted, position)
+            found, position = self._finder.search(text, drafted, position)
             if self._thinking:
-                runs += _thinking(found)
+                runs += _as_thinking(found)
                 if self._finder.found is not None:
-                    self._turn(thinking=False)
+                    self._switch(thinking=False)
             else:
                 runs += self._before_answer(found)
         runs.append(TextRun(text[position:], drafted))
-        return joined(runs)
+        return merge_runs(runs)
 
     def finish(self) -> list[TextRun]:
-        """Return what is still held back at the end of the text."""
+        """Return the text held back at the end."""
         if self._finder is None:
             return []
-        held = self._finder.take_held()
+        rest = self._finder.flush()
         self._finder = None
-        return _thinking(held) if self._thinking else joined([*self._blank, *held])
+        return _as_thinking(rest) if self._thinking else merge_runs([*self._whitespace, *rest])
 
     def _before_answer(self, found: list[TextRun]) -> list[TextRun]:
         """Hold whitespace back until the answer begins or a block opens."""
         assert self._finder is not None
-        self._blank += found
+        self._whitespace += found
         if any(not run.text.isspace() for run in found):
             return self.finish()
         if self._finder.found is not None:
-            self._blank = []
-            self._turn(thinking=True)
+            self._whitespace = []
+            self._switch(thinking=True)
         return []
 
-    def _turn(self, *, thinking: bool) -> None:
+    def _switch(self, *, thinking: bool) -> None:
         self._thinking = thinking
         self._trim = True
         self._finder = Finder([self._end if thinking else self._start])
 
 
-def _thinking(runs: Iterable[TextRun]) -> list[TextRun]:
+def _as_thinking(runs: Iterable[TextRun]) -> list[TextRun]:
     return [replace(run, kind="thinking") for run in runs]
 
 
@@ -141,7 +141,7 @@ def _thinking(runs: Iterable[TextRun]) -> list[TextRun]:
 class Channels:
     """How a model writes its messages."""
 
-    begins: tuple[str, ...]  # beginnings of a header
+    headers: tuple[str, ...]  # beginnings of a header
     ends: tuple[str, ...]  # ends of a message
     thinking: str  # part of the header of thinking
     call: str | None = None  # part of the header of a call, None if calls are markup
@@ -149,13 +149,13 @@ class Channels:
 
 
 HARMONY = Channels(
-    begins=("<|channel|>", " to=", _START),
+    headers=("<|channel|>", " to=", _START),
     ends=("<|end|>", "<|call|>", "<|return|>"),
     thinking="<|channel|>analysis",
     call="to=functions.",
     markers=("<|channel|>", "<|constrain|>"),
 )
-MUSE = Channels(begins=("to=", " to=", _START), ends=("<|eom|>", "<|eot|>"), thinking="to=self")
+MUSE = Channels(headers=("to=", " to=", _START), ends=("<|eom|>", "<|eot|>"), thinking="to=self")
 
 
 def channels_of(tokenizer: Any) -> Channels | None:
@@ -168,7 +168,7 @@ def channels_of(tokenizer: Any) -> Channels | None:
     return MUSE if getattr(tokenizer, "response_transitions", None) else None
 
 
-def markers_of(channels: Channels) -> tuple[str, ...]:
+def channel_markers(channels: Channels) -> tuple[str, ...]:
     """Return the texts that the splitter needs, although they may be special tokens."""
     return (_START, _MESSAGE, *channels.ends, *channels.markers)
 
@@ -182,55 +182,55 @@ class ChannelSplitter:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._header: str | None = ""  # None: in a message
-        self._first: list[TextRun] | None = []  # held back until the first header is certain
+        self._start_buffer: list[TextRun] | None = []  # held back until the first header is certain
         self._kind: Kind = "answer"
         self._finder = Finder([_MESSAGE])
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """Return what `text` made certain, in order, each run with its kind."""
-        if self._first is not None:
-            self._first.append(TextRun(text, drafted))
-            return self._begin()
+        """Return the text that became certain, in order, each run with its kind."""
+        if self._start_buffer is not None:
+            self._start_buffer.append(TextRun(text, drafted))
+            return self._check_start()
         runs: list[TextRun] = []
         position = 0
         while position < len(text):
-            found, position = self._finder.read(text, drafted, position)
-            runs += self._taken(found)
+            found, position = self._finder.search(text, drafted, position)
+            runs += self._route(found)
             if self._finder.found is not None:
-                runs += self._turn()
-        return joined(runs)
+                runs += self._switch()
+        return merge_runs(runs)
 
     def finish(self) -> list[TextRun]:
-        """Return what is still held back at the end of the text."""
-        runs = self._begin(certain=True)
-        runs += self._taken(self._finder.take_held())
-        begins = self._channels.begins
+        """Return the text held back at the end."""
+        runs = self._check_start(certain=True)
+        runs += self._route(self._finder.flush())
+        begins = self._channels.headers
         if header := self._header:
             self._header = ""
             if not any(each.startswith(header[: len(each)]) for each in begins):
                 runs.append(TextRun(header))
-        return joined(runs)
+        return merge_runs(runs)
 
-    def _begin(self, *, certain: bool = False) -> list[TextRun]:
+    def _check_start(self, *, certain: bool = False) -> list[TextRun]:
         """Pass an answer without any header unchanged; a grammar may force one."""
-        if self._first is None:
+        if self._start_buffer is None:
             return []
-        text = "".join(run.text for run in self._first)
-        if not certain and any(each.startswith(text) for each in self._channels.begins):
+        text = "".join(run.text for run in self._start_buffer)
+        if not certain and any(each.startswith(text) for each in self._channels.headers):
             return []
-        if not text.startswith(self._channels.begins):
+        if not text.startswith(self._channels.headers):
             self._header, self._finder = None, Finder(self._channels.ends)
-        held, self._first = self._first, None
-        return [made for run in held for made in self.add(run.text, run.drafted)]
+        buffered, self._start_buffer = self._start_buffer, None
+        return [made for run in buffered for made in self.add(run.text, run.drafted)]
 
-    def _taken(self, found: list[TextRun]) -> list[TextRun]:
+    def _route(self, found: list[TextRun]) -> list[TextRun]:
         if self._header is None:
             return [TextRun(run.text, run.drafted, self._kind) for run in found]
         self._header += "".join(run.text for run in found)
         return []
 
-    def _turn(self) -> list[TextRun]:
-        """Turn from a header to its message, or from a message to the next header."""
+    def _switch(self) -> list[TextRun]:
+        """Switch from a header to its message, or from a message to the next header."""
         if self._header is None:
             self._header, self._finder = "", Finder([_MESSAGE])
             return []

@@ -59,16 +59,16 @@ class ToolFormat:
     openers: Mapping[str, str]  # opener of calls: closer, "" for none
     syntax: Syntax  # reads the text between opener and closer
     layout: CallLayout
-    layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # by a text in the template
+    template_layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # by a text in it
     # How `rendering.format_of` finds a model's format.
     aliases: tuple[str, ...] = ()  # further names of mlx-lm's tool parsers and chat templates
-    sign: str = ""  # selects the format if the chat template contains it
-    weak_sign: str = ""  # like `sign`, but only if the template contains no format's `sign`
+    signature: str = ""  # selects the format if the chat template contains it
+    weak_signature: str = ""  # like `signature`, but any `signature` takes precedence
     token: str = ""  # vocabulary entry that selects the format if the template renders no calls
-    # Details of reading.
-    bare: str = ""  # begins a call without an opener at the beginning of an answer
+    # Details of the parser.
+    bare_opener: str = ""  # begins a call without an opener at the beginning of an answer
     markers: tuple[str, ...] = ()  # further special tokens in a call
-    dropped: tuple[str, ...] = ()  # markup around the text
+    text_markup: tuple[str, ...] = ()  # removed from the text
     new_id: Callable[[], str] = _long_id
     history_id: Callable[[str, str, int], str] | None = None  # id that the template accepts
 
@@ -79,7 +79,7 @@ class ToolFormat:
 
     def layout_for(self, template: str) -> CallLayout:
         """Return the layout that fits a chat template; older models of a family have another."""
-        found = (layout for sign, layout in self.layouts.items() if sign in template)
+        found = (layout for part, layout in self.template_layouts.items() if part in template)
         return next(found, self.layout)
 
 
@@ -96,12 +96,12 @@ def _derived(
     name: str,
     openers: Mapping[str, str],
     syntax: NamedJson | Xml | KeyValue | Gemma,
-    around: tuple[str, str, str] | None = None,
+    text_markup: tuple[str, str, str] | None = None,
     **more: Any,
 ) -> ToolFormat:
-    """Return a format with the layout of its syntax. around: markup of the text."""
-    layout = replace(syntax.layout(*next(iter(openers.items()))), around=around)
-    return ToolFormat(name, openers, syntax, layout, dropped=around or (), **more)
+    """Return a format with the layout of its syntax. text_markup: see `CallLayout`."""
+    layout = replace(syntax.layout(*next(iter(openers.items()))), text_markup=text_markup)
+    return ToolFormat(name, openers, syntax, layout, text_markup=text_markup or (), **more)
 
 
 def _invoke(prefix: str = "", typed: tuple[str, str, str] | None = None) -> Xml:
@@ -111,7 +111,7 @@ def _invoke(prefix: str = "", typed: tuple[str, str, str] | None = None) -> Xml:
     return Xml(*tags, name="name", key="name", typed=typed)
 
 
-def _listed(
+def _array_format(
     name: str,
     openers: Mapping[str, str],
     call: str = _JSON,
@@ -131,10 +131,10 @@ HERMES = ToolFormat(
     json_calls,
     CallLayout("", f"<tool_call>\n{_JSON}\n</tool_call>", opener="<tool_call>"),
     aliases=("json_tools",),
-    sign="<tool_call>",
+    signature="<tool_call>",
 )
 # For templates that show tools but not how they are called.
-UNKNOWN = ToolFormat("unknown", HERMES.openers, json_calls, HERMES.layout, bare="{")
+UNKNOWN = ToolFormat("unknown", HERMES.openers, json_calls, HERMES.layout, bare_opener="{")
 HARMONY = ToolFormat(
     "harmony",
     {"<|start|>": ""},
@@ -143,19 +143,19 @@ HARMONY = ToolFormat(
         "",
         _HARMONY.call,
         "<|call|><|start|>assistant",
-        text_first=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-        text_head="<|channel|>final<|message|>",
+        text_before=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        text_opener="<|channel|>final<|message|>",
     ),
 )
 
-# In the order in which signs are searched.
+# In the order in which signatures are searched.
 _TABLE = (
     _derived(
         "dsml",
         {f"<{_DSML}{tag}>": f"</{_DSML}{tag}>" for tag in ("function_calls", "tool_calls")},
         _invoke(_DSML, typed=("string", "true", "false")),
         aliases=("deepseek_v32",),
-        sign=_DSML,
+        signature=_DSML,
         markers=(_DSML,),
     ),
     _derived(
@@ -167,62 +167,62 @@ _TABLE = (
             end="<｜tool▁call▁end｜>",
             fenced=True,
         ),
-        layouts={
+        template_layouts={
             "```json": CallLayout(  # V3 and R1
-                before="<｜tool▁calls▁begin｜>",
+                prefix="<｜tool▁calls▁begin｜>",
                 call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n"
                 "```json\nARGUMENTS\n```<｜tool▁call▁end｜>",
-                behind="<｜tool▁calls▁end｜>",
+                suffix="<｜tool▁calls▁end｜>",
                 opener="<｜tool▁calls▁begin｜>",
             )
         },
-        sign="<｜tool▁calls▁begin｜>",
+        signature="<｜tool▁calls▁begin｜>",
         markers=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ),
     _derived(
         "seed",
         {"<seed:tool_call>": "</seed:tool_call>"},
         Xml("<function=", "</function>", "<parameter=", "</parameter>"),
-        sign="<seed:tool_call>",
+        signature="<seed:tool_call>",
     ),
-    _listed("phi4", {"<|tool_call|>": "<|/tool_call|>"}, sign="<|/tool_call|>"),
-    _listed(
+    _array_format("phi4", {"<|tool_call|>": "<|/tool_call|>"}, signature="<|/tool_call|>"),
+    _array_format(
         "granite",
         {"<|tool_call|>": "", "<tool_call>": "</tool_call>"},
-        sign="<|tool_call|>",
+        signature="<|tool_call|>",
         token="<|tool_call|>",
     ),
-    _listed("nemotron", {"<TOOLCALL>": "</TOOLCALL>"}, sign="<TOOLCALL>"),
-    _listed(
+    _array_format("nemotron", {"<TOOLCALL>": "</TOOLCALL>"}, signature="<TOOLCALL>"),
+    _array_format(
         "cohere",
         {"<|START_ACTION|>": "<|END_ACTION|>"},
         '{"tool_name": "NAME", "parameters": ARGUMENTS}',
-        sign="<|START_ACTION|>",
+        signature="<|START_ACTION|>",
     ),
-    _listed(
+    _array_format(
         "apertus",
         {"<|tools_prefix|>": "<|tools_suffix|>"},
         '{"NAME": ARGUMENTS}',
         keyed_json,
-        sign="<|tools_prefix|>",
+        signature="<|tools_prefix|>",
     ),
     ToolFormat(
         "functionary",
         {"<function=": "</function>"},
         NamedJson(">"),
         CallLayout("", "<function=NAME>ARGUMENTS</function>", "", opener="<function="),
-        sign="<function=",
+        signature="<function=",
     ),
     ToolFormat(
         "llama3",
         {"<|python_tag|>": ""},
         json_calls,
         CallLayout("", '{"name": "NAME", "parameters": ARGUMENTS}', "; "),
-        sign="<|python_tag|>",
-        weak_sign='"parameters": dictionary',
-        bare="{",
+        signature="<|python_tag|>",
+        weak_signature='"parameters": dictionary',
+        bare_opener="{",
     ),
-    _listed("jamba", {"<tool_calls>": "</tool_calls>"}, sign="<tool_calls>"),
+    _array_format("jamba", {"<tool_calls>": "</tool_calls>"}, signature="<tool_calls>"),
     HERMES,
     UNKNOWN,
     HARMONY,
@@ -235,7 +235,7 @@ _TABLE = (
     _derived(
         "minicpm5",
         {"<function name=": ""},
-        Xml("", "</function>", "<param name=", "</param>", quote='"', between=""),
+        Xml("", "</function>", "<param name=", "</param>", quote='"', separator=""),
     ),
     _derived("muse_spark", {"<atem:function_calls>": "</atem:function_calls>"}, _invoke("atem:")),
     _derived(
@@ -250,7 +250,7 @@ _TABLE = (
             name="tool",
             key="key",
             typed=("type", "string", "TYPE"),
-            between="",
+            separator="",
             extra=' index="INDEX"',
         ),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
@@ -262,7 +262,7 @@ _TABLE = (
         {"[TOOL_CALLS]": ""},
         mistral,
         CallLayout("[TOOL_CALLS] [", _JSON, ", ", "]", opener="[TOOL_CALLS]"),
-        layouts={
+        template_layouts={
             "[ARGS]": CallLayout("", "[TOOL_CALLS]NAME[ARGS]ARGUMENTS", "", opener="[TOOL_CALLS]")
         },
         markers=("[ARGS]", "[CALL_ID]"),
@@ -289,7 +289,7 @@ _TABLE = (
         Gemma("<escape>"),
         markers=("<escape>",),
     ),
-    _listed(
+    _array_format(
         "pythonic",
         {"<|tool_call_start|>": "<|tool_call_end|>"},
         "NAMEARGUMENTS",

@@ -18,8 +18,8 @@ SPACE = " \t\r\n"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 _VALID = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
-_LONGEST_SCALAR = 400  # characters
-_DEEPEST = 200  # nested objects and arrays
+_MAX_SCALAR = 400  # characters
+_MAX_DEPTH = 200  # nested objects and arrays
 
 
 class Malformed(Exception):
@@ -36,31 +36,31 @@ class Reader:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        self._taken: list[str] = []
+        self._recorded: list[str] = []
         self.closed = False  # no more text follows
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def mark(self) -> None:
-        self._taken.clear()
+    def start_recording(self) -> None:
+        self._recorded.clear()
 
     @property
-    def taken(self) -> str:
-        """The text that was read since `mark`."""
-        return "".join(self._taken)
+    def recorded(self) -> str:
+        """The text that was read since `start_recording`."""
+        return "".join(self._recorded)
 
     @property
-    def rest(self) -> str:
+    def unread(self) -> str:
         """The available text that is not read yet."""
         return self._text[self._at :]
 
-    def take(self, count: int) -> str:
+    def consume(self, count: int) -> str:
         """Read `count` available characters."""
         text = self._text[self._at : self._at + count]
         self._at += len(text)
-        self._taken.append(text)
+        self._recorded.append(text)
         return text
 
     def peek(self, count: int = 1) -> ParserSteps[str]:
@@ -72,12 +72,12 @@ class Reader:
     def skip(self, characters: str = SPACE, emit: Emit | None = None) -> ParserSteps[str]:
         """Read all `characters` that come next; return the one behind them, "" at the end."""
         while True:
-            rest = self.rest
-            skipped = self.take(len(rest) - len(rest.lstrip(characters)))
+            rest = self.unread
+            skipped = self.consume(len(rest) - len(rest.lstrip(characters)))
             if emit and skipped:
                 emit(skipped)
             if self._at < len(self._text) or self.closed:
-                return self.rest[:1]
+                return self.unread[:1]
             yield
 
     def accept(self, *literals: str, skip: str = "") -> ParserSteps[str]:
@@ -85,56 +85,56 @@ class Reader:
         if skip:
             yield from self.skip(skip)
         for literal in literals:
-            while literal.startswith(rest := self.rest) and rest != literal and not self.closed:
+            while literal.startswith(rest := self.unread) and rest != literal and not self.closed:
                 yield
             if rest.startswith(literal):
-                return self.take(len(literal))
+                return self.consume(len(literal))
         return ""
 
     def expect(self, *literals: str, skip: str = "") -> ParserSteps[str]:
         """Like `accept`, but raise Malformed or CutOff if none of `literals` comes next."""
         found = yield from self.accept(*literals, skip=skip)
         if not found:
-            rest = self.rest
+            rest = self.unread
             cut = self.closed and any(literal.startswith(rest) for literal in literals)
             raise CutOff if cut else Malformed
         return found
 
-    def ended_within(self, literal: str) -> bool:
-        """Return whether the text ends here, or within `literal`."""
-        return self.closed and literal.startswith(self.rest)
+    def cut_off_in(self, literal: str) -> bool:
+        """Return whether the text ends before or within `literal`."""
+        return self.closed and literal.startswith(self.unread)
 
-    def pass_until(self, ends: tuple[str, ...], emit: Emit) -> ParserSteps[str]:
+    def emit_until(self, ends: tuple[str, ...], emit: Emit) -> ParserSteps[str]:
         """Read to the end of the first of `ends` and return that end.
 
         Emits the text before it as early as is certain. Raises CutOff after emitting everything.
         """
         while True:
-            rest = self.rest
-            at, end = first_of(rest, ends)
+            rest = self.unread
+            at, end = find_first(rest, ends)
             if not end:
-                at = len(rest) if self.closed else len(rest) - longest_beginning(rest, ends)
+                at = len(rest) if self.closed else len(rest) - partial_match_length(rest, ends)
             if at:
-                emit(self.take(at))
+                emit(self.consume(at))
             if end:
-                return self.take(len(end))
+                return self.consume(len(end))
             if self.closed:
                 raise CutOff
             yield
 
-    def until(self, *ends: str) -> ParserSteps[tuple[str, str]]:
+    def read_until(self, *ends: str) -> ParserSteps[tuple[str, str]]:
         """Return the text before the first of `ends`, and that end. Raises CutOff."""
         parts: list[str] = []
-        end = yield from self.pass_until(ends, parts.append)
+        end = yield from self.emit_until(ends, parts.append)
         return "".join(parts), end
 
-    def json_text(self) -> ParserSteps[str]:
+    def read_json_text(self) -> ParserSteps[str]:
         """Read a whole JSON value. Raises Malformed, CutOff."""
         parts: list[str] = []
-        yield from self.json(parts.append)
+        yield from self.read_json(parts.append)
         return "".join(parts)
 
-    def json(self, emit: Emit, depth: int = _DEEPEST) -> ParserSteps[None]:
+    def read_json(self, emit: Emit, depth: int = _MAX_DEPTH) -> ParserSteps[None]:
         """Read a JSON value and emit it as it arrives. Raises Malformed, CutOff.
 
         Models write control characters in strings, which JSON forbids: these become escapes.
@@ -146,7 +146,7 @@ class Reader:
         if bracket not in ("{", "[") or not depth:
             yield from self._scalar(emit)
             return
-        emit(self.take(1))
+        emit(self.consume(1))
         close = "}" if bracket == "{" else "]"
         yield from self.skip(emit=emit)
         if end := (yield from self.accept(close)):
@@ -157,7 +157,7 @@ class Reader:
                 yield from self._string(emit)
                 yield from self.skip(emit=emit)
                 emit((yield from self.expect(":")))
-            yield from self.json(emit, depth - 1)
+            yield from self.read_json(emit, depth - 1)
             yield from self.skip(emit=emit)
             end = yield from self.expect(",", close)
             emit(end)
@@ -170,21 +170,21 @@ class Reader:
             if character == "\\":
                 emit((yield from self._escape()))
             elif found := _PLAIN.match(self._text, self._at):
-                emit(self.take(len(found[0])))
+                emit(self.consume(len(found[0])))
             else:
                 known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-                emit(known.get(self.take(1), f"\\u{ord(character):04x}"))
-        emit(self.take(1))
+                emit(known.get(self.consume(1), f"\\u{ord(character):04x}"))
+        emit(self.consume(1))
 
     def _escape(self) -> ParserSteps[str]:
-        escape = self.take(1)
+        escape = self.consume(1)
         while len(escape) < (6 if escape.startswith("\\u") else 2):
             character = yield from self.peek()
             if not character:
                 raise CutOff
             if character not in ('"\\/bfnrtu' if len(escape) == 1 else "0123456789abcdefABCDEF"):
                 raise Malformed
-            escape += self.take(1)
+            escape += self.consume(1)
         return escape
 
     def _scalar(self, emit: Emit) -> ParserSteps[None]:
@@ -192,25 +192,25 @@ class Reader:
         scalar = ""
         while True:
             if found := _SCALAR.match(self._text, self._at):
-                emit(self.take(len(found[0])))
+                emit(self.consume(len(found[0])))
                 scalar += found[0]
-            if len(scalar) > _LONGEST_SCALAR:
+            if len(scalar) > _MAX_SCALAR:
                 raise Malformed
-            if self.rest or self.closed:
+            if self.unread or self.closed:
                 break
             yield
         if not _VALID.fullmatch(scalar):
-            raise Malformed if self.rest else CutOff
+            raise Malformed if self.unread else CutOff
 
 
-def first_of(text: str, literals: tuple[str, ...]) -> tuple[int, str]:
+def find_first(text: str, literals: tuple[str, ...]) -> tuple[int, str]:
     """Return where the first of `literals` begins, and the longest there; (0, "") if none does."""
     found = [(text.find(literal), -len(literal), literal) for literal in literals]
     at, _, literal = min((each for each in found if each[0] >= 0), default=(0, 0, ""))
     return at, literal
 
 
-def longest_beginning(text: str, literals: tuple[str, ...]) -> int:
+def partial_match_length(text: str, literals: tuple[str, ...]) -> int:
     """Return how many characters at the end of `text` may begin one of `literals`."""
     most = min(len(text), max(map(len, literals), default=1) - 1)
     lengths = range(most, 0, -1)

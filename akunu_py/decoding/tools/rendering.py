@@ -1,8 +1,8 @@
 """Render conversations with tools by the model's chat template.
 
-Templates differ in the arguments, ids and number of calls that they accept; `abilities` renders a
-short conversation to find out. If a template does not show tools, a system message describes them
-and the format of calls; calls are written in that format, and results become user messages.
+Templates differ in the arguments, ids and number of calls that they accept; `template_features`
+renders a short conversation to find out. If a template does not show tools, a system message
+describes tools and the format of calls, calls are text, and results are user messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from akunu_py.errors import UnsupportedModel
 from akunu_py.types import Message, Tool, ToolCall
 
 _THINKING = re.compile(r"""(?:\.|\[\s*['"]|\(\s*['"])(reasoning_content|thinking|reasoning)\b""")
-_PLACES = re.compile('"NAME"|NAME|ARGUMENTS')
+_PLACEHOLDERS = re.compile('"NAME"|NAME|ARGUMENTS')
 _BY_MODULE = {name: each for each in FORMATS.values() for name in (each.name, *each.aliases)}
 _PROBE = Tool(
     "probe_name", "probe", {"type": "object", "properties": {"probe_key": {"type": "string"}}}
@@ -59,12 +59,12 @@ class TemplateFeatures:
     tools: bool = False  # tools, calls and results
     arguments_as_text: bool = False  # accepts arguments as JSON text, not as an object
     system: bool = True  # a system message
-    written: ToolFormat | None = None  # format of calls that the template does not render
+    fallback_format: ToolFormat | None = None  # format of calls that the template does not render
     thinking: str = ""  # its key for a message's thinking, "" if it shows none
 
 
-@chat_template.once_per_tokenizer
-def abilities(tokenizer: Any) -> TemplateFeatures:
+@chat_template.cached_per_tokenizer
+def template_features(tokenizer: Any) -> TemplateFeatures:
     """Return what a tokenizer's chat template can show."""
     if not tokenizer.has_chat_template:
         return TemplateFeatures("")
@@ -73,37 +73,38 @@ def abilities(tokenizer: Any) -> TemplateFeatures:
         template = str(tokenizer.get_chat_template(tools=[_definition(_PROBE)]))
     named = set(_THINKING.findall(template)) if template else {"reasoning_content"}
     order = ("reasoning_content", "thinking", "reasoning")
-    known = TemplateFeatures(template, thinking=next((name for name in order if name in named), ""))
+    thinking_key = next((name for name in order if name in named), "")
+    features = TemplateFeatures(template, thinking=thinking_key)
 
-    def shown(messages: Sequence[Message], known: TemplateFeatures, *texts: str) -> str:
+    def rendered(messages: Sequence[Message], features: TemplateFeatures, *texts: str) -> str:
         """Return the rendered text, "" if it lacks one of `texts`."""
         try:
-            text = _render(tokenizer, messages, [_PROBE], "", known)
+            text = _render(tokenizer, messages, [_PROBE], "", features)
         except UnsupportedModel:
             return ""
         return text if all(each in text for each in texts) else ""
 
-    system = bool(shown([Message("system", "probe_system"), _PROBED[0]], known, "probe_system"))
-    known = replace(known, system=system)
-    if shown(_PROBED[:1], known, _PROBE.name):
+    messages = [Message("system", "probe_system"), _PROBED[0]]
+    features = replace(features, system=bool(rendered(messages, features, "probe_system")))
+    if rendered(_PROBED[:1], features, _PROBE.name):
         for as_text in (False, True):
-            tried = replace(known, tools=True, arguments_as_text=as_text)
-            text = shown(_PROBED, tried, "probe_value", "probe_result")
+            tried = replace(features, tools=True, arguments_as_text=as_text)
+            text = rendered(_PROBED, tried, "probe_value", "probe_result")
             # Neither a printed Python dictionary nor escaped as JSON within a JSON string.
             if text and "'probe_argument'" not in text and '\\"probe_argument' not in text:
                 return tried
         find = tokenizer.backend_tokenizer.token_to_id
         formats = (each for each in FORMATS.values() if each.token and find(each.token) is not None)
-        tried = replace(known, tools=True, written=next(formats, HERMES))
-        if shown(_PROBED, tried, "probe_value", "probe_result"):
+        tried = replace(features, tools=True, fallback_format=next(formats, HERMES))
+        if rendered(_PROBED, tried, "probe_value", "probe_result"):
             return tried
-    return known
+    return features
 
 
 def format_of(tokenizer: Any) -> ToolFormat:
     """Return the format in which the model with this tokenizer calls tools."""
-    known = abilities(tokenizer)
-    if not known.tools:
+    features = template_features(tokenizer)
+    if not features.tools:
         return HERMES
     if thinking.channels_of(tokenizer) is thinking.HARMONY:
         return HARMONY
@@ -112,8 +113,9 @@ def format_of(tokenizer: Any) -> ToolFormat:
         if module in _BY_MODULE:
             return _BY_MODULE[module]
     formats = FORMATS.values()
-    signs = [(each.sign, each) for each in formats] + [(each.weak_sign, each) for each in formats]
-    return next((each for sign, each in signs if sign and sign in known.template), UNKNOWN)
+    weak = [(each.weak_signature, each) for each in formats]
+    signatures = [*((each.signature, each) for each in formats), *weak]
+    return next((each for text, each in signatures if text and text in features.template), UNKNOWN)
 
 
 def render(
@@ -127,16 +129,16 @@ def render(
     if not tools and not any(m.tool_calls or m.role == "tool" or m.thinking for m in messages):
         turns = [{"role": message.role, "content": message.content} for message in messages]
         return chat_template.render(tokenizer, turns, model, variables=variables)
-    known = abilities(tokenizer)
-    if not known.tools:
-        messages, tools = _as_text(messages, tools, known), ()
+    features = template_features(tokenizer)
+    if not features.tools:
+        messages, tools = _as_text(messages, tools, features), ()
     try:
-        return _render(tokenizer, messages, tools, model, known, variables)
+        return _render(tokenizer, messages, tools, model, features, variables)
     except UnsupportedModel:
-        alone = _one_call_each(messages)
-        if alone == list(messages):
+        split = _one_call_each(messages)
+        if split == list(messages):
             raise
-        return _render(tokenizer, alone, tools, model, known, variables)
+        return _render(tokenizer, split, tools, model, features, variables)
 
 
 def _render(
@@ -144,10 +146,10 @@ def _render(
     messages: Sequence[Message],
     tools: Sequence[Tool],
     model: str,
-    known: TemplateFeatures,
+    features: TemplateFeatures,
     variables: Mapping[str, Any] = {},
 ) -> str:
-    turns, definitions = _turns(messages, known), [_definition(tool) for tool in tools]
+    turns, definitions = _as_turns(messages, features), [_definition(tool) for tool in tools]
     return chat_template.render(tokenizer, turns, model, definitions, variables)
 
 
@@ -158,21 +160,21 @@ def _definition(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _turns(messages: Sequence[Message], known: TemplateFeatures) -> list[dict[str, Any]]:
-    ids = _history_ids(messages, known.template)
+def _as_turns(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
+    ids = _history_ids(messages, features.template)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
         # Harmony has no message with content, calls and thinking.
-        all_three = message.content and message.tool_calls and known.thinking == "thinking"
-        if message.thinking and known.thinking and not all_three:
-            turn[known.thinking] = message.thinking
-        if message.tool_calls and known.written:
-            calls = _written(message.tool_calls, known.written)
+        all_three = message.content and message.tool_calls and features.thinking == "thinking"
+        if message.thinking and features.thinking and not all_three:
+            turn[features.thinking] = message.thinking
+        if message.tool_calls and features.fallback_format:
+            calls = _calls_text(message.tool_calls, features.fallback_format)
             turn["content"] = f"{message.content}\n{calls}" if message.content else calls
         elif message.tool_calls:
-            turn["tool_calls"] = [_call(call, ids, known) for call in message.tool_calls]
+            turn["tool_calls"] = [_call(call, ids, features) for call in message.tool_calls]
         if message.role == "tool":
             turn["tool_call_id"] = ids.get(message.tool_call_id, message.tool_call_id)
             turn["name"] = message.name or names.get(message.tool_call_id, "")
@@ -180,14 +182,14 @@ def _turns(messages: Sequence[Message], known: TemplateFeatures) -> list[dict[st
     return turns
 
 
-def _call(call: ToolCall, ids: Mapping[str, str], known: TemplateFeatures) -> dict[str, Any]:
-    arguments = call.arguments if known.arguments_as_text else _as_object(call.arguments)
+def _call(call: ToolCall, ids: Mapping[str, str], features: TemplateFeatures) -> dict[str, Any]:
+    arguments = call.arguments if features.arguments_as_text else _as_object(call.arguments)
     function = {"name": call.name, "arguments": arguments}
     return {"id": ids.get(call.id, call.id), "type": "function", "function": function}
 
 
 def _as_object(arguments: str) -> dict[str, Any]:
-    """Parse the arguments of a call; wrap anything that a model wrote instead of a JSON object."""
+    """Parse the arguments of a call; wrap any other text that a model wrote."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -195,25 +197,25 @@ def _as_object(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"arguments": found}
 
 
-def _written(calls: Sequence[ToolCall], format: ToolFormat) -> str:
+def _calls_text(calls: Sequence[ToolCall], format: ToolFormat) -> str:
     """Write calls as the model writes them."""
     layout = format.layout
 
-    def one(call: ToolCall) -> str:
+    def write(call: ToolCall) -> str:
         arguments = call.arguments or "{}"
         if layout.notation == "python":
             arguments = ", ".join(f"{k}={v!r}" for k, v in _as_object(arguments).items())
             arguments = f"({arguments})"
         values = {'"NAME"': json.dumps(call.name), "NAME": call.name, "ARGUMENTS": arguments}
-        return _PLACES.sub(lambda place: values[place[0]], layout.call)
+        return _PLACEHOLDERS.sub(lambda place: values[place[0]], layout.call)
 
-    return layout.before + layout.between.join(map(one, calls)) + layout.behind
+    return layout.prefix + layout.separator.join(map(write, calls)) + layout.suffix
 
 
 def _history_ids(messages: Sequence[Message], template: str) -> dict[str, str]:
     """Return the ids that a template accepts, by the ids in the conversation."""
-    signs = ((next(iter(each.openers)), each.history_id) for each in FORMATS.values())
-    convert = next((found for sign, found in signs if found and sign in template), None)
+    openers = ((next(iter(each.openers)), each.history_id) for each in FORMATS.values())
+    convert = next((found for opener, found in openers if found and opener in template), None)
     if convert is None:
         return {}
     calls = [call for message in messages for call in message.tool_calls]
@@ -243,13 +245,13 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _as_text(
-    messages: Sequence[Message], tools: Sequence[Tool], known: TemplateFeatures
+    messages: Sequence[Message], tools: Sequence[Tool], features: TemplateFeatures
 ) -> list[Message]:
     """Write tools, calls and results as text, for a template that does not show them."""
     written: list[Message] = []
     for message in messages:
         if message.role != "tool":
-            calls = _written(message.tool_calls, HERMES)
+            calls = _calls_text(message.tool_calls, HERMES)
             content = "\n".join(filter(None, (message.content, calls)))
             written.append(replace(message, content=content, tool_calls=()))
             continue
@@ -260,10 +262,10 @@ def _as_text(
     if not tools:
         return written
     lines = [json.dumps(_definition(tool)["function"], ensure_ascii=False) for tool in tools]
-    text = _INSTRUCTIONS.format(tools="\n".join(lines), example=_written([_EXAMPLE], HERMES))
+    text = _INSTRUCTIONS.format(tools="\n".join(lines), example=_calls_text([_EXAMPLE], HERMES))
     if written[0].role == "system":
         text = f"{written.pop(0).content}\n\n{text}"
-    if known.system or not written or written[0].role != "user":
+    if features.system or not written or written[0].role != "user":
         return [Message("system", text), *written]
     return [replace(written[0], content=f"{text}\n\n{written[0].content}"), *written[1:]]
 

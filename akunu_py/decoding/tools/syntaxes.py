@@ -20,16 +20,16 @@ from akunu_py.types import Tool
 
 STRING = frozenset({"string"})
 _NAME = re.compile(r"[\w.:/-]{1,256}")
-_NAMES = ("name", "function", "tool_name", "tool")
-_ARGUMENTS = ("arguments", "parameters", "args", "input")
-_OTHERS = ("type", "id", "call_id", "tool_call_id")
+_NAME_KEYS = ("name", "function", "tool_name", "tool")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
+_IGNORED_KEYS = ("type", "id", "call_id", "tool_call_id")
 _MISTRAL_NEXT = re.compile(r"[\w.-]+\s*(\[ARGS\]|\[CALL_ID\])")
-_MISTRAL_BEGUN = re.compile(r"[\w.-]{0,256}\s*(?:\[[A-Z_]{0,8})?")
+_MISTRAL_PARTIAL = re.compile(r"[\w.-]{0,256}\s*(?:\[[A-Z_]{0,8})?")
 _PYTHON_KEY = re.compile(r"""[^\s:=,{}()\[\]<>"']+""")  # more than Python allows
 _PYTHON_JSON = {"true": True, "false": False, "null": None}
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _CDATA = "<![CDATA[", "]]>"
-_DEEPEST = 60  # nested values of Gemma
+_MAX_DEPTH = 60  # nested values of Gemma
 
 
 class Calls:
@@ -47,7 +47,7 @@ class Calls:
         self._emit, self._new_id = emit, new_id
         self.allowed = allowed  # whether the answer may call tools at all
         self.known_only = False  # whether only `tools` can be called
-        self.open = False
+        self.in_call = False
         self._first = True  # whether the next parameter is the first of its call
 
     def begin(self, name: str) -> None:
@@ -57,28 +57,28 @@ class Calls:
         """
         name = name.strip()
         known = not self.known_only or name in self._tools
-        if not self.allowed or self.open or not known or not _NAME.fullmatch(name):
+        if not self.allowed or self.in_call or not known or not _NAME.fullmatch(name):
             raise Malformed
-        self.open = self._first = True
+        self.in_call = self._first = True
         self._emit(ToolCallStarted(self._new_id(), name))
 
-    def arguments(self, text: str) -> None:
+    def add_arguments(self, text: str) -> None:
         """Append to the JSON object."""
         self._emit(ToolCallArguments(text))
 
-    def parameter(self, name: str) -> None:
-        """Begin another member of the object; its value follows as `arguments`."""
-        self.arguments(("{" if self._first else ", ") + as_json(name) + ": ")
+    def begin_parameter(self, name: str) -> None:
+        """Begin another member of the object; `add_arguments` adds its value."""
+        self.add_arguments(("{" if self._first else ", ") + to_json(name) + ": ")
         self._first = False
 
     def end(self, *, parameters: bool = False) -> None:
-        """End the call. parameters: whether `parameter` built its arguments."""
+        """End the call. parameters: whether `begin_parameter` built its arguments."""
         if parameters:
-            self.arguments("{}" if self._first else "}")
-        self.open = False
+            self.add_arguments("{}" if self._first else "}")
+        self.in_call = False
         self._emit(ToolCallFinished())
 
-    def types(self, tool: str, parameter: str) -> frozenset[str]:
+    def types_of(self, tool: str, parameter: str) -> frozenset[str]:
         """Return the types that a parameter may have, none for an unknown tool."""
         known = self._tools.get(tool.strip())
         return types_of(known.parameters if known else {}, parameter)
@@ -91,11 +91,11 @@ Syntax = Callable[[Reader, Calls], ParserSteps[None]]
 class Tags:
     """Tags around a parameter; KEY stands for its name, TYPE for its type."""
 
-    string: str  # opens a string
-    other: str  # opens a value of another type
+    string_start: str
+    value_start: str  # of a value of another type
     end: str  # closes a value; no string can contain it
-    line: str = ""  # between a value and `end`
-    behind: str = "\n"  # follows `end`
+    newline: str = ""  # between a value and `end`
+    separator: str = "\n"  # follows `end`
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ class CallLayout:
     for parameters.
     """
 
-    before: str  # all calls
+    prefix: str  # before all calls
     call: str
-    between: str = "\n"  # two calls
-    behind: str = ""  # all calls
+    separator: str = "\n"  # between two calls
+    suffix: str = ""  # after all calls
     tags: Tags | None = None  # of the parameters; None if the arguments are one value
     opener: str = ""  # occurs in no text outside calls
-    text_first: tuple[str, str] | None = None  # around a text before a forced call
-    text_head: str = ""  # opens a text behind that
-    around: tuple[str, str, str] | None = None  # opens and closes a text; may end the answer
+    text_before: tuple[str, str] | None = None  # markup of a text before a forced call
+    text_opener: str = ""  # opens a text after `text_before`
+    text_markup: tuple[str, str, str] | None = None  # start and end of a text, end of the answer
     notation: Literal["json", "marked", "python"] = "json"  # of ARGUMENTS
     quote: str = ""  # around the strings of "marked"
 
@@ -122,12 +122,12 @@ class CallLayout:
 def json_calls(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
     if not (yield from reader.accept("[", skip=SPACE)):
-        yield from _json_call(reader, calls)
+        yield from _read_json_call(reader, calls)
     elif not (yield from reader.accept("]", skip=SPACE)):
-        yield from _items(reader, calls, _json_call)
+        yield from _read_items(reader, calls, _read_json_call)
 
 
-def _items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]:
+def _read_items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]:
     """Read calls between commas, up to the bracket that closes the array."""
     while True:
         yield from reader.skip()
@@ -136,46 +136,46 @@ def _items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]:
             return
 
 
-def _json_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def _read_json_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read a call; its arguments stream if its name precedes them."""
     yield from reader.expect("{")
     name = ""
     pending: str | None = None  # arguments before the name
-    done = unknown = False
-    while (yield from _next_key(reader)):
-        key = json.loads((yield from reader.json_text()))
+    emitted = unknown = False
+    while (yield from _has_next_key(reader)):
+        key = json.loads((yield from reader.read_json_text()))
         yield from reader.expect(":", skip=SPACE)
         bracket = yield from reader.skip()
-        if key in _ARGUMENTS and name and not done and bracket == "{":
-            yield from _arguments(reader, calls, name)
-            done = True
+        if key in _ARGUMENT_KEYS and name and not emitted and bracket == "{":
+            yield from _read_arguments(reader, calls, name)
+            emitted = True
             continue
-        value = _loaded((yield from reader.json_text()))
-        if key in _NAMES and isinstance(value, dict):
-            arguments = next((value[each] for each in _ARGUMENTS if each in value), None)
+        value = _parsed_json((yield from reader.read_json_text()))
+        if key in _NAME_KEYS and isinstance(value, dict):
+            arguments = next((value[each] for each in _ARGUMENT_KEYS if each in value), None)
             pending, value = _as_object(arguments), value.get("name")
-        if key in _NAMES and isinstance(value, str):
+        if key in _NAME_KEYS and isinstance(value, str):
             name = name or value
-        elif key in _ARGUMENTS and not done:
+        elif key in _ARGUMENT_KEYS and not emitted:
             pending = _as_object(value)
-        elif key not in _OTHERS:
+        elif key not in _IGNORED_KEYS:
             unknown = True
-    if not done:
+    if not emitted:
         if pending is None and unknown:
             raise Malformed
         calls.begin(name)
-        calls.arguments(pending or "{}")
+        calls.add_arguments(pending or "{}")
         calls.end()
 
 
-def _next_key(reader: Reader) -> ParserSteps[bool]:
+def _has_next_key(reader: Reader) -> ParserSteps[bool]:
     if (yield from reader.skip(SPACE + ",")) == '"':
         return True
     yield from reader.expect("}")
     return False
 
 
-def _loaded(text: str) -> Any:
+def _parsed_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -185,7 +185,7 @@ def _loaded(text: str) -> Any:
 def _as_object(value: Any) -> str:
     """Return arguments as a JSON object; some models write them as a string that holds one."""
     if isinstance(value, str):
-        value = _loaded(value) if value.strip() else {}
+        value = _parsed_json(value) if value.strip() else {}
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -193,28 +193,28 @@ def _as_object(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _arguments(reader: Reader, calls: Calls, name: str) -> ParserSteps[None]:
+def _read_arguments(reader: Reader, calls: Calls, name: str) -> ParserSteps[None]:
     """Read the JSON object that completes a call."""
     if (yield from reader.skip()) != "{":
         yield from reader.expect("{")
     calls.begin(name)
-    yield from reader.json(calls.arguments)
+    yield from reader.read_json(calls.add_arguments)
     calls.end()
 
 
 def keyed_json(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read an array of objects whose only key is the function's name."""
     yield from reader.expect("[", skip=SPACE)
-    yield from _items(reader, calls, _keyed_call)
+    yield from _read_items(reader, calls, _read_keyed_call)
 
 
-def _keyed_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def _read_keyed_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
     yield from reader.expect("{")
     if (yield from reader.skip()) != '"':
         raise Malformed
-    name = _loaded((yield from reader.json_text()))
+    name = _parsed_json((yield from reader.read_json_text()))
     yield from reader.expect(":", skip=SPACE)
-    yield from _arguments(reader, calls, name)
+    yield from _read_arguments(reader, calls, name)
     yield from reader.expect("}", skip=SPACE)
 
 
@@ -224,15 +224,15 @@ def mistral(reader: Reader, calls: Calls) -> ParserSteps[None]:
         yield from json_calls(reader, calls)
         return
     while True:
-        name, end = yield from reader.until("[ARGS]", "[CALL_ID]")
+        name, end = yield from reader.read_until("[ARGS]", "[CALL_ID]")
         if end == "[CALL_ID]":
-            yield from reader.until("[ARGS]")
-        yield from _arguments(reader, calls, name)
+            yield from reader.read_until("[ARGS]")
+        yield from _read_arguments(reader, calls, name)
         yield from reader.skip()
-        while _MISTRAL_BEGUN.fullmatch(reader.rest) and not reader.closed:
+        while _MISTRAL_PARTIAL.fullmatch(reader.unread) and not reader.closed:
             yield
-        if not _MISTRAL_NEXT.match(reader.rest):
-            if reader.closed and reader.rest and _MISTRAL_BEGUN.fullmatch(reader.rest):
+        if not _MISTRAL_NEXT.match(reader.unread):
+            if reader.closed and reader.unread and _MISTRAL_PARTIAL.fullmatch(reader.unread):
                 raise CutOff
             return
 
@@ -251,20 +251,20 @@ class NamedJson:
     def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         if self.begin:
             yield from reader.expect(self.begin)
-        header, _ = yield from reader.until(self.separator)
+        header, _ = yield from reader.read_until(self.separator)
         found = re.search(self.name, header, re.DOTALL)
         name = found[1] if found else ""
-        left = SPACE
+        trailing = SPACE
         if self.fenced and (yield from reader.skip()) != "{":
             if name.strip() != "function":
                 raise Malformed
-            name, _ = yield from reader.until("\n")
+            name, _ = yield from reader.read_until("\n")
             yield from reader.expect("```json", "```", skip=SPACE)
-            left += "`"
-        yield from _arguments(reader, calls, name)
+            trailing += "`"
+        yield from _read_arguments(reader, calls, name)
         if self.end:
-            yield from reader.skip(left)
-            if not reader.ended_within(self.end):
+            yield from reader.skip(trailing)
+            if not reader.cut_off_in(self.end):
                 yield from reader.expect(self.end)
 
     @property
@@ -290,25 +290,25 @@ class Xml:
     typed: tuple[str, str, str] | None = None  # attribute with the type: name, string, other
     newlines: bool = False  # whether newlines surround a value
     quote: str = ""  # of a name that is no attribute
-    between: str = "\n"  # between two tags
+    separator: str = "\n"  # between two tags
     extra: str = ""  # further attributes of a call
 
     def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         if self.call:
             yield from reader.expect(self.call, skip=SPACE)
-        head, _ = yield from reader.until(self.head)
-        name = _named(head, self.name)
+        head, _ = yield from reader.read_until(self.head)
+        name = _name_in_tag(head, self.name)
         calls.begin(name)
         ends = self.parameter, self.call_end
         while (yield from reader.expect(*ends, skip=SPACE)) == self.parameter:
-            head, _ = yield from reader.until(self.head)
-            key = _named(head, self.key)
-            types = calls.types(name, key)
+            head, _ = yield from reader.read_until(self.head)
+            key = _name_in_tag(head, self.key)
+            types = calls.types_of(name, key)
             if self.typed:
-                kind = _attributes(head).get(self.typed[0], "")
+                kind = _parsed_attributes(head).get(self.typed[0], "")
                 types = STRING if kind == self.typed[1] else types - STRING
-            calls.parameter(key)
-            yield from _value(reader, calls, types, self.parameter_end, "\n" * self.newlines)
+            calls.begin_parameter(key)
+            yield from _read_value(reader, calls, types, self.parameter_end, "\n" * self.newlines)
         calls.end(parameters=True)
 
     def layout(self, opener: str, closer: str) -> CallLayout:
@@ -316,43 +316,43 @@ class Xml:
         kinds = [f' {self.typed[0]}="{each}"' for each in self.typed[1:]] if self.typed else [""]
         begin = self.parameter + self._attribute(self.key, "KEY")
         begins = [f"{begin}{kind}{self.head}{line}" for kind in kinds]
-        tags = Tags(begins[0], begins[-1], self.parameter_end, line, self.between)
+        tags = Tags(begins[0], begins[-1], self.parameter_end, line, self.separator)
         head = self.call + self._attribute(self.name, "NAME") + self.extra + self.head
-        call = f"{head}{self.between}ARGUMENTS{self.call_end}"
+        call = f"{head}{self.separator}ARGUMENTS{self.call_end}"
         if not closer:  # the opener is part of the call
             return CallLayout("", opener + call, tags=tags, opener=opener)
         if not self.name:
             return CallLayout("", f"{opener}\n{call}\n{closer}", tags=tags, opener=opener)
         # The newline belongs to the call: a grammar cannot choose between texts that begin alike.
-        before, call = opener + self.between, call + self.between
+        before, call = opener + self.separator, call + self.separator
         return CallLayout(before, call, "", closer, tags, opener)
 
     def _attribute(self, name: str, value: str) -> str:
         return f' {name}="{value}"' if name else f"{self.quote}{value}{self.quote}"
 
 
-def _value(
+def _read_value(
     reader: Reader, calls: Calls, types: frozenset[str], end: str, newline: str = ""
 ) -> ParserSteps[None]:
     """Read a value and the tag `end`. A string streams; `newline` at both ends is left out."""
     if (yield from reader.accept(_CDATA[0])):
-        text, _ = yield from reader.until(_CDATA[1])
+        text, _ = yield from reader.read_until(_CDATA[1])
         yield from reader.expect(end, skip=SPACE)
-        calls.arguments(from_text(text, types))
+        calls.add_arguments(json_from_text(text, types))
     elif types != STRING:
-        text, _ = yield from reader.until(end)
+        text, _ = yield from reader.read_until(end)
         text = text.removeprefix(newline).removesuffix(newline)
-        calls.arguments(from_text(text, types))
+        calls.add_arguments(json_from_text(text, types))
     else:
         if newline:
             yield from reader.accept(newline)
-        calls.arguments('"')
+        calls.add_arguments('"')
         ends = (newline + end, end)
-        yield from reader.pass_until(ends, lambda text: calls.arguments(escaped(text)))
-        calls.arguments('"')
+        yield from reader.emit_until(ends, lambda text: calls.add_arguments(json_escaped(text)))
+        calls.add_arguments('"')
 
 
-def _attributes(head: str) -> dict[str, str]:
+def _parsed_attributes(head: str) -> dict[str, str]:
     """Return the attributes in a tag. Raises Malformed for anything else."""
     if _ATTRIBUTE.sub("", head).strip():
         raise Malformed
@@ -363,9 +363,9 @@ def _attributes(head: str) -> dict[str, str]:
     return {name: text.replace("&quot;", '"').replace("&amp;", "&") for name, text in found}
 
 
-def _named(head: str, attribute: str) -> str:
+def _name_in_tag(head: str, attribute: str) -> str:
     """Return the name in a tag. Raises Malformed if there is none."""
-    name = _attributes(head).get(attribute, "") if attribute else head.strip().strip("\"'")
+    name = _parsed_attributes(head).get(attribute, "") if attribute else head.strip().strip("\"'")
     if not name:
         raise Malformed
     return name
@@ -383,14 +383,14 @@ class KeyValue:
         yield from reader.skip()
         name = ""
         while (character := (yield from reader.peek())) not in ("<", "\n", ""):
-            name += reader.take(len(character))
+            name += reader.consume(len(character))
         calls.begin(name)
         while (yield from reader.accept(key, skip=SPACE)):
-            text, _ = yield from reader.until(key_end)
+            text, _ = yield from reader.read_until(key_end)
             parameter = text.strip()
             yield from reader.expect(value, skip=SPACE)
-            calls.parameter(parameter)
-            yield from _value(reader, calls, calls.types(name, parameter), value_end)
+            calls.begin_parameter(parameter)
+            yield from _read_value(reader, calls, calls.types_of(name, parameter), value_end)
         if (yield from reader.peek(2)) != "</":
             yield from reader.expect("</")
         calls.end(parameters=True)
@@ -409,9 +409,9 @@ class Gemma:
 
     def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         yield from reader.expect("call:", skip=SPACE)
-        name, _ = yield from reader.until("{")
+        name, _ = yield from reader.read_until("{")
         calls.begin(name)
-        yield from self._members(reader, calls.arguments, "{", _DEEPEST)
+        yield from self._members(reader, calls.add_arguments, "{", _MAX_DEPTH)
         calls.end()
 
     def layout(self, opener: str, closer: str) -> CallLayout:
@@ -430,62 +430,62 @@ class Gemma:
             first = False
             if bracket == "{":
                 yield from self._key(reader, emit)
-            yield from self._value(reader, emit, depth)
+            yield from self._read_value(reader, emit, depth)
         emit(close)
 
     def _key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
         if (yield from reader.accept(self.quote, skip=SPACE)):
-            key, _ = yield from reader.until(self.quote)
+            key, _ = yield from reader.read_until(self.quote)
             yield from reader.expect(":", skip=SPACE)
         else:
-            key, _ = yield from reader.until(":")
-        emit(as_json(key.strip().strip('"')) + ": ")
+            key, _ = yield from reader.read_until(":")
+        emit(to_json(key.strip().strip('"')) + ": ")
 
-    def _value(self, reader: Reader, emit: Emit, depth: int) -> ParserSteps[None]:
+    def _read_value(self, reader: Reader, emit: Emit, depth: int) -> ParserSteps[None]:
         if not depth:
             raise Malformed
         if (yield from reader.accept(self.quote, skip=SPACE)):
             emit('"')
-            yield from reader.pass_until((self.quote,), lambda text: emit(escaped(text)))
+            yield from reader.emit_until((self.quote,), lambda text: emit(json_escaped(text)))
             emit('"')
         elif bracket := (yield from reader.accept("{", "[")):
             yield from self._members(reader, emit, bracket, depth - 1)
         elif (yield from reader.peek()) == '"':
-            yield from reader.json(emit)
+            yield from reader.read_json(emit)
         else:
             # A number, true, false or null; anything else is a string without quotes.
             text = ""
             while (character := (yield from reader.peek())) and character not in ",}]":
-                text += reader.take(1)
+                text += reader.consume(1)
             if not text:
                 raise Malformed
-            emit(from_text(text.strip(), frozenset()))
+            emit(json_from_text(text.strip(), frozenset()))
 
 
 def pythonic(reader: Reader, calls: Calls) -> ParserSteps[None]:
     """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
     if (yield from reader.accept("[", skip=SPACE)):
-        yield from _items(reader, calls, _python_call)
+        yield from _read_items(reader, calls, _read_python_call)
     else:
-        yield from _python_call(reader, calls)
+        yield from _read_python_call(reader, calls)
         yield from reader.skip()
 
 
-def _python_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
-    name, _ = yield from reader.until("(")
+def _read_python_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    name, _ = yield from reader.read_until("(")
     calls.begin(name)
     while not (yield from reader.accept(")", skip=SPACE)):
-        key, _ = yield from reader.until("=")
+        key, _ = yield from reader.read_until("=")
         if not _PYTHON_KEY.fullmatch(key.strip()):
             raise Malformed
-        text = yield from _expression(reader)
+        text = yield from _read_expression(reader)
         try:
             tree = _Literals().visit(ast.parse(text.strip(), mode="eval"))
             value = ast.literal_eval(tree)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             raise Malformed from None
-        calls.parameter(key.strip())
-        calls.arguments(as_json(value))
+        calls.begin_parameter(key.strip())
+        calls.add_arguments(to_json(value))
         yield from reader.accept(",")
     calls.end(parameters=True)
 
@@ -497,7 +497,7 @@ class _Literals(ast.NodeTransformer):
         return ast.Constant(_PYTHON_JSON[node.id]) if node.id in _PYTHON_JSON else node
 
 
-def _expression(reader: Reader) -> ParserSteps[str]:
+def _read_expression(reader: Reader) -> ParserSteps[str]:
     """Return the text of a value, up to the comma or bracket behind it."""
     text = quote = ""
     depth = 0
@@ -506,7 +506,7 @@ def _expression(reader: Reader) -> ParserSteps[str]:
         if not character:
             raise CutOff
         if quote and character == "\\":
-            text += reader.take(1)
+            text += reader.consume(1)
             character = yield from reader.peek()
         elif quote:
             quote = "" if character == quote else quote
@@ -516,7 +516,7 @@ def _expression(reader: Reader) -> ParserSteps[str]:
             return text
         else:
             depth += (character in "([{") - (character in ")]}")
-        reader.take(1)
+        reader.consume(1)
         # Models write newlines in strings, where Python needs an escape.
         text += "\\n" if quote and character == "\n" else character
 
@@ -525,50 +525,50 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the types that a parameter may have, none if the schema declares none."""
     properties = schema.get("properties")
     found = properties.get(name) if isinstance(properties, Mapping) else None
-    return frozenset(_types(found, schema, 8))
+    return frozenset(_schema_types(found, schema, 8))
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
     if not isinstance(schema, Mapping) or not depth:
         return
     declared = schema.get("type")
-    listed = declared if isinstance(declared, list) else [declared]
-    yield from (each for each in listed if isinstance(each, str))
+    names = declared if isinstance(declared, list) else [declared]
+    yield from (each for each in names if isinstance(each, str))
     if declared:
         return
     values = schema.get("enum") if "enum" in schema else [schema.get("const", ...)]
-    yield from (_type(value) for value in values or () if value is not ...)
+    yield from (_json_type(value) for value in values or () if value is not ...)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
-        yield from _types(target, root, depth - 1)
+        yield from _schema_types(target, root, depth - 1)
     for word in ("anyOf", "oneOf", "allOf"):
         options = schema.get(word)
         for each in options if isinstance(options, list) else ():
-            yield from _types(each, root, depth - 1)
+            yield from _schema_types(each, root, depth - 1)
 
 
-def _type(value: Any) -> str:
+def _json_type(value: Any) -> str:
     known = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
     return "null" if value is None else known.get(type(value), "object")
 
 
-def from_text(text: str, types: frozenset[str]) -> str:
+def json_from_text(text: str, types: frozenset[str]) -> str:
     """Convert a value written without JSON's quotes; a string if no other type fits."""
     if types == STRING:
-        return as_json(text)
-    value = _parsed(text.strip())
+        return to_json(text)
+    value = _parsed_literal(text.strip())
     if isinstance(value, float) and value.is_integer() and "integer" in types:
         value = int(value)
-    kind = "string" if value is ... else _type(value)
+    kind = "string" if value is ... else _json_type(value)
     fits = not types or kind in types or (kind == "integer" and "number" in types)
     # A value of a wrong type keeps its type, unless a string would fit.
-    return as_json(text if value is ... or (not fits and "string" in types) else value)
+    return to_json(text if value is ... or (not fits and "string" in types) else value)
 
 
-def _parsed(text: str) -> Any:
+def _parsed_literal(text: str) -> Any:
     """Parse JSON or a literal of Python; return ... for neither."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -582,7 +582,7 @@ def _parsed(text: str) -> Any:
     return ... if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Return `value` as JSON, or as a JSON string where JSON has no such value."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -590,6 +590,6 @@ def as_json(value: Any) -> str:
         return json.dumps(str(value), ensure_ascii=False)
 
 
-def escaped(text: str) -> str:
+def json_escaped(text: str) -> str:
     """Escape part of a string for JSON."""
-    return as_json(text)[1:-1]
+    return to_json(text)[1:-1]

@@ -25,8 +25,8 @@ from akunu_py.decoding.tools.reader import (
     Malformed,
     ParserSteps,
     Reader,
-    first_of,
-    longest_beginning,
+    find_first,
+    partial_match_length,
 )
 from akunu_py.decoding.tools.rendering import format_of
 from akunu_py.decoding.tools.syntaxes import Calls
@@ -35,19 +35,19 @@ from akunu_py.types import Tool
 MALFORMED = "[malformed tool call] "
 UNFINISHED = "[unfinished tool call] "
 REFUSED = "[refused tool call] "
-_LEFTOVERS = SPACE + "]},;"  # characters that may follow the arguments of a call
+_TRAILING = SPACE + "]},;"  # characters that may follow the arguments of a call
 
 
 def parser_for(
-    tokenizer: Any, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
+    tokenizer: Any, tools: Sequence[Tool], *, allowed: bool = True, exclusive: bool = False
 ) -> ToolCallParser:
     """Return a parser for one answer, which must be generated with the parser's `markers`.
 
-    allowed: otherwise calls become text behind REFUSED. either: the answer has calls or text, not
-    both, so text is never searched for calls.
+    allowed: otherwise calls become text behind REFUSED. exclusive: the answer has calls or text,
+    not both, so text is never searched for calls.
     """
     format = format_of(tokenizer) if tools else None
-    return ToolCallParser(format, tools, allowed=allowed, either=either)
+    return ToolCallParser(format, tools, allowed=allowed, exclusive=exclusive)
 
 
 class ToolCallParser:
@@ -60,18 +60,18 @@ class ToolCallParser:
         new_id: Callable[[], str] | None = None,
         *,
         allowed: bool = True,
-        either: bool = False,
+        exclusive: bool = False,
     ) -> None:
         """format: None if there are no calls. new_id: returns a new id for a call."""
-        self._format, self._either = format, either
+        self._format, self._exclusive = format, exclusive
         self._reader = Reader()
         self._events: list[Event] = []
-        self._blank = ""  # whitespace that is text only if text follows
-        self._said = False  # whether there was text
+        self._whitespace = ""  # whitespace that is text only if text follows
+        self._had_text = False  # whether there was text
         self._after_call = False
         make_id = new_id or (format or HERMES).new_id
         self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
-        self._running = self._run(format) if format else None
+        self._steps = self._run(format) if format else None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -79,45 +79,45 @@ class ToolCallParser:
         return self._format.all_markers if self._format else ()
 
     def add(self, text: str) -> list[Event]:
-        """Return what `text` made certain."""
-        if self._running is None:
+        """Return the events that `text` completes."""
+        if self._steps is None:
             return [TextDelta(text)] if text else []
         self._reader.feed(text)
         return self._resume()
 
     def finish(self) -> list[Event]:
-        """Return what is still held back at the end of the answer."""
-        if self._running is None:
+        """Return the events held back at the end of the answer."""
+        if self._steps is None:
             return []
         self._reader.closed = True
         events = self._resume()
-        self._running = None
+        self._steps = None
         return events
 
     def _resume(self) -> list[Event]:
-        assert self._running is not None
-        next(self._running, None)
+        assert self._steps is not None
+        next(self._steps, None)
         events, self._events = self._events, []
-        return _joined(events)
+        return _merged(events)
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, ToolCallStarted):
-            self._blank = ""
+            self._whitespace = ""
             self._after_call = True
         elif isinstance(event, ToolCallFinished):
-            self._reader.mark()
+            self._reader.start_recording()
         self._events.append(event)
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         """Emit text, without whitespace that may turn out to be next to a call."""
-        text = self._blank + text
+        text = self._whitespace + text
         if self._after_call:
             text = text.lstrip()
-        said = text.rstrip()
-        self._blank = text[len(said) :]
-        if said:
-            self._events.append(TextDelta(said))
-            self._said, self._after_call = True, False
+        stripped = text.rstrip()
+        self._whitespace = text[len(stripped) :]
+        if stripped:
+            self._events.append(TextDelta(stripped))
+            self._had_text, self._after_call = True, False
 
     def _run(self, format: ToolFormat) -> ParserSteps[None]:
         while True:
@@ -125,11 +125,11 @@ class ToolCallParser:
             if opener is None:
                 break
             try:
-                yield from self._block(format, opener)
+                yield from self._read_block(format, opener)
             except Malformed:
-                yield from self._spoiled(format, opener)
-        if self._blank:
-            self._events.append(TextDelta(self._blank))
+                yield from self._emit_malformed(format, opener)
+        if self._whitespace:
+            self._events.append(TextDelta(self._whitespace))
 
     def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
         """Emit the text before the next opener and return the opener.
@@ -137,78 +137,78 @@ class ToolCallParser:
         Returns None at the end of the answer, "" for a call that needs no opener.
         """
         reader = self._reader
-        openers: tuple[str, ...] = (*format.openers, *format.dropped)
+        openers: tuple[str, ...] = (*format.openers, *format.text_markup)
         while True:
-            if format.bare and not self._said:
-                yield from self._skip_blank()
-                if reader.rest.startswith(format.bare):
-                    reader.mark()
+            if format.bare_opener and not self._had_text:
+                yield from self._skip_whitespace()
+                if reader.unread.startswith(format.bare_opener):
+                    reader.start_recording()
                     return ""
-            rest = reader.rest
-            at, opener = first_of(rest, openers)
-            if self._either and (self._said or rest[:at].strip()):
-                openers = format.dropped
-                at, opener = first_of(rest, openers)
+            rest = reader.unread
+            at, opener = find_first(rest, openers)
+            if self._exclusive and (self._had_text or rest[:at].strip()):
+                openers = format.text_markup
+                at, opener = find_first(rest, openers)
             if not opener:
-                at = len(rest) if reader.closed else len(rest) - longest_beginning(rest, openers)
-            self._say(reader.take(at))
+                at = len(rest) if reader.closed else len(rest) - partial_match_length(rest, openers)
+            self._emit_text(reader.consume(at))
             if opener:
-                reader.mark()
-                reader.take(len(opener))
-                if opener not in format.dropped:
+                reader.start_recording()
+                reader.consume(len(opener))
+                if opener not in format.text_markup:
                     return opener
                 continue
             if reader.closed:
                 return None
             yield
 
-    def _skip_blank(self) -> ParserSteps[None]:
+    def _skip_whitespace(self) -> ParserSteps[None]:
         """Skip whitespace before a call without opener, and separators behind a call."""
         while True:
-            rest = self._reader.rest
+            rest = self._reader.unread
             more = rest.lstrip(SPACE + ";," if self._after_call else SPACE)
-            blank = self._reader.take(len(rest) - len(more))
-            self._say("" if self._after_call else blank)
+            skipped = self._reader.consume(len(rest) - len(more))
+            self._emit_text("" if self._after_call else skipped)
             if more or self._reader.closed:
                 return
             yield
 
-    def _block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
-        """Read the calls behind an opener, up to what closes them. Raises Malformed."""
+    def _read_block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
+        """Read the calls behind an opener, up to their closer. Raises Malformed."""
         reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
         while True:
             yield from format.syntax(reader, self._calls)
             if not closer:
                 return
-            if (yield from reader.accept(closer, skip=_LEFTOVERS)):
+            if (yield from reader.accept(closer, skip=_TRAILING)):
                 return
-            if reader.ended_within(closer):
+            if reader.cut_off_in(closer):
                 raise CutOff
 
-    def _spoiled(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
+    def _emit_malformed(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
         """Emit a malformed call as text."""
         reader, closer = self._reader, format.openers.get(opener, "")
         if reader.closed:
-            reader.take(len(reader.rest))
-        text = reader.taken
-        if opener and not self._calls.open and closer.startswith(text.strip(_LEFTOVERS)):
+            reader.consume(len(reader.unread))
+        text = reader.recorded
+        if opener and not self._calls.in_call and closer.startswith(text.strip(_TRAILING)):
             return  # only the closer of complete calls is missing
-        if not opener and not self._calls.open:  # the answer is JSON or a list
-            self._said = True
-            self._say(text)
+        if not opener and not self._calls.in_call:  # the answer is JSON or a list
+            self._had_text = True
+            self._emit_text(text)
             return
-        self._calls.open = False
-        if self._said or self._after_call:
-            self._blank, self._after_call = "\n", False
+        self._calls.in_call = False
+        if self._had_text or self._after_call:
+            self._whitespace, self._after_call = "\n", False
         why = UNFINISHED if reader.closed else MALFORMED
-        self._say((why if self._calls.allowed else REFUSED) + text)
+        self._emit_text((why if self._calls.allowed else REFUSED) + text)
         if closer and not reader.closed:
             with contextlib.suppress(CutOff):
-                self._say((yield from reader.pass_until((closer,), self._say)))
+                self._emit_text((yield from reader.emit_until((closer,), self._emit_text)))
 
 
-def _joined(events: list[Event]) -> list[Event]:
+def _merged(events: list[Event]) -> list[Event]:
     """Merge adjacent events of the same kind."""
     joined: list[Event] = []
     for event in events:

@@ -14,22 +14,22 @@ from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.text import on_one_line
 from akunu_py.types import Message
 
-MAX_BYTES = 32 << 20  # of a body, more than any context
-MAX_DEPTH = 64  # of JSON in JSON
-_KINDS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
-_EXACT = 2.0**53  # floats below it represent integers exactly
-_LONGEST = 300  # characters of an error message
+MAX_BYTES = 32 << 20  # of a body; more than any context needs
+MAX_DEPTH = 64  # of nested JSON values
+_UNION_MEMBERS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
+_MAX_EXACT = 2.0**53  # floats below it represent integers exactly
+_MAX_MESSAGE = 300  # characters of an error message
 
 BodyType = TypeVar("BodyType", bound="Body")
 
 
 class Body(BaseModel):
-    """A body or a part of one, without unknown parameters."""
+    """A request body, or part of one. Refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-# A parameter that does not change the answer.
+# The type of a parameter that is accepted without effect.
 Ignored = Any
 
 
@@ -41,26 +41,26 @@ def parse(data: bytes, kind: type[BodyType]) -> BodyType:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
-    _check(value)
+    _normalize(value)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(value, error.errors(include_url=False)) from error
+        raise _validation_error(value, error.errors(include_url=False)) from error
 
 
-def _check(value: Any) -> None:
-    """Refuse deep nesting and lone surrogates, and convert floats such as 2.0 to integers.
+def _normalize(value: Any) -> None:
+    """Convert floats such as 2.0 to integers, because some languages write integers as floats.
 
-    Some languages write integers as floats. Raises RequestError.
+    Raises RequestError for deep nesting and lone surrogates.
     """
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for each in level:
             if isinstance(each, dict):
-                for name, number in each.items():
-                    if isinstance(number, float) and number.is_integer() and abs(number) < _EXACT:
-                        each[name] = int(number)
+                for name, item in each.items():
+                    if isinstance(item, float) and item.is_integer() and abs(item) < _MAX_EXACT:
+                        each[name] = int(item)
                 inner += each.keys()
                 inner += each.values()
             elif isinstance(each, list):
@@ -76,40 +76,40 @@ def _check(value: Any) -> None:
     raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
-def _refusal(value: Any, errors: list[ErrorDetails]) -> RequestError:
-    """Return one of the errors: an unknown parameter if there is any, else the deepest."""
+def _validation_error(value: Any, errors: list[ErrorDetails]) -> RequestError:
+    """Return the most specific error: an unknown parameter if any, else the deepest one."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     error = max(unknown or errors, key=lambda error: len(error["loc"]))
-    name = ".".join(_place(value, error["loc"]))
+    name = ".".join(_param_parts(value, error["loc"]))
     if unknown:
         message = f"unsupported parameter: {name}"
     else:
         message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-    return RequestError(on_one_line(message)[:_LONGEST], param=name[:_LONGEST])
+    return RequestError(on_one_line(message)[:_MAX_MESSAGE], param=name[:_MAX_MESSAGE])
 
 
-def _place(value: Any, location: Sequence[str | int]) -> list[str]:
-    """Return the names and numbers of a location, without the names of union members."""
-    found: list[str] = []
+def _param_parts(value: Any, location: Sequence[str | int]) -> list[str]:
+    """Return the parts of a pydantic location, without the names of union members."""
+    parts: list[str] = []
     for number, part in enumerate(location):
         last = number == len(location) - 1
-        if isinstance(value, dict) and (part in value or (last and part not in _KINDS)):
-            found.append(str(part))
+        if isinstance(value, dict) and (part in value or (last and part not in _UNION_MEMBERS)):
+            parts.append(str(part))
             value = value.get(part)
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-            found.append(str(part))
+            parts.append(str(part))
             value = value[part]
-    return found
+    return parts
 
 
-BETWEEN = "\n\n"  # separates parts of a text
+BLANK_LINE = "\n\n"  # between merged texts
 
 
-def joined(messages: Iterable[Message], param: str) -> list[Message]:
-    """Merge neighboring messages of a role, as templates expect.
+def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
+    """Merge consecutive messages of the same role, as chat templates expect.
 
     Tool results and text after tool calls stay separate. Raises RequestError if all messages are
-    system messages. param: of the messages.
+    system messages. param: the name of the messages in the body.
     """
     turns: list[Message] = []
     for message in messages:
@@ -124,8 +124,8 @@ def joined(messages: Iterable[Message], param: str) -> list[Message]:
             continue
         turns[-1] = replace(
             last,
-            content=BETWEEN.join(text for text in (last.content, message.content) if text),
-            thinking=BETWEEN.join(text for text in (last.thinking, message.thinking) if text),
+            content=BLANK_LINE.join(text for text in (last.content, message.content) if text),
+            thinking=BLANK_LINE.join(text for text in (last.thinking, message.thinking) if text),
             tool_calls=last.tool_calls + message.tool_calls,
         )
     if not any(turn.role != "system" for turn in turns):
@@ -133,10 +133,10 @@ def joined(messages: Iterable[Message], param: str) -> list[Message]:
     return turns
 
 
-def refuse_extra(body: Body, place: str) -> None:
-    """Raise RequestError if a body that allows extra parameters has one."""
+def refuse_extra(body: Body, param: str) -> None:
+    """Raise RequestError for an unknown parameter of a body that pydantic accepts with extras."""
     if body.model_extra:
-        name = f"{place}.{next(iter(body.model_extra))}"
+        name = f"{param}.{next(iter(body.model_extra))}"
         raise RequestError(f"unsupported parameter: {name}", param=name)
 
 

@@ -1,7 +1,7 @@
 """The interface between HTTP and the dialects of clients, such as Chat Completions.
 
-A dialect is pure: bodies in, jobs out; events in, bytes out. `http/app.py` lists the dialects and
-parses requests; `http/answering.py` runs the jobs and sends their encoded events.
+A dialect turns bodies into jobs and events into bytes; it does no I/O. `http/asgi.py` lists the
+dialects and parses requests; `http/request_handler.py` runs the jobs and sends the encoded events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Stats, TokenLogprobs, ToolCall
 
 DONE = b"data: [DONE]\n\n"
-_COMMENT = b": still at it\n\n"
+_HEARTBEAT = b": heartbeat\n\n"
 
 
 def frame(value: Any, event: str = "") -> bytes:
@@ -46,7 +46,7 @@ class Encoder(Protocol):
     """Encodes one streamed answer; each request has a new one."""
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        """Return the frames of an event of job number `choice`; never called with Failed.
+        """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
 
         `Finished` comes once for each job; the frames of the last one end the stream.
         """
@@ -59,33 +59,33 @@ class Encoder(Protocol):
 
 
 class CommentEncoder:
-    """Base of encoders with comments as heartbeats and a last frame for errors."""
+    """Base of encoders that send SSE comments as heartbeats and errors as a last frame."""
 
     error_body: Callable[[RequestError], Mapping[str, Any]]
 
     def heartbeat(self) -> bytes:
-        return _COMMENT
+        return _HEARTBEAT
 
     def fail(self, error: RequestError) -> list[bytes]:
         return [frame(self.error_body(error))]
 
 
 @dataclass(slots=True)
-class WholeAnswer:
-    """The events of one job, merged."""
+class CollectedAnswer:
+    """An answer collected from the events of one job, for a reply that is not streamed."""
 
     parts: list[ThinkingDelta | TextDelta | ToolCall] = field(default_factory=list)  # in order
-    begun: PromptProcessed | None = None
-    ended: Finished | None = None
+    prompt: PromptProcessed | None = None
+    finished: Finished | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         last = self.parts[-1] if self.parts else None
         match event:
             case PromptProcessed():
-                self.begun = event
+                self.prompt = event
             case Finished():
-                self.ended = event
+                self.finished = event
             case ThinkingDelta() if isinstance(last, ThinkingDelta):
                 self.parts[-1] = ThinkingDelta(last.text + event.text)
             case TextDelta() if isinstance(last, TextDelta):
@@ -120,9 +120,9 @@ class PreparedRequest:
     """A parsed request, ready to run."""
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
-    whole: Callable[[Sequence[WholeAnswer]], Mapping[str, Any]]  # builds the body of the reply
+    build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
     encoder: Encoder | None = None  # None: not streamed
-    short: bool = False  # few tokens to prefill and to generate, so other requests may wait
+    short: bool = False  # small prompt and few tokens; see `Scheduler.submit`
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Dialect:
 
 
 def statistics(*answers: Finished) -> dict[str, Any]:
-    """Return the sum of the answers' drafting statistics, an extension that clients ignore."""
+    """Return the summed drafting statistics of the answers, an extension that clients ignore."""
     total = Stats()
     for answer in answers:
         total.include(answer.stats)

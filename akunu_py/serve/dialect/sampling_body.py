@@ -82,10 +82,10 @@ def generate_options(
 ) -> GenerateOptions:
     """Return the options of an answer, with the service's defaults. Raises RequestError.
 
-    constraint: from outside the body. logprobs: see `SamplingOptions`.
+    constraint: one from other parameters. logprobs: see `SamplingOptions`.
     """
-    constraint = _guided(body, constraint)
-    given: dict[str, Any] = {
+    constraint = _only_constraint(body, constraint)
+    parameters: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM writes -1 for none
@@ -99,7 +99,7 @@ def generate_options(
         "logprobs": logprobs,
     }
     sampling = replace(
-        service.defaults.sampling, **{name: v for name, v in given.items() if v is not None}
+        service.defaults.sampling, **{name: v for name, v in parameters.items() if v is not None}
     )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return replace(
@@ -108,13 +108,13 @@ def generate_options(
 
 
 def includes_usage(body: SamplingBody) -> bool:
-    """Return True if the last chunk has the usage. Raises RequestError without a stream."""
+    """Return True if a last chunk has the usage. Raises RequestError if nothing is streamed."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "requires stream")
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
-def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
+def choice_options(options: GenerateOptions, count: int) -> list[GenerateOptions]:
     """Return the options of several answers to one prompt, with different seeds."""
     seed = options.sampling.seed
     if seed is None:
@@ -130,10 +130,10 @@ def schema_constraint(schema: Any) -> Constraint:
     return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
 
-def _guided(body: SamplingBody, other: Constraint | None) -> Constraint | None:
-    """Return the only constraint, of the body or `other`. Raises RequestError if there are more."""
+def _only_constraint(body: SamplingBody, other: Constraint | None) -> Constraint | None:
+    """Return the constraint of the body, or `other`. Raises RequestError for several."""
     outputs = body.structured_outputs or StructuredOutputs(json=None)
-    given = {
+    values = {
         "guided_json": body.guided_json,
         "guided_regex": body.guided_regex,
         "guided_choice": body.guided_choice,
@@ -143,12 +143,12 @@ def _guided(body: SamplingBody, other: Constraint | None) -> Constraint | None:
         "structured_outputs.choice": outputs.choice,
         "structured_outputs.grammar": outputs.grammar,
     }
-    found = {name: _constraint(name, each) for name, each in given.items() if each is not None}
+    constraints = {name: _constraint(name, v) for name, v in values.items() if v is not None}
     if outputs.json_object:
-        found["structured_outputs.json_object"] = JSON_OBJECT
-    if len(found) + (other is not None) > 1:
-        raise invalid([*found][-1], "only one constraint is allowed")
-    constraint = next(iter(found.values()), other)
+        constraints["structured_outputs.json_object"] = JSON_OBJECT
+    if len(constraints) + (other is not None) > 1:
+        raise invalid([*constraints][-1], "only one constraint is allowed")
+    constraint = next(iter(constraints.values()), other)
     if not outputs.disable_any_whitespace:
         return constraint
     if constraint is None or constraint.kind != "json_schema":
@@ -166,7 +166,7 @@ def _constraint(name: str, value: Any) -> Constraint:
 
 def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
     """Return the chat template's variables for an effort. Raises RequestError if it has none."""
-    variables = thinking_variables(service.engine.tokens.tokenizer).of(effort)
+    variables = thinking_variables(service.engine.tokens.tokenizer).for_effort(effort)
     if variables is None:
         raise invalid(param, f"{service.name} does not support {effort!r}; leave it out")
     return variables

@@ -29,37 +29,37 @@ from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.http.guard import AccessRules, Guard
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import HEARTBEAT_S, Answering, ClientGone, send_json
+from akunu_py.serve.http.request_handler import HEARTBEAT_S, Disconnected, RequestHandler, send_json
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.openai import OPENAI
-from akunu_py.serve.own.dialect import OWN
+from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.running import proof
 from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
 _MAX_WAITING = 256  # requests
-_BODY_S = 60.0  # for receiving a body
-_KINDS = {404: "not_found", 405: "method"}
+_BODY_TIMEOUT_S = 60.0  # for receiving a body
+_ERROR_KINDS = {404: "not_found", 405: "method"}
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
-_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, AKUNU)
+_DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
 
 
-def dialect_of(path: str) -> Dialect:
+def dialect_for_path(path: str) -> Dialect:
     """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
-    return _BY_PATH.get(path, DIALECTS[0])
+    return _DIALECT_BY_PATH.get(path, DIALECTS[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The model behind the application."""
 
-    names: Sequence[str]  # of the model
-    service: Callable[[], Service]  # waits until the model is loaded; raises AkunuError
-    description: Callable[[], Mapping[str, Any]]  # of the model, even if it is unloaded
-    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `events_of`
+    names: Sequence[str]  # accepted in requests; the model's own name first
+    service: Callable[[], Service]  # loads the model if needed; raises AkunuError
+    description: Callable[[], Mapping[str, Any]]  # the model's, even if it is unloaded
+    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
     records: RequestRecords
 
 
@@ -72,7 +72,7 @@ def create_app(
         for dialect in DIALECTS
         for endpoint in dialect.endpoints
     ]
-    middleware = [Middleware(Guard, access, dialect_of)]
+    middleware = [Middleware(Guard, access, dialect_for_path)]
     if access.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -95,9 +95,9 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     """Return the routes for GET."""
 
     async def models(request: Request) -> Response:
-        found = await run_in_threadpool(backend.description)
-        ends = {"first_id": found["id"], "last_id": found["id"], "has_more": False}
-        return JSONResponse({"object": "list", "data": [found]} | ends)
+        description = await run_in_threadpool(backend.description)
+        page = {"first_id": description["id"], "last_id": description["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": [description]} | page)
 
     async def model(request: Request) -> Response:
         check_model(request.path_params["name"], backend.names)
@@ -113,7 +113,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return PlainTextResponse(backend.records.metrics(), media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
-        return JSONResponse(describe(DIALECTS))
+        return JSONResponse(openapi_description(DIALECTS))
 
     return [
         Route("/v1/models", models),
@@ -135,9 +135,9 @@ class _Post:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
-        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientGone):
+        with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
             try:
-                prepared = await self._prepared(Headers(scope=scope), receive, record)
+                prepared = await self._prepare(Headers(scope=scope), receive, record)
             except RequestError as error:
                 body = self._dialect.error(error, scope["request_id"])
                 record.status = await send_json(send, error.status, body)
@@ -147,7 +147,7 @@ class _Post:
                 return
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
-            answering = Answering(
+            handler = RequestHandler(
                 prepared,
                 lambda job: self._backend.run(job, client, prepared.short),
                 self._dialect,
@@ -155,12 +155,12 @@ class _Post:
                 record.add,
                 self._heartbeat_s,
             )
-            record.status = await answering.reply(receive, send)
+            record.status = await handler.reply(receive, send)
 
-    async def _prepared(self, headers: Headers, receive: Receive, record: RequestRecord) -> Any:
+    async def _prepare(self, headers: Headers, receive: Receive, record: RequestRecord) -> Any:
         if self._backend.records.waiting > _MAX_WAITING:
             raise RequestError("too many waiting requests; try again later", "unavailable")
-        data = await _read(headers, receive)
+        data = await _read_body(headers, receive)
         if record.keeps_content:
             record.body = data.decode(errors="replace")
 
@@ -174,25 +174,25 @@ class _Post:
         return await run_in_threadpool(prepare)
 
 
-async def _read(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises ClientGone, and RequestError if it is too large or too slow."""
+async def _read_body(headers: Headers, receive: Receive) -> bytes:
+    """Return the body. Raises Disconnected; RequestError if it is too large or slow."""
     too_large = RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > MAX_BYTES:
         raise too_large
     data, more = bytearray(), True
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise Disconnected
                 data += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(data) > MAX_BYTES:
                     raise too_large
     except TimeoutError:
-        raise RequestError(f"the body did not arrive within {_BODY_S:g} seconds") from None
+        raise RequestError(f"the body did not arrive within {_BODY_TIMEOUT_S:g} seconds") from None
     return bytes(data)
 
 
@@ -200,13 +200,13 @@ def _http_error(request: Request, error: Exception) -> Response:
     """Return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
-        kind = _KINDS.get(error.status_code, "invalid")
+        kind = _ERROR_KINDS.get(error.status_code, "invalid")
         message = {"not_found": f"unknown path {request.url.path[:200]}"}.get(kind)
         failure = RequestError(message or error.detail, kind)  # type: ignore[arg-type]
         headers = error.headers
     else:
         failure = request_error(error)
-    body = dialect_of(request.url.path).error(failure, request.scope.get("request_id", ""))
+    body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
 
 
@@ -217,7 +217,7 @@ _GET = {
 }
 
 
-def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
+def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of the endpoints and their bodies."""
     endpoints = [endpoint for dialect in dialects for endpoint in dialect.endpoints]
     models = {endpoint.body for endpoint in endpoints}
@@ -225,12 +225,12 @@ def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
         [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
         ref_template="#/components/schemas/{model}",
     )
-    refused: dict[str, Any] = {
+    error_responses: dict[str, Any] = {
         str(status): {"description": kind, "content": {"application/json": {"schema": {}}}}
         for kind, status in STATUS.items()
     }
     paths: dict[str, Any] = {
-        path: {"get": {"summary": summary, "responses": {"200": _answer(), **refused}}}
+        path: {"get": {"summary": summary, "responses": {"200": _ok_response(), **error_responses}}}
         for path, summary in _GET.items()
     }
     for endpoint in endpoints:
@@ -242,7 +242,7 @@ def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
                     "required": True,
                     "content": {"application/json": {"schema": schema}},
                 },
-                "responses": {"200": _answer("text/event-stream"), **refused},
+                "responses": {"200": _ok_response("text/event-stream"), **error_responses},
             }
         }
     return {
@@ -253,7 +253,7 @@ def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
     }
 
 
-def _answer(*more: str) -> dict[str, Any]:
+def _ok_response(*more: str) -> dict[str, Any]:
     return {
         "description": "The answer.",
         "content": {kind: {"schema": {}} for kind in ("application/json", *more)},

@@ -21,7 +21,7 @@ from akunu_py.serve.dialect.interface import Dialect
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.request_handler import send_json
 
-_OPEN = ("/health",)  # needs no key
+_PUBLIC_PATHS = ("/health",)  # needs no key
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class AccessRules:
     host: str = "127.0.0.1"  # bound by the server
     key: str = ""  # required API key, if any
     origins: tuple[str, ...] = ()  # allowed web pages, "*" for all
-    token: str = ""  # a second key, for akunu's own clients on this machine
+    token: str = ""  # second API key, for akunu's own clients on this machine
 
     def refusal(self, headers: Headers, path: str) -> RequestError | None:
         """Return why a request is refused, or None."""
-        if not self._names_us(headers.get("host", "")):
+        if not self._allows_host(headers.get("host", "")):
             message = f"wrong Host header {headers.get('host', '')[:100]!r}; use {self.host}"
             return RequestError(message, "forbidden")
         origin = headers.get("origin", "")
-        if origin and not self._knows(origin, headers.get("host", "")):
+        if origin and not self._allows_origin(origin, headers.get("host", "")):
             message = f"origin {origin[:100]!r} is not allowed; start the server with --cors ORIGIN"
             return RequestError(message, "forbidden")
-        if self.key and path not in _OPEN and not self._has_key(headers):
+        if self.key and path not in _PUBLIC_PATHS and not self._has_key(headers):
             return RequestError(
                 "the API key is missing or wrong; send it as bearer token or x-api-key",
                 "unauthorized",
@@ -50,21 +50,21 @@ class AccessRules:
             )
         return None
 
-    def _names_us(self, host: str) -> bool:
-        """Check the Host header; a server for other machines has a key instead."""
-        return not is_loopback(self.host) or is_loopback(_name(host))
+    def _allows_host(self, host: str) -> bool:
+        """Check the Host header of a loopback server; other servers rely on their API key."""
+        return not is_loopback(self.host) or is_loopback(_host_name(host))
 
-    def _knows(self, origin: str, host: str) -> bool:
-        own = origin.partition("://")[2].lower() == host.lower()
-        return own or "*" in self.origins or origin in self.origins
+    def _allows_origin(self, origin: str, host: str) -> bool:
+        same_origin = origin.partition("://")[2].lower() == host.lower()
+        return same_origin or "*" in self.origins or origin in self.origins
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
-        given = headers.get("x-api-key", "") or bearer
-        fits = hmac.compare_digest(given.encode(), self.key.encode())
-        ours = hmac.compare_digest(given.encode(), self.token.encode())
-        return fits or (ours and bool(self.token))
+        key = headers.get("x-api-key", "") or bearer
+        has_api_key = hmac.compare_digest(key.encode(), self.key.encode())
+        has_token = hmac.compare_digest(key.encode(), self.token.encode())
+        return has_api_key or (has_token and bool(self.token))
 
 
 def is_loopback(name: str) -> bool:
@@ -77,7 +77,7 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return the name in a Host header without its port, or ""."""
     try:
         return urlsplit(f"//{host}").hostname or ""
@@ -89,9 +89,9 @@ class Guard:
     """ASGI middleware: adds a request id to every reply, and enforces `AccessRules`."""
 
     def __init__(
-        self, app: ASGIApp, access: AccessRules, dialect_of: Callable[[str], Dialect]
+        self, app: ASGIApp, access: AccessRules, dialect_for_path: Callable[[str], Dialect]
     ) -> None:
-        self._app, self._access, self._dialect_of = app, access, dialect_of
+        self._app, self._access, self._dialect_of = app, access, dialect_for_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,4 +1,4 @@
-"""Records of requests: Prometheus counters and log lines, without content by default."""
+"""Request logs and Prometheus counters, without content by default."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.serve.dialect.interface import statistics
 
-_GONE = 499  # nginx's status for a disconnected client
+_DISCONNECTED = 499  # nginx's status for a disconnected client
 _REQUEST_HELP = {
     "requests": "Requests by path and status; 499: the client disconnected.",
     "request_seconds": "Duration of requests by path.",
     "answers": "Answers by finish reason.",
 }
-_COUNTED = {  # metric: (field of Stats, help)
+_STATS_COUNTERS = {  # metric: (field of Stats, help)
     "prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones."),
     "cached_tokens": ("cached_tokens", "Prompt tokens from prompt caches."),
     "generated_tokens": ("generated_tokens", "Generated tokens."),
@@ -34,7 +34,7 @@ _COUNTED = {  # metric: (field of Stats, help)
     "prefill_seconds": ("prefill_s", "Seconds of prefill."),
     "decode_seconds": ("decode_s", "Seconds of decoding after the first tokens."),
 }
-_HELP = _REQUEST_HELP | {name: words for name, (_, words) in _COUNTED.items()}
+_HELP = _REQUEST_HELP | {name: help for name, (_, help) in _STATS_COUNTERS.items()}
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class RequestRecord:
 
     path: str
     started: float = field(default_factory=time.monotonic)
-    status: int = _GONE
-    begun: bool = False  # the model has started on it
+    status: int = _DISCONNECTED
+    running: bool = False  # the model has produced an event
     answers: list[Finished] = field(default_factory=list)
     keeps_content: bool = False
     body: str = ""  # if content is kept
@@ -52,7 +52,7 @@ class RequestRecord:
 
     def add(self, event: Event) -> None:
         """Record an event."""
-        self.begun = True
+        self.running = True
         match event:
             case Finished():
                 self.answers.append(event)
@@ -70,7 +70,8 @@ class RequestRecord:
 
     def line(self) -> str:
         """Return the line for the terminal."""
-        parts = [f"{self.path} {self.status if self.status != _GONE else 'client gone'}"]
+        status = "client disconnected" if self.status == _DISCONNECTED else self.status
+        parts = [f"{self.path} {status}"]
         if self.answers:
             first, drafts = self.answers[0].stats, statistics(*self.answers)
             cached = f", {first.cached_tokens} cached" if first.cached_tokens else ""
@@ -99,7 +100,7 @@ class RequestRecords:
     @property
     def running(self) -> int:
         """Number of requests that the model has started on."""
-        return sum(record.begun for record in self._open)
+        return sum(record.running for record in self._open)
 
     @property
     def waiting(self) -> int:
@@ -123,7 +124,7 @@ class RequestRecords:
         self._add(f'request_seconds{{path="{record.path}"}}', record.seconds)
         for answer in record.answers:
             self._add(f'answers{{reason="{answer.reason}"}}', 1)
-            for name, (attribute, _) in _COUNTED.items():
+            for name, (attribute, _) in _STATS_COUNTERS.items():
                 self._add(name, getattr(answer.stats, attribute))
 
     def _add(self, series: str, value: float) -> None:
@@ -136,14 +137,14 @@ class RequestRecords:
             "running": ("Running requests.", self.running),
             "waiting": ("Waiting requests.", self.waiting),
         }
-        for state, (words, number) in gauges.items():
+        for state, (help, number) in gauges.items():
             full = f"akunu_requests_{state}"
-            lines += [f"# HELP {full} {words}", f"# TYPE {full} gauge", f"{full} {number}"]
-        for name, words in _HELP.items():
+            lines += [f"# HELP {full} {help}", f"# TYPE {full} gauge", f"{full} {number}"]
+        for name, help in _HELP.items():
             full = f"akunu_{name}_total"
-            lines += [f"# HELP {full} {words}", f"# TYPE {full} counter"]
+            lines += [f"# HELP {full} {help}", f"# TYPE {full} counter"]
             for series, value in self._sums.items():
-                of, brace, labels = series.partition("{")
-                if of == name:
+                metric, brace, labels = series.partition("{")
+                if metric == name:
                     lines.append(f"{full}{brace}{labels} {value:.9g}")
         return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Replies with model output: streamed or whole, kept alive, cancelled on disconnect."""
+"""Replies with model output: streamed or at once, with heartbeats, cancelled on disconnect."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.serve.dialect.interface import Dialect, Encoder, PreparedRequest, WholeAnswer
+from akunu_py.serve.dialect.interface import CollectedAnswer, Dialect, Encoder, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
-ChoiceEvent = tuple[int, Event]  # an event with the number of its job
+ChoiceEvent = tuple[int, Event]  # choice: the index of the job
 
 
-class ClientGone(Exception):
+class Disconnected(Exception):
     """The client disconnected."""
 
 
 @dataclass(slots=True)
-class Answering:
-    """One running request. Raises ClientGone; other errors become replies of the dialect."""
+class RequestHandler:
+    """Runs one request. Raises Disconnected; other errors become error replies."""
 
     prepared: PreparedRequest
     run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
@@ -48,14 +48,14 @@ class Answering:
 
     async def reply(self, receive: Receive, send: Send) -> int:
         """Send the reply and return its status; call after receiving the request's body."""
-        gone = asyncio.ensure_future(_disconnected(receive))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             async with contextlib.aclosing(self._events()) as events:
                 if self.prepared.encoder is None:
-                    return await self._send_whole(_waited(events, gone), send)
-                return await self._send_stream(self.prepared.encoder, events, gone, send)
+                    return await self._send_collected(_poll(events, disconnected), send)
+                return await self._send_stream(self.prepared.encoder, events, disconnected, send)
         finally:
-            gone.cancel()
+            disconnected.cancel()
 
     async def _events(self) -> AsyncGenerator[ChoiceEvent]:
         """Yield the events of all jobs. Raises RequestError."""
@@ -69,14 +69,14 @@ class Answering:
                         raise ServerStopping  # after a disconnect this code does not run
                     yield choice, event
 
-    async def _send_whole(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
-        answers = [WholeAnswer() for _ in self.prepared.jobs]
+    async def _send_collected(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
+        answers = [CollectedAnswer() for _ in self.prepared.jobs]
         try:
-            async for found in events:
-                if found is not None:
-                    answers[found[0]].add(found[1])
-            body = self.prepared.whole(answers)
-        except ClientGone:
+            async for choice_event in events:
+                if choice_event is not None:
+                    answers[choice_event[0]].add(choice_event[1])
+            body = self.prepared.build_reply(answers)
+        except Disconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets every error
             return await self._send_error(error, send)
@@ -90,27 +90,27 @@ class Answering:
         self,
         encoder: Encoder,
         events: AsyncGenerator[ChoiceEvent],
-        gone: asyncio.Future[None],
+        disconnected: asyncio.Future[None],
         send: Send,
     ) -> int:
         """Send the status with the first frame, so that an early error has its own status."""
-        stream, ended = _Stream(send), 0
+        stream, finished = _Stream(send), 0
         try:
-            async for found in _waited(
-                events, gone, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
+            async for choice_event in _poll(
+                events, disconnected, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
             ):
-                if found is None:
+                if choice_event is None:
                     await stream.write([encoder.heartbeat()])
                     continue
-                choice, event = found
+                choice, event = choice_event
                 await stream.write(encoder.encode(event, choice))
-                ended += isinstance(event, Finished)
-        except ClientGone:
-            if ended < len(self.prepared.jobs):
+                finished += isinstance(event, Finished)
+        except Disconnected:
+            if finished < len(self.prepared.jobs):
                 raise
             return 200  # the client received everything
         except Exception as error:  # noqa: BLE001 - the client gets every error
-            if not stream.begun:
+            if not stream.started:
                 return await self._send_error(error, send)
             await stream.write(encoder.fail(request_error(error)))
         await stream.end()
@@ -118,16 +118,16 @@ class Answering:
 
 
 class _Stream:
-    """A reply sent in frames."""
+    """A reply sent as server-sent events."""
 
     def __init__(self, send: Send) -> None:
-        self._send, self.begun, self.last_sent = send, False, time.monotonic()
+        self._send, self.started, self.last_sent = send, False, time.monotonic()
 
     async def write(self, frames: list[bytes]) -> None:
         if not frames:
             return
-        if not self.begun:
-            self.begun = True
+        if not self.started:
+            self.started = True
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"cache-control", b"no-cache"),
@@ -139,50 +139,50 @@ class _Stream:
         self.last_sent = time.monotonic()
 
     async def end(self) -> None:
-        await self.write([] if self.begun else [b""])
+        await self.write([] if self.started else [b""])
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _waited(
+async def _poll(
     events: AsyncGenerator[ChoiceEvent],
-    gone: asyncio.Future[None],
+    disconnected: asyncio.Future[None],
     seconds: Callable[[], float | None] = lambda: None,
 ) -> AsyncGenerator[ChoiceEvent | None]:
-    """Yield events, and None when none arrives within `seconds()`. Raises ClientGone."""
-    following: asyncio.Future[ChoiceEvent | None] | None = None
+    """Yield events, and None after each timeout of `seconds()`. Raises Disconnected."""
+    next_event: asyncio.Future[ChoiceEvent | None] | None = None
     try:
         while True:
-            following = following or asyncio.ensure_future(anext(events, None))
+            next_event = next_event or asyncio.ensure_future(anext(events, None))
             limit = seconds()
-            both: set[asyncio.Future[Any]] = {following, gone}
+            futures: set[asyncio.Future[Any]] = {next_event, disconnected}
             await asyncio.wait(
-                both,
+                futures,
                 timeout=None if limit is None else max(0.0, limit),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if gone.done():
-                raise ClientGone
-            if not following.done():
+            if disconnected.done():
+                raise Disconnected
+            if not next_event.done():
                 yield None
                 continue
-            event, following = following.result(), None
+            event, next_event = next_event.result(), None
             if event is None:
                 return
             yield event
     finally:
-        if following is not None:
-            following.cancel()
+        if next_event is not None:
+            next_event.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestError):
-                await following
+                await next_event
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
-    """Send a whole reply and return its status."""
+    """Send a JSON reply and return its status."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -193,13 +193,13 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def events_of(
+async def run_job(
     scheduler: ModelHost, job: Job, *, client: str = "", short: bool = False
 ) -> AsyncGenerator[Event]:
-    """Submit a job and yield its events; the last one is Ended or Failed.
+    """Submit a job and yield its events; the last one is `Finished` or `Failed`.
 
-    Closing the generator cancels the job. Queued events are merged, so a slow client needs no more
-    memory than the text. client, short: see `ModelHost.submit`.
+    Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
+    little more than the text. client, short: see `ModelHost.submit`.
     """
     mailbox = _Mailbox()
     handle = scheduler.submit(job, mailbox.put, client=client, short=short)
@@ -238,7 +238,7 @@ class _Mailbox:
 
 
 def _merged(first: Event, second: Event) -> list[Event]:
-    """Merge two events into one if possible."""
+    """Merge two consecutive events into one if possible."""
     if isinstance(first, PrefillProgress) and isinstance(second, PrefillProgress):
         return [second]
     for kind in (TextDelta, ThinkingDelta, ToolCallArguments):

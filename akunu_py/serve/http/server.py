@@ -25,8 +25,8 @@ from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import events_of
-from akunu_py.serve.own.running import RunningServer, announced
+from akunu_py.serve.http.request_handler import run_job
+from akunu_py.serve.own.running import RunningServer, announce
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
 
@@ -83,7 +83,7 @@ class ServedModel:
 
     def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         """Yield the events of a job; closing the generator cancels the job."""
-        return events_of(self._scheduler, job, client=client, short=short)
+        return run_job(self._scheduler, job, client=client, short=short)
 
     def backend(self, records: RequestRecords) -> Backend:
         """Return the application's backend."""
@@ -142,7 +142,7 @@ def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions,
         )
         ready = f"akunu serves {name} at {url} (Ctrl-C to stop)"
         running = options.running
-        with announced(running) if running else contextlib.nullcontext():
+        with announce(running) if running else contextlib.nullcontext():
             _Server(config, ready, lambda: scheduler.close(options.grace_s)).run([listening])
     finally:
         scheduler.close()

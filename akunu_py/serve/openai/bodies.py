@@ -150,27 +150,27 @@ class ChatBody(SamplingBody):
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
     """Return the conversation. Raises RequestError for invalid messages."""
-    called: dict[str, str] = {}  # names of tools by the ids of their calls
-    return [_message(each, f"messages.{number}", called) for number, each in enumerate(bodies)]
+    tool_names: dict[str, str] = {}  # names of tools by the ids of their calls
+    return [_message(each, f"messages.{number}", tool_names) for number, each in enumerate(bodies)]
 
 
-def _message(body: MessageBody, place: str, called: dict[str, str]) -> Message:
+def _message(body: MessageBody, param: str, tool_names: dict[str, str]) -> Message:
     if body.role == "tool":
         if not body.tool_call_id:
-            raise invalid(f"{place}.tool_call_id", "expected the id of the tool call")
-        name = body.name or called.get(body.tool_call_id, "")
+            raise invalid(f"{param}.tool_call_id", "expected the id of the tool call")
+        name = body.name or tool_names.get(body.tool_call_id, "")
         return Message("tool", body.text, tool_call_id=body.tool_call_id, name=name)
     if body.role != "assistant":
         if body.content is None:
-            raise invalid(f"{place}.content", "expected text")
+            raise invalid(f"{param}.content", "expected text")
         if body.tool_calls:
-            raise invalid(f"{place}.tool_calls", "only allowed in assistant messages")
+            raise invalid(f"{param}.tool_calls", "only allowed in assistant messages")
         return Message("user" if body.role == "user" else "system", body.text)
     calls = tuple(
         ToolCall(call.function.name, call.function.arguments, call.id)
         for call in body.tool_calls or ()
     )
-    called |= {call.id: call.name for call in calls}
+    tool_names |= {call.id: call.name for call in calls}
     thinking = body.reasoning_content or body.reasoning or ""
     return Message("assistant", body.text or body.refusal or "", thinking, calls)
 
@@ -179,17 +179,17 @@ def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
     """Return the tools. Raises RequestError if two have the same name."""
     tools: dict[str, Tool] = {}
     for number, body in enumerate(bodies):
-        given = body.function
-        if given.name in tools:
-            place = f"tools.{number}.function.name"
-            raise invalid(place, f"duplicate tool {given.name[:100]!r}")
-        tools[given.name] = Tool(
-            given.name, given.description or "", given.parameters or {}, bool(given.strict)
+        tool = body.function
+        if tool.name in tools:
+            param = f"tools.{number}.function.name"
+            raise invalid(param, f"duplicate tool {tool.name[:100]!r}")
+        tools[tool.name] = Tool(
+            tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)
         )
     return list(tools.values())
 
 
-def choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
+def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
     """Return the choice. Raises RequestError if its tool is not offered."""
     if isinstance(body, NamedTool):
         check_tool(body.function.name, [tool.name for tool in tools])

@@ -1,4 +1,4 @@
-"""Chat Completions: jobs from bodies, and chunks or a whole reply from events."""
+"""Chat Completions: builds jobs from bodies, and chunks or replies from events."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.job import chat_job
 from akunu_py.serve.dialect.interface import (
     DONE,
+    CollectedAnswer,
     CommentEncoder,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
-    choices,
+    choice_options,
     effort_variables,
     generate_options,
     includes_usage,
@@ -39,8 +39,8 @@ from akunu_py.serve.openai.bodies import (
     Format,
     JsonObjectFormat,
     SchemaFormat,
-    choice_of,
     messages_of,
+    tool_choice_of,
     tools_of,
 )
 from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, error_body, finish_reason, usage
@@ -58,7 +58,7 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     constraint = _constraint(body.response_format)
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
-    choice = choice_of(body.tool_choice, tools)
+    choice = tool_choice_of(body.tool_choice, tools)
     variables = effort_variables(service, body.reasoning_effort, "reasoning_effort")
     jobs = [
         chat_job(
@@ -71,12 +71,12 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
             predicted=body.prediction.text if body.prediction else "",
             variables=variables,
         )
-        for each in choices(options, body.n or 1)
+        for each in choice_options(options, body.n or 1)
     ]
     head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
-    return PreparedRequest(jobs, lambda answers: whole_chat(head, answers), encoder)
+    return PreparedRequest(jobs, lambda answers: build_chat_completion(head, answers), encoder)
 
 
 def _constraint(format: Format | None) -> Constraint | None:
@@ -86,7 +86,7 @@ def _constraint(format: Format | None) -> Constraint | None:
 
 
 class ChatEncoder(CommentEncoder):
-    """Encodes chunks; the first one of each choice has the role."""
+    """Encodes a stream of chunks; the first chunk of each choice has the role."""
 
     error_body = staticmethod(error_body)
 
@@ -94,9 +94,9 @@ class ChatEncoder(CommentEncoder):
         """count: number of choices. usage: send the usage in the last chunk."""
         self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
-        self._begun = [False] * count
+        self._has_role = [False] * count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
-        self._ended: list[Finished] = []
+        self._finished: list[Finished] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         if isinstance(event, Finished):
@@ -110,7 +110,7 @@ class ChatEncoder(CommentEncoder):
         return [*self._role(choice), self._chunk(choice, delta)] if delta else self._role(choice)
 
     def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
-        """Return the delta of an event: empty for Begun, None for events without one."""
+        """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
         match event:
             case PromptProcessed():
                 return {}
@@ -129,20 +129,20 @@ class ChatEncoder(CommentEncoder):
         return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
 
     def _role(self, choice: int) -> list[bytes]:
-        if self._begun[choice]:
+        if self._has_role[choice]:
             return []
-        self._begun[choice] = True
+        self._has_role[choice] = True
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
     def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._ended.append(event)
+        self._finished.append(event)
         reason = finish_reason(event, calls=self._calls[choice] > 0)
         extra = {"akunu": statistics(event)}
         frames = [*self._role(choice), self._chunk(choice, {}, reason, extra)]
-        if len(self._ended) < self._count:
+        if len(self._finished) < self._count:
             return frames
         if self._usage:
-            frames.append(self._frame([], {"usage": usage(self._ended[:1], self._ended)}))
+            frames.append(self._frame([], {"usage": usage(self._finished[:1], self._finished)}))
         return [*frames, DONE]
 
     def _chunk(
@@ -162,18 +162,18 @@ class ChatEncoder(CommentEncoder):
         return frame(self._head.object("chat.completion.chunk", choices, **extra))
 
 
-def whole_chat(head: ReplyHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
-    """Return the body of a whole reply."""
-    ended = [answer.ended for answer in answers if answer.ended]
+def build_chat_completion(head: ReplyHead, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed."""
+    finished = [answer.finished for answer in answers if answer.finished]
     return head.object(
         "chat.completion",
         [_choice(number, answer) for number, answer in enumerate(answers)],
-        usage=usage(ended[:1], ended),
-        akunu=statistics(*ended),
+        usage=usage(finished[:1], finished),
+        akunu=statistics(*finished),
     )
 
 
-def _choice(number: int, answer: WholeAnswer) -> dict[str, Any]:
+def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
     calls = [
         {
             "id": call.id,
@@ -189,7 +189,7 @@ def _choice(number: int, answer: WholeAnswer) -> dict[str, Any]:
         **({"reasoning_content": answer.thinking} if answer.thinking else {}),
         **({"tool_calls": calls} if calls else {}),
     }
-    assert answer.ended is not None
-    reason = finish_reason(answer.ended, calls=bool(calls))
+    assert answer.finished is not None
+    reason = finish_reason(answer.finished, calls=bool(calls))
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
     return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}

@@ -19,16 +19,16 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.job import text_job
 from akunu_py.serve.dialect.interface import (
     DONE,
+    CollectedAnswer,
     CommentEncoder,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import (
     SamplingBody,
-    choices,
+    choice_options,
     generate_options,
     includes_usage,
 )
@@ -43,7 +43,7 @@ from akunu_py.serve.openai.shapes import (
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
-_SHORT = 64, 4096  # maximum tokens of the answer and the prompts of a short request
+_SHORT_ANSWER, _SHORT_PROMPTS = 64, 4096  # maximum tokens of a short request
 
 
 class CompletionsBody(SamplingBody):
@@ -77,46 +77,45 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     limit = body.max_tokens or _MAX_TOKENS
     options = generate_options(body, service, limit, logprobs=body.logprobs)
     jobs = [
-        text_job(asked.tokens, replace(each, stop_tokens=asked.stop_tokens), asked.draft_context)
-        for asked in prompts
-        for each in choices(options, count)
+        text_job(prompt.tokens, replace(each, stop_tokens=prompt.stop_tokens), prompt.draft_context)
+        for prompt in prompts
+        for each in choice_options(options, count)
     ]
-    echoed = [asked.text if body.echo else "" for asked in prompts for _ in range(count)]
+    echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     usage = includes_usage(body)
-    max_tokens, max_prompt = _SHORT
     return PreparedRequest(
         jobs,
-        lambda answers: whole_completions(head, answers, echoed, count),
-        CompletionsEncoder(head, echoed, count, usage=usage) if body.stream else None,
-        short=options.max_tokens <= max_tokens
-        and sum(len(each.tokens) for each in prompts) <= max_prompt,
+        lambda answers: build_completions(head, answers, echoes, count),
+        CompletionsEncoder(head, echoes, count, usage=usage) if body.stream else None,
+        short=options.max_tokens <= _SHORT_ANSWER
+        and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
     )
 
 
 def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
-    given = body.prompt
-    several: Sequence[str | list[int]]
-    if isinstance(given, str):
-        several = [given]
-    elif given and isinstance(given[0], int):
-        several = [[token for token in given if isinstance(token, int)]]
+    prompt = body.prompt
+    prompts: Sequence[str | list[int]]
+    if isinstance(prompt, str):
+        prompts = [prompt]
+    elif prompt and isinstance(prompt[0], int):
+        prompts = [[token for token in prompt if isinstance(token, int)]]
     else:
-        several = [each for each in given if not isinstance(each, int)]
-    if not several:
+        prompts = [each for each in prompt if not isinstance(each, int)]
+    if not prompts:
         raise invalid("prompt", "expected at least one prompt")
-    return [_asked(each, body.suffix, service) for each in several]
+    return [_parse_prompt(each, body.suffix, service) for each in prompts]
 
 
-def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _PromptRequest:
+def _parse_prompt(prompt: str | list[int], suffix: str | None, service: Service) -> _PromptRequest:
     engine = service.engine
     if suffix:
         if not isinstance(prompt, str):
             raise invalid("suffix", "requires a prompt of text")
         if service.infill.family is None:
             raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
-        made = service.infill.prompt(prompt, suffix)
-        return _PromptRequest(made.tokens, prompt, made.stop_tokens, made.draft_context)
+        infill = service.infill.prompt(prompt, suffix)
+        return _PromptRequest(infill.tokens, prompt, infill.stop_tokens, infill.draft_context)
     if isinstance(prompt, str):
         return _PromptRequest(engine.tokens.encode(prompt), prompt)
     if any(not 0 <= token < engine.tokens.vocabulary for token in prompt):
@@ -125,27 +124,27 @@ def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _Pr
 
 
 class CompletionsEncoder(CommentEncoder):
-    """Encodes chunks; thinking has its own field."""
+    """Encodes a stream of chunks; thinking has its own field."""
 
     error_body = staticmethod(error_body)
 
     def __init__(
-        self, head: ReplyHead, echoed: Sequence[str], count: int = 1, *, usage: bool = False
+        self, head: ReplyHead, echoes: Sequence[str], count: int = 1, *, usage: bool = False
     ) -> None:
-        """echoed: the beginning of each choice's text. count: choices for each prompt."""
-        self._head, self._echoed, self._count, self._usage = head, echoed, count, usage
-        self._offsets = [len(text) for text in echoed]
-        self._ended: list[Finished] = []
+        """echoes: the prompt repeated before each choice, or "". count: choices per prompt."""
+        self._head, self._echoes, self._count, self._usage = head, echoes, count, usage
+        self._offsets = [len(text) for text in echoes]
+        self._finished: list[Finished] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case PromptProcessed() if self._echoed[choice]:
-                return [self._chunk(_choice(choice, self._echoed[choice]))]
+            case PromptProcessed() if self._echoes[choice]:
+                return [self._chunk(_choice(choice, self._echoes[choice]))]
             case TextDelta(text):
                 return [self._chunk(_choice(choice, text))]
             case ThinkingDelta(text):
                 return [self._chunk(_choice(choice, "", text))]
-            case Logprobs(tokens):  # in a separate chunk before their text
+            case Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
                 return [self._chunk(_choice(choice, "") | {"logprobs": logprobs})]
@@ -155,13 +154,13 @@ class CompletionsEncoder(CommentEncoder):
                 return []
 
     def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._ended.append(event)
+        self._finished.append(event)
         reason = finish_reason(event, calls=False)
         frames = [self._chunk(_choice(choice, "", "", reason), {"akunu": statistics(event)})]
-        if len(self._ended) < len(self._echoed):
+        if len(self._finished) < len(self._echoes):
             return frames
         if self._usage:
-            total = usage(self._ended[:: self._count], self._ended)
+            total = usage(self._finished[:: self._count], self._finished)
             frames.append(frame(self._head.object("text_completion", [], usage=total)))
         return [*frames, DONE]
 
@@ -170,18 +169,18 @@ class CompletionsEncoder(CommentEncoder):
         return frame(self._head.object("text_completion", [choice], **none, **extra))
 
 
-def whole_completions(
-    head: ReplyHead, answers: Sequence[WholeAnswer], echoed: Sequence[str], count: int = 1
+def build_completions(
+    head: ReplyHead, answers: Sequence[CollectedAnswer], echoes: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
-    """Return the body of a whole reply; see `CompletionsEncoder`."""
-    ended = [answer.ended for answer in answers if answer.ended]
+    """Return the body of a reply that is not streamed; see `CompletionsEncoder`."""
+    finished = [answer.finished for answer in answers if answer.finished]
     choices = [
         _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))
         | {"logprobs": completion_logprobs(answer.logprobs, len(echo)) if answer.logprobs else None}
-        for number, (answer, echo, end) in enumerate(zip(answers, echoed, ended, strict=True))
+        for number, (answer, echo, end) in enumerate(zip(answers, echoes, finished, strict=True))
     ]
-    total = usage(ended[::count], ended)
-    return head.object("text_completion", choices, usage=total, akunu=statistics(*ended))
+    total = usage(finished[::count], finished)
+    return head.object("text_completion", choices, usage=total, akunu=statistics(*finished))
 
 
 def _choice(

@@ -1,4 +1,4 @@
-"""Parts of replies that Chat Completions and Completions share."""
+"""Parts of replies shared by Chat Completions and Completions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _ERROR_TYPES: dict[ErrorKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """Fields that all chunks of a reply share. kind: the beginning of its id."""
+    """Fields that all chunks of a reply share."""
 
     model: str
-    kind: str
+    id_prefix: str  # such as "chatcmpl"
     created: int = field(default_factory=lambda: int(time.time()))
     unique: str = field(default_factory=lambda: secrets.token_hex(12))
 
     def object(self, name: str, choices: Sequence[Any], **extra: Any) -> dict[str, Any]:
-        """Return a chunk or a whole reply."""
-        common = {"id": f"{self.kind}-{self.unique}", "object": name, "created": self.created}
+        """Return a chunk or a complete reply. name: its `object` field."""
+        common = {"id": f"{self.id_prefix}-{self.unique}", "object": name, "created": self.created}
         return {**common, "model": self.model, "choices": choices, **extra}
 
 
@@ -49,7 +49,7 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
 
 
 def finish_reason(event: Finished, *, calls: bool) -> str:
-    """Return why an answer ended. calls: whether it calls tools."""
+    """Return OpenAI's finish reason. calls: the answer calls tools."""
     if event.reason in ("length", "context"):
         return "length"
     return "tool_calls" if calls else "stop"
@@ -71,12 +71,12 @@ def usage(prompts: Sequence[Finished], answers: Sequence[Finished]) -> dict[str,
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return logprobs in the shape of Chat Completions."""
 
-    def one(text: str, logprob: float) -> dict[str, Any]:
+    def entry(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": _bytes(text)}
 
     return {
         "content": [
-            one(each.text, each.logprob) | {"top_logprobs": [one(*other) for other in each.top]}
+            entry(each.text, each.logprob) | {"top_logprobs": [entry(*other) for other in each.top]}
             for each in tokens
         ],
         "refusal": None,
@@ -84,7 +84,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """Return logprobs in the shape of Completions. offset: of the first token."""
+    """Return logprobs in the shape of Completions. offset: the first token's, in characters."""
     offsets = [offset]
     for each in tokens:
         offsets.append(offsets[-1] + len(each.text))

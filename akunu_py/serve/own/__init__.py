@@ -1,1 +1,1 @@
-"""The API of akunu's own clients, which then need not load a second copy of the model."""
+"""The API of akunu's own clients, which share a server's model instead of loading a copy."""

@@ -22,18 +22,18 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers
 from akunu_py.types import LoadOptions
 
-_LOOK_S = 0.01  # between two checks for cancellation
-_END_S = 2.0  # for an answer to end after `ServerClient.end`
-_CONNECT_S = 2.0
-_SILENCE_S = 30.0  # a live server sends a heartbeat every few seconds
+_POLL_S = 0.01  # between two checks for cancellation
+_END_TIMEOUT_S = 2.0  # for an answer to end after `ServerClient.end`
+_CONNECT_TIMEOUT_S = 2.0
+_READ_TIMEOUT_S = 30.0  # a live server sends a heartbeat every few seconds
 
 
 @dataclass(frozen=True, slots=True)
-class ServedFacts:
-    """A server's model."""
+class ServerFacts:
+    """What a server serves."""
 
     model: ServedModelFacts
-    fills_in: bool  # knows a fill-in-the-middle format
+    supports_fim: bool  # knows a fill-in-the-middle format
 
     @property
     def name(self) -> str:
@@ -54,13 +54,13 @@ class ServerClient:
             raise UsageError(f"expected a server such as http://127.0.0.1:8012, got {url[:200]!r}")
 
     def connect(self) -> http.client.HTTPConnection:
-        """Raises OSError."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_S)
+        """Open a connection. Raises OSError."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
         connection.connect()
-        connection.sock.settimeout(_SILENCE_S)
+        connection.sock.settimeout(_READ_TIMEOUT_S)
         return connection
 
-    def knows(self, token: str) -> bool:
+    def has_token(self, token: str) -> bool:
         """Return True if the server at the address has this token."""
         challenge = secrets.token_hex(16)
         try:
@@ -69,12 +69,12 @@ class ServerClient:
             return False
         return health.get("proof") == proof(token, challenge)
 
-    def facts(self) -> ServedFacts:
+    def facts(self) -> ServerFacts:
         """Return the model's facts. Raises ServerGone, AkunuError."""
-        found = self._request("POST", "/akunu/model", {})
+        reply = self._request("POST", "/akunu/model", {})
         try:
-            return ServedFacts(
-                ServedModelFacts(**found["model"], server=self.url), found["fills_in"]
+            return ServerFacts(
+                ServedModelFacts(**reply["model"], server=self.url), reply["fills_in"]
             )
         except (KeyError, TypeError) as error:
             raise AkunuError(f"the server at {self.url} has another version of akunu") from error
@@ -85,38 +85,38 @@ class ServerClient:
             self._request("POST", "/akunu/end", {"id": request})
 
     def frames(
-        self, path: str, body: Mapping[str, Any], ended: Callable[[], CompletionReason | None]
+        self, path: str, body: Mapping[str, Any], end_reason: Callable[[], CompletionReason | None]
     ) -> Generator[dict[str, Any]]:
         """Post a request and yield the frames of its answer, {} while there are none.
 
-        ended: polled. "cancelled" drops the answer; any other reason asks the server to end it with
-        the text so far. Closing the generator cancels the answer. Raises ServerGone, AkunuError.
+        end_reason: polled. "cancelled" drops the answer; any other reason ends it with the text
+        so far. Closing the generator cancels the answer. Raises ServerGone, AkunuError.
         """
-        late = 0.0
+        deadline = 0.0
         with AnswerStream(self, path, body) as answer:
             while True:
-                reason = ended()
-                if reason == "cancelled" or (late and time.monotonic() > late):
+                reason = end_reason()
+                if reason == "cancelled" or (deadline and time.monotonic() > deadline):
                     return
-                if reason and not late:
-                    late = time.monotonic() + _END_S
+                if reason and not deadline:
+                    deadline = time.monotonic() + _END_TIMEOUT_S
                     self.end(body["id"])
-                frame = answer.next(_LOOK_S) or {}
+                frame = answer.next(_POLL_S) or {}
                 if "ended" in frame or "completion" in frame:
                     answer.finish()
                     yield frame
                     return
                 yield frame
 
-    def gone(self, error: object) -> ServerGone:
+    def unreachable(self, error: object) -> ServerGone:
         """Return the error for a server that does not respond."""
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        return ServerGone(f"the server at {self.url} does not answer: {why}")
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        return ServerGone(f"the server at {self.url} does not answer: {reason}")
 
-    def post(
+    def send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
     ) -> http.client.HTTPResponse:
-        """Return the reply. Raises OSError, HTTPException, and AkunuError for an error reply."""
+        """Send a request. Raises OSError, HTTPException, and AkunuError for an error reply."""
         headers = {"connection": "close"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
@@ -124,48 +124,48 @@ class ServerClient:
         connection.request(method, path, data, headers)
         reply = connection.getresponse()
         if reply.status != 200:
-            raise self._refusal(reply.status, reply.read())
+            raise self._status_error(reply.status, reply.read())
         return reply
 
     def _request(self, method: str, path: str, body: Any = None) -> Any:
         try:
             with contextlib.closing(self.connect()) as connection:
-                return json.loads(self.post(connection, method, path, body).read())
+                return json.loads(self.send(connection, method, path, body).read())
         except (OSError, http.client.HTTPException) as error:
-            raise self.gone(error) from error
+            raise self.unreachable(error) from error
         except ValueError as error:
             raise AkunuError(f"the server at {self.url} is not akunu") from error
 
-    def _refusal(self, status: int, data: bytes) -> AkunuError:
+    def _status_error(self, status: int, data: bytes) -> AkunuError:
         if status == 401:
             return AkunuError(f"{self.url} requires an API key; set AKUNU_API_KEY")
         try:
-            return self.error(json.loads(data)["error"])
+            return self.reported_error(json.loads(data)["error"])
         except (KeyError, TypeError, ValueError):
             return AkunuError(
                 f"{self.url} returned HTTP status {status}; it is not akunu of this version"
             )
 
-    def error(self, report: Any) -> AkunuError:
-        """Return the error that the server reports."""
+    def reported_error(self, report: Any) -> AkunuError:
+        """Return the exception for an error reply of the server."""
         if report.get("gone"):
-            return self.gone(report["message"])
+            return self.unreachable(report["message"])
         kind = UsageError if report.get("kind") == "invalid" else AkunuError
         return kind(str(report["message"]))
 
 
 class AnswerStream:
-    """The frames of a streamed answer, received in a thread."""
+    """The frames of a streamed answer, received in a background thread."""
 
     def __init__(self, client: ServerClient, path: str, body: Mapping[str, Any]) -> None:
         self._client = client
         self._frames: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._socket: socket.socket | None = None
         self._closed = threading.Event()
-        threading.Thread(target=self._read, args=(path, body), daemon=True).start()
+        threading.Thread(target=self._receive, args=(path, body), daemon=True).start()
 
     def next(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next frame, or None if none arrives in time. Raises what ended the answer."""
+        """Return the next frame, or None after a timeout. Raises ServerGone, AkunuError."""
         try:
             frame = self._frames.get(timeout=seconds)
         except queue.Empty:
@@ -173,14 +173,13 @@ class AnswerStream:
         if isinstance(frame, Exception):
             raise frame
         if "error" in frame:
-            raise self._client.error(frame["error"])
-        found: dict[str, Any] = frame
-        return found
+            raise self._client.reported_error(frame["error"])
+        return frame
 
     def finish(self) -> None:
-        """Wait for the end of the stream; the server takes an earlier close for a disconnect."""
+        """Wait for the end of the stream; to the server, an earlier close is a disconnect."""
         with contextlib.suppress(AkunuError):
-            self.next(_END_S)
+            self.next(_END_TIMEOUT_S)
 
     def __enter__(self) -> AnswerStream:
         return self
@@ -191,31 +190,31 @@ class AnswerStream:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, path: str, body: Mapping[str, Any]) -> None:
+    def _receive(self, path: str, body: Mapping[str, Any]) -> None:
         try:
             with contextlib.closing(self._client.connect()) as connection:
                 self._socket = connection.sock
                 if self._closed.is_set():
                     return
-                for line in self._client.post(connection, "POST", path, body):
+                for line in self._client.send(connection, "POST", path, body):
                     if line.startswith(b"data: "):
                         self._frames.put(json.loads(line[6:]))
-            end: Exception = self._client.gone("the connection was closed")
+            end: Exception = self._client.unreachable("the connection was closed")
         except AkunuError as error:
             end = error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            end = self._client.gone(error)
+            end = self._client.unreachable(error)
         self._frames.put(end)
 
 
-def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, ServedFacts]:
-    """Return the server at an address. key: for a server of another user.
+def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, ServerFacts]:
+    """Return the server at an address, with its model. key: the API key, if required.
 
     Raises UsageError if it has another model than `name`, AkunuError if it does not respond.
     """
     client = ServerClient(url, key)
     for server in running_servers():
-        if urlsplit(server.url).netloc == urlsplit(url).netloc and client.knows(server.token):
+        if urlsplit(server.url).netloc == urlsplit(url).netloc and client.has_token(server.token):
             client = ServerClient(url, server.token)
     facts = client.facts()
     if name is not None and facts.name != name:
@@ -223,14 +222,14 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
     return client, facts
 
 
-def running_server(model: Path, options: LoadOptions) -> tuple[ServerClient, ServedFacts] | None:
+def matching_server(model: Path, options: LoadOptions) -> tuple[ServerClient, ServerFacts] | None:
     """Return this user's server on this machine with the model loaded as in `options`, or None."""
     for server in running_servers():
-        if not server.has(model, options):
+        if not server.serves(model, options):
             continue
         try:
             client = ServerClient(server.url, server.token)
-            if client.knows(server.token):
+            if client.has_token(server.token):
                 facts = client.facts()
                 if (options.context or 0) <= facts.model.context_length:
                     return client, facts

@@ -1,4 +1,4 @@
-"""The API of akunu's own clients, with all data that the chat and completions show."""
+"""The API of akunu's own clients: all data that akunu's chat and editors need."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     CommentEncoder,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
@@ -39,78 +39,78 @@ Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """Empty."""
+    """The empty body of /akunu/model."""
 
 
-class EndBody(Body):
-    id: str = Field(max_length=64)  # of a request, to end it with the text so far
+class RequestBody(Body):
+    id: str = Field(max_length=64)  # request id, chosen by the client
 
 
-class OwnCompleteBody(EndBody):
+class AkunuCompleteBody(RequestBody):
     request: dict[str, Any]  # fields of a CompletionRequest
     options: dict[str, Any]  # fields of CompleteOptions
 
 
-class OwnChatBody(EndBody):
+class AkunuChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    """Return the facts of the model."""
+    """Return facts about the served model."""
     facts = asdict(facts_of(service.engine))
     del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.infill.family is not None}
 
 
-def prepare_complete(body: OwnCompleteBody, service: Service) -> PreparedRequest:
+def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    request = _value(CompletionRequest, body.request, "request")
-    options = _value(CompleteOptions, body.options, "options")
-    job = complete_job(
+    request = _parse_dataclass(CompletionRequest, body.request, "request")
+    options = _parse_dataclass(CompleteOptions, body.options, "options")
+    job = akunu_completion_job(
         lambda session: service.completer(session, options),
         request,
         lambda: body.id in service.ending,
     )
-    return PreparedRequest([job], _whole, OwnEncoder(), short=True)
+    return PreparedRequest([job], _build_reply, AkunuEncoder(), short=True)
 
 
-def prepare_chat(body: OwnChatBody, service: Service) -> PreparedRequest:
+def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    messages = _value(list[Message], body.messages, "messages")
-    options = _value(GenerateOptions, body.options, "options")
-    job = chat_job(messages, options, lambda: body.id in service.ending)
-    return PreparedRequest([job], _whole, OwnEncoder())
+    messages = _parse_dataclass(list[Message], body.messages, "messages")
+    options = _parse_dataclass(GenerateOptions, body.options, "options")
+    job = akunu_chat_job(messages, options, lambda: body.id in service.ending)
+    return PreparedRequest([job], _build_reply, AkunuEncoder())
 
 
-def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
-    """End a request soon, even if it has not begun."""
+def prepare_end(body: RequestBody, service: Service) -> Mapping[str, Any]:
+    """End a request with its text so far, even if it is still queued."""
     service.ending.append(body.id)
     return {}
 
 
-def _value(kind: type[Value], given: Any, name: str) -> Value:
-    """Return a dataclass from its fields. Raises RequestError."""
+def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
+    """Build a dataclass from its fields. Raises RequestError. name: the parameter."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(given), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
         raise RequestError(f"{place}: {first['msg']}", param=place) from error
 
 
-def _whole(answers: Sequence[WholeAnswer]) -> Mapping[str, Any]:
+def _build_reply(answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
     raise NotImplementedError  # every answer is streamed
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return an error. gone: the server is stopping."""
-    gone = isinstance(error, ServerStopping)
-    return {"error": {"message": error.message, "kind": error.kind, "gone": gone}}
+    stopping = isinstance(error, ServerStopping)
+    return {"error": {"message": error.message, "kind": error.kind, "gone": stopping}}
 
 
-class OwnEncoder(CommentEncoder):
-    """Encodes prefill progress, then the events of the job."""
+class AkunuEncoder(CommentEncoder):
+    """Encodes prefill progress and piece details."""
 
     error_body = staticmethod(error_body)
 
@@ -120,24 +120,24 @@ class OwnEncoder(CommentEncoder):
         return [frame(event.value)] if isinstance(event, PieceDetails) else []
 
 
-_GAUGES_S = 1 / 16  # between two updates
+_GAUGES_INTERVAL_S = 1 / 16  # between two updates
 
 
-def complete_job(
-    completer: Callable[[Session], Completer],
+def akunu_completion_job(
+    get_completer: Callable[[Session], Completer],
     request: CompletionRequest,
-    ending: Callable[[], bool],
+    stop_requested: Callable[[], bool],
 ) -> Job:
-    """Return the job of a completion: its pieces, then all of it.
+    """Return the job of a completion: its pieces, then the complete result.
 
-    completer: called in the session's thread. ending: returns True to stop the completion.
+    get_completer: called in the session's thread. stop_requested: polled; True ends the completion.
     """
 
     def begin(session: Session) -> CompletionEvents:
-        def ended() -> CompletionReason | None:
+        def end_reason() -> CompletionReason | None:
             if session.cancelled:
                 return "cancelled"
-            return "time" if ending() else None
+            return "time" if stop_requested() else None
 
         def drain(step: Event | None) -> list[Event]:
             text = "".join(new)
@@ -151,22 +151,22 @@ def complete_job(
             return [PieceDetails("", {"completion": asdict(completion)}), last]
 
         new: list[str] = []
-        run = completer(session).begin(session, request, ended, new.append)
+        run = get_completer(session).begin(session, request, end_reason, new.append)
         return CompletionEvents(run, drain, end)
 
     return begin
 
 
-def chat_job(
-    messages: Sequence[Message], options: GenerateOptions, ending: Callable[[], bool]
+def akunu_chat_job(
+    messages: Sequence[Message], options: GenerateOptions, stop_requested: Callable[[], bool]
 ) -> Job:
-    """Return the job of an answer: pieces with statistics, and gauges from time to time.
+    """Return the job of an answer: pieces with statistics, and periodic gauges.
 
-    ending: returns True to stop the answer.
+    stop_requested: polled; True ends the answer.
     """
 
     def begin(session: Session) -> ChatEvents:
-        return ChatEvents(session, LoadedAnswer(session, messages, options), ending)
+        return ChatEvents(session, LoadedAnswer(session, messages, options), stop_requested)
 
     return begin
 
@@ -174,27 +174,29 @@ def chat_job(
 class ChatEvents:
     """The events of an answer for akunu's chat, as an `Answering`."""
 
-    def __init__(self, session: Session, answer: LoadedAnswer, ending: Callable[[], bool]) -> None:
+    def __init__(
+        self, session: Session, answer: LoadedAnswer, stop_requested: Callable[[], bool]
+    ) -> None:
         self._session = session
         self._answer = answer
-        self._ending = ending
-        self._measured = 0.0
+        self._stop_requested = stop_requested
+        self._gauges_time = 0.0
         self.request = answer.request
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
         answer = self._answer
-        if self._ending():
+        if self._stop_requested():
             answer.cancel()
         events: list[Event] = []
         for step in answer.show(steps):
             if isinstance(step, PrefillProgress):
                 events.append(step)
                 continue
-            shown = {"piece": asdict(step), "stats": asdict(answer.stats)}
-            if time.monotonic() - self._measured >= _GAUGES_S:
-                self._measured = time.monotonic()
-                shown["gauges"] = asdict(answer.gauges())
-            events.append(PieceDetails(step.piece.thinking + step.piece.text, shown))
+            details = {"piece": asdict(step), "stats": asdict(answer.stats)}
+            if time.monotonic() - self._gauges_time >= _GAUGES_INTERVAL_S:
+                self._gauges_time = time.monotonic()
+                details["gauges"] = asdict(answer.gauges())
+            events.append(PieceDetails(step.piece.thinking + step.piece.text, details))
         return [*events, *self._end()] if self.request.status is Status.FINISHED else events
 
     def _end(self) -> list[Event]:
@@ -204,19 +206,19 @@ class ChatEvents:
             return [Finished(reason, stats)]
         gauges = asdict(answer.gauges())
         last = PieceDetails("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
-        # The client ended it, not the server.
+        # The client stopped the answer; "cancelled" would mean that the server is stopping.
         return [last, Finished("stop" if reason == "cancelled" else reason, stats)]
 
 
-OWN = Dialect(
+AKUNU = Dialect(
     "own",
     (
-        Endpoint("/akunu/model", ModelBody, prepare_model, "What is served, for akunu's clients."),
+        Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
         Endpoint(
-            "/akunu/complete", OwnCompleteBody, prepare_complete, "Completes, for akunu's own."
+            "/akunu/complete", AkunuCompleteBody, prepare_complete, "Complete text, for akunu."
         ),
-        Endpoint("/akunu/chat", OwnChatBody, prepare_chat, "Answers, for akunu's own chat."),
-        Endpoint("/akunu/end", EndBody, prepare_end, "Ends a request of akunu's own clients."),
+        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answer a conversation, for akunu."),
+        Endpoint("/akunu/end", RequestBody, prepare_end, "End a request early, for akunu."),
     ),
     error_body,
 )

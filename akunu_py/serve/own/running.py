@@ -24,32 +24,32 @@ class RunningServer:
     """The contents of a running server's file."""
 
     url: str  # on this machine
-    token: str  # the key of akunu's own clients
-    name: str  # of the model
-    path: str  # of the model
+    token: str  # API key of akunu's own clients
+    name: str  # the model's
+    path: str  # the model's
     weights: str = "auto"
     kv_bits: int | None = None
     version: str = __version__
     process: int = field(default_factory=os.getpid)
 
-    def has(self, model: Path, options: LoadOptions) -> bool:
-        """Return True if the model is loaded as in `options`, except for the context length.
+    def serves(self, model: Path, options: LoadOptions) -> bool:
+        """Return True if the server has the model loaded as in `options`, with any context length.
 
         Options with a memory limit never match.
         """
-        own = LoadOptions(options.weights, self.kv_bits, options.context)
+        expected = LoadOptions(options.weights, self.kv_bits, options.context)
         return (
             self.path == str(model.resolve())
             and options.weights in ("auto", self.weights)
-            and options == own
+            and options == expected
             and self.version == __version__
         )
 
 
-def own_url(url: str) -> str:
-    """Return the loopback address of a server that is bound to all addresses."""
-    for everywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
-        url = url.replace(everywhere, here)
+def loopback_url(url: str) -> str:
+    """Return the URL that this machine uses to reach a server; replaces wildcard addresses."""
+    for wildcard, loopback in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
+        url = url.replace(wildcard, loopback)
     return url
 
 
@@ -59,8 +59,8 @@ def proof(token: str, challenge: str) -> str:
 
 
 @contextlib.contextmanager
-def announced(server: RunningServer, directory: Path | None = None) -> Iterator[None]:
-    """Announce the server while the block runs, if its file can be written."""
+def announce(server: RunningServer, directory: Path | None = None) -> Iterator[None]:
+    """Announce a server to this user's programs while the block runs; ignore write errors."""
     directory = directory or paths.servers_dir()
     file = directory / f"{server.url.rpartition(':')[2]}.json"
     with contextlib.suppress(OSError):
@@ -76,18 +76,18 @@ def announced(server: RunningServer, directory: Path | None = None) -> Iterator[
 
 def running_servers(directory: Path | None = None) -> list[RunningServer]:
     """Return the running servers; delete the files of those that were killed."""
-    found = []
+    servers = []
     for file in sorted((directory or paths.servers_dir()).glob("*.json")):
         server = _read(file)
-        if server is not None and _runs(server.process):
-            found.append(server)
+        if server is not None and _is_running(server.process):
+            servers.append(server)
         else:
             with contextlib.suppress(OSError):
                 file.unlink()
-    return found
+    return servers
 
 
-def _runs(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Responses: the endpoint, jobs from bodies, and replies. The server stores no responses."""
+"""Responses: the endpoint, jobs from bodies, and replies. The server does not store responses."""
 
 from __future__ import annotations
 
@@ -10,23 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.decoding.generate.job import chat_job, text_job
-from akunu_py.serve.dialect.bodies import BETWEEN, joined
+from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
 from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
     Dialect,
     Endpoint,
     PreparedRequest,
-    WholeAnswer,
     frame,
     statistics,
 )
@@ -53,42 +45,42 @@ from akunu_py.serve.responses.bodies import (
     ResponsesBody,
 )
 from akunu_py.serve.responses.tools import (
-    Matches,
-    OfferedTool,
-    OfferedTools,
-    as_arguments,
-    dictated_job,
-    input_of,
-    known_name,
-    offered_tools,
+    MappedTool,
+    MatchesGrammar,
+    ToolMap,
+    function_name,
+    grammar_tool_job,
+    map_tools,
+    to_arguments,
+    to_input,
 )
 from akunu_py.types import Constraint, Message, ToolCall
 
-_SEALED = "reasoning.encrypted_content"
-# Accepted without effect: results of tools that servers run.
-_UNUSED = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
-_STATEFUL = "responses are not stored; send the whole conversation as input"
+_ENCRYPTED_REASONING = "reasoning.encrypted_content"
+# Values of `include` accepted without effect: results of server-side tools.
+_NO_EFFECT = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
+_NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     _refuse(body)
-    tools = offered_tools(body.tools or [], body.tool_choice)
+    tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
             compile_constraint(service.engine.tokens, offered.grammar)  # raises if invalid
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
-    dictated, constraint = tools.dictated, _constraint(body)
-    grammar = dictated.grammar if dictated else constraint
+    grammar_tool, constraint = tools.grammar_tool, _constraint(body)
+    grammar = grammar_tool.grammar if grammar_tool else constraint
     options = generate_options(sampling, service, limit, grammar)
     engine, messages = service.engine, messages_of(body)
     effort = body.reasoning.effort if body.reasoning else None
     variables = effort_variables(service, effort, "reasoning.effort")
-    if dictated is not None:
+    if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, variables)
-        job = dictated_job(text_job(prompt, options), dictated)
+        job = grammar_tool_job(text_job(prompt, options), grammar_tool)
     else:
         job = chat_job(
             engine,
@@ -99,22 +91,22 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
             parallel=body.parallel_tool_calls is not False,
             variables=variables,
         )
-    reply = ResponseContext(
-        _repeated(body, service),
+    context = ResponseContext(
+        _echoed_parameters(body, service),
         tools,
-        _SEALED in (body.include or ()),
+        _ENCRYPTED_REASONING in (body.include or ()),
         lambda text: len(engine.tokens.encode(text)),
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
-    encoder = ResponseEncoder(reply) if body.stream else None
-    return PreparedRequest([job], lambda answers: whole_response(reply, answers), encoder)
+    encoder = ResponseEncoder(context) if body.stream else None
+    return PreparedRequest([job], lambda answers: build_response(context, answers), encoder)
 
 
 def _refuse(body: ResponsesBody) -> None:
     """Raise RequestError for unsupported parameters."""
     refused = {
-        "previous_response_id": (body.previous_response_id, _STATEFUL),
-        "conversation": (body.conversation, _STATEFUL),
+        "previous_response_id": (body.previous_response_id, _NOT_STORED),
+        "conversation": (body.conversation, _NOT_STORED),
         "prompt": (body.prompt, "prompt templates are not stored"),
         "background": (body.background, "responses run only while the client is connected"),
         "context_management": (body.context_management, "inputs are never truncated"),
@@ -125,27 +117,27 @@ def _refuse(body: ResponsesBody) -> None:
     for name, (value, reason) in refused.items():
         if value:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
-    for wanted in body.include or ():
-        if wanted != _SEALED and not wanted.startswith(_UNUSED):
-            raise invalid("include", f"{wanted[:100]} is not supported")
+    for name in body.include or ():
+        if name != _ENCRYPTED_REASONING and not name.startswith(_NO_EFFECT):
+            raise invalid("include", f"{name[:100]} is not supported")
 
 
 def _constraint(body: ResponsesBody) -> Constraint | None:
-    wanted = body.text.format if body.text else None
-    if wanted is None or wanted.type == "text":
+    format = body.text.format if body.text else None
+    if format is None or format.type == "text":
         return None
-    if wanted.type == "json_object":
+    if format.type == "json_object":
         return JSON_OBJECT
-    if wanted.schema_ is None:
+    if format.schema_ is None:
         raise invalid("text.format.schema", "field required")
-    return schema_constraint(wanted.schema_)
+    return schema_constraint(format.schema_)
 
 
-def _repeated(body: ResponsesBody, service: Service) -> dict[str, Any]:
-    """Return the request's parameters that the response repeats."""
+def _echoed_parameters(body: ResponsesBody, service: Service) -> dict[str, Any]:
+    """Return the request parameters that every response repeats."""
     sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
     sampling = service.defaults.sampling
-    given = {
+    sampling_values = {
         "temperature": sampling.temperature if body.temperature is None else body.temperature,
         "top_p": sampling.top_p if body.top_p is None else body.top_p,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -162,71 +154,73 @@ def _repeated(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "tool_choice": sent.get("tool_choice") or "auto",
         "tools": sent.get("tools") or [],
         "truncation": "disabled",
-        **given,
+        **sampling_values,
     }
 
 
 def messages_of(body: ResponsesBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported item."""
-    found = [Message("system", body.instructions)] if body.instructions else []
+    messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return [*found, Message("user", body.input)]
-    names: dict[str, str] = {}  # of tools, by the id of the call
-    found += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
-    return joined(found, "input")
+        return [*messages, Message("user", body.input)]
+    names: dict[str, str] = {}  # tool names by call id
+    messages += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
+    return merge_messages(messages, "input")
 
 
-def _message(item: InputItem, place: str, names: dict[str, str]) -> Message:
+def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
-        return Message(role, _text(item.content, f"{place}.content"))
+        return Message(role, _text(item.content, f"{param}.content"))
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
-        name = names[item.call_id] = known_name(item.name, item.namespace)
-        written = item.arguments if isinstance(item, FunctionCallItem) else as_arguments(item.input)
-        return Message("assistant", "", tool_calls=(ToolCall(name, written, item.call_id),))
+        name = names[item.call_id] = function_name(item.name, item.namespace)
+        text = item.arguments if isinstance(item, FunctionCallItem) else to_arguments(item.input)
+        return Message("assistant", "", tool_calls=(ToolCall(name, text, item.call_id),))
     if isinstance(item, OutputItem):
-        text = _text(item.output, f"{place}.output")
+        text = _text(item.output, f"{param}.output")
         return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
     if isinstance(item, ReasoningItem):
-        written = "".join(part.text for part in item.content or [])
-        return Message("assistant", "", thinking=written or unsealed(item.encrypted_content or ""))
+        text = "".join(part.text for part in item.content or [])
+        return Message(
+            "assistant", "", thinking=text or decode_thinking(item.encrypted_content or "")
+        )
     if item.type == "item_reference":
-        raise invalid(place, "responses are not stored; send the whole item")
-    message = f"{place}: unsupported item type {item.type[:100]}"
-    raise RequestError(message, param=f"{place}.type")
+        raise invalid(param, "responses are not stored; send the whole item")
+    message = f"{param}: unsupported item type {item.type[:100]}"
+    raise RequestError(message, param=f"{param}.type")
 
 
-def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], place: str) -> str:
+def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], param: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for number, part in enumerate(content):
         if isinstance(part, ItemOther):
-            raise invalid(f"{place}.{number}", f"{part.type[:100]} is not supported; send text")
+            raise invalid(f"{param}.{number}", f"{part.type[:100]} is not supported; send text")
         texts.append(part.text if isinstance(part, ItemText) else part.refusal)
-    return BETWEEN.join(text for text in texts if text)
+    return BLANK_LINE.join(text for text in texts if text)
 
 
 Values = dict[str, Any]
-_SEAL = "akunu."  # marks thinking that clients return unread
+_REASONING_PREFIX = "akunu."  # marks thinking encoded by this server
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """Inputs of a response besides the events."""
+    """Data from the request that the response needs."""
 
-    request: Values  # repeated parameters of the request
-    tools: OfferedTools
-    seals: bool  # send reasoning as encrypted_content, too
-    count: Callable[[str], int]  # tokens of a text
-    matches: Matches
+    request: Values  # parameters that the response repeats
+    tools: ToolMap
+    include_encrypted: bool  # also send reasoning as encrypted_content
+    count_tokens: Callable[[str], int]
+    matches: MatchesGrammar
 
 
 class ResponseBuilder:
-    """A growing response. `add` returns the stream's events, without their numbers."""
+    """Builds a response. `add` returns its stream events, without sequence numbers."""
 
-    def __init__(self, reply: ResponseContext) -> None:
-        self._reply = reply
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -237,12 +231,12 @@ class ResponseBuilder:
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            **reply.request,
+            **context.request,
         }
-        self._thinking = ""  # all of it
+        self._thinking = ""  # of all reasoning items
         self._arguments = ""  # of the open call
-        self._tool: OfferedTool | None = None
-        self._call: ToolCallStarted | None = None  # held back until it is complete
+        self._tool: MappedTool | None = None
+        self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
 
     @property
     def _output(self) -> list[Values]:
@@ -251,30 +245,30 @@ class ResponseBuilder:
 
     @property
     def _open(self) -> Values | None:
-        """The open item."""
+        """The output item in progress, if any."""
         last = self._output[-1] if self._output else None
         return last if last and last["status"] == "in_progress" else None
 
-    def add(self, event: Event) -> list[Values]:
+    def add(self, event: events.Event) -> list[Values]:
         match event:
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 self._thinking += text
                 return self._text("reasoning", text)
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return self._text("message", text)
-            case ToolCallStarted():
+            case events.ToolCallStarted():
                 return self._begin_call(event)
-            case ToolCallArguments(text):
+            case events.ToolCallArguments(text):
                 return self._extend_call(text)
-            case ToolCallFinished():
+            case events.ToolCallFinished():
                 return self._end_call()
-            case Finished():
+            case events.Finished():
                 return self._end(event)
             case _:
                 return []
 
     def fail(self, error: RequestError) -> Values:
-        """Return the last event after an error."""
+        """Return the event that ends the stream after an error."""
         code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
         self.response["error"] = {"code": code, "message": error.message}
         self.response["status"] = "failed"
@@ -291,8 +285,8 @@ class ResponseBuilder:
         part = item["content"][0]
         part["text"] += text
         more: Values = {"logprobs": []} if kind == "message" else {}
-        said = self._part_event(f"{part['type']}.delta", content_index=0, delta=text, **more)
-        return [*values, said]
+        new_event = self._part_event(f"{part['type']}.delta", content_index=0, delta=text, **more)
+        return [*values, new_event]
 
     def _begin_text(self, kind: str) -> list[Values]:
         if kind == "message":
@@ -303,18 +297,18 @@ class ResponseBuilder:
             part = {"type": "reasoning_text", "text": ""}
         values = self._begin(item)
         item["content"].append(part)
-        said = self._part_event("content_part.added", content_index=0, part=dict(part))
-        return [*values, said]
+        new_event = self._part_event("content_part.added", content_index=0, part=dict(part))
+        return [*values, new_event]
 
-    def _begin_call(self, event: ToolCallStarted) -> list[Values]:
+    def _begin_call(self, event: events.ToolCallStarted) -> list[Values]:
         values = self._close()
-        self._tool, self._arguments = self._reply.tools.find(event.name), ""
+        self._tool, self._arguments = self._context.tools.find(event.name), ""
         if self._tool.grammar is not None:
-            self._call = event
+            self._pending_call = event
             return values
         return [*values, *self._begin(self._call_item(event, self._tool))]
 
-    def _call_item(self, event: ToolCallStarted, tool: OfferedTool) -> Values:
+    def _call_item(self, event: events.ToolCallStarted, tool: MappedTool) -> Values:
         more: Values = {"namespace": tool.namespace} if tool.namespace else {}
         more |= {"call_id": event.id, "name": tool.name}
         if tool.custom:
@@ -324,7 +318,7 @@ class ResponseBuilder:
     def _extend_call(self, text: str) -> list[Values]:
         self._arguments += text
         item = self._open
-        if self._call is not None or item is None or not text:
+        if self._pending_call is not None or item is None or not text:
             return []
         if item["type"] == "function_call":
             item["arguments"] += text
@@ -332,52 +326,52 @@ class ResponseBuilder:
         return self._extend_input(item)
 
     def _extend_input(self, item: Values) -> list[Values]:
-        whole = input_of(self._arguments)
-        more = whole[len(item["input"]) :]
-        if not more or not whole.startswith(item["input"]):
+        text = to_input(self._arguments)
+        delta = text[len(item["input"]) :]
+        if not delta or not text.startswith(item["input"]):
             return []
-        item["input"] = whole
-        return [self._part_event("custom_tool_call_input.delta", delta=more)]
+        item["input"] = text
+        return [self._part_event("custom_tool_call_input.delta", delta=delta)]
 
     def _end_call(self) -> list[Values]:
-        """End the call; an input that violates its grammar becomes text."""
-        event, tool = self._call, self._tool
+        """End the call. Input that violates the grammar becomes text instead."""
+        event, tool = self._pending_call, self._tool
         if event is None or tool is None:
             return self._close()
-        self._call = None
-        text = input_of(self._arguments)
+        self._pending_call = None
+        text = to_input(self._arguments)
         assert tool.grammar is not None
-        if not self._reply.matches(tool.grammar, text):
-            said = self._text(
+        if not self._context.matches(tool.grammar, text):
+            text_events = self._text(
                 "message", f"[a call of {tool.name} that violates its grammar]\n{text}"
             )
-            return [*said, *self._close()]
+            return [*text_events, *self._close()]
         item = self._call_item(event, tool)
         return [*self._begin(item), *self._extend_input(item), *self._close()]
 
-    def _end(self, ended: Finished) -> list[Values]:
-        cut = ended.reason in ("length", "context")
-        values = self._text("message", input_of(self._arguments)) if self._call else []
-        values += self._close("incomplete" if cut else "completed")
-        stats, response = ended.stats, self.response
-        response["status"] = "incomplete" if cut else "completed"
-        if cut:
+    def _end(self, finished: events.Finished) -> list[Values]:
+        incomplete = finished.reason in ("length", "context")
+        values = self._text("message", to_input(self._arguments)) if self._pending_call else []
+        values += self._close("incomplete" if incomplete else "completed")
+        stats, response = finished.stats, self.response
+        response["status"] = "incomplete" if incomplete else "completed"
+        if incomplete:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        thought = self._reply.count(self._thinking) if self._thinking else 0
+        reasoning = self._context.count_tokens(self._thinking) if self._thinking else 0
         response["usage"] = {
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": min(thought, stats.generated_tokens)},
+            "output_tokens_details": {"reasoning_tokens": min(reasoning, stats.generated_tokens)},
             "total_tokens": stats.prompt_tokens + stats.generated_tokens,
         }
-        response["akunu"] = statistics(ended)
+        response["akunu"] = statistics(finished)
         return [*values, {"type": f"response.{response['status']}", "response": response}]
 
     def _close(self, status: str = "completed") -> list[Values]:
-        """End the open item."""
+        """Return the events that end the open item, if any."""
         item = self._open
         if item is None:
             return []
@@ -397,8 +391,8 @@ class ResponseBuilder:
                 values.append(
                     self._part_event("content_part.done", content_index=0, part=dict(part))
                 )
-                if kind == "reasoning" and self._reply.seals:
-                    item["encrypted_content"] = sealed(part["text"])
+                if kind == "reasoning" and self._context.include_encrypted:
+                    item["encrypted_content"] = encode_thinking(part["text"])
         return [*values, self._item_event("output_item.done")]
 
     def _item(self, prefix: str, kind: str, **values: Any) -> Values:
@@ -410,47 +404,47 @@ class ResponseBuilder:
         return [self._item_event("output_item.added")]
 
     def _item_event(self, what: str) -> Values:
-        """Return an event with a copy of the last item."""
+        """Return an event with a copy of the last output item."""
         item = dict(self._output[-1])
         if "content" in item:
             item["content"] = [dict(part) for part in item["content"]]
         return {"type": f"response.{what}", "output_index": len(self._output) - 1, "item": item}
 
     def _part_event(self, what: str, **values: Any) -> Values:
-        place = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
-        return {"type": f"response.{what}", **place, **values}
+        item = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
+        return {"type": f"response.{what}", **item, **values}
 
 
-def whole_response(reply: ResponseContext, answers: Sequence[WholeAnswer]) -> Values:
-    """Return the answer as a response."""
-    builder = ResponseBuilder(reply)
+def build_response(context: ResponseContext, answers: Sequence[CollectedAnswer]) -> Values:
+    """Return the body of a reply that is not streamed."""
+    builder = ResponseBuilder(context)
     answer = answers[0]
-    assert answer.ended is not None
+    assert answer.finished is not None
     for number, part in enumerate(answer.parts):
         if not isinstance(part, ToolCall):
             builder.add(part)
             continue
-        builder.add(ToolCallStarted(part.id, part.name))
-        builder.add(ToolCallArguments(part.arguments))
-        if number < len(answer.parts) - 1 or answer.ended.reason == "stop":
-            builder.add(ToolCallFinished())
-    builder.add(answer.ended)
+        builder.add(events.ToolCallStarted(part.id, part.name))
+        builder.add(events.ToolCallArguments(part.arguments))
+        if number < len(answer.parts) - 1 or answer.finished.reason == "stop":
+            builder.add(events.ToolCallFinished())
+    builder.add(answer.finished)
     return builder.response
 
 
 class ResponseEncoder:
     """Encodes a streamed response; its heartbeat repeats response.in_progress."""
 
-    def __init__(self, reply: ResponseContext) -> None:
-        self._builder = ResponseBuilder(reply)
+    def __init__(self, context: ResponseContext) -> None:
+        self._builder = ResponseBuilder(context)
         self._number = 0
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [*self._begin(), *map(self._frame, self._builder.add(event))]
 
     def heartbeat(self) -> bytes:
-        begun = self._begin()
-        return b"".join(begun) if begun else self._frame(self._snapshot("in_progress"))
+        first = self._begin()
+        return b"".join(first) if first else self._frame(self._snapshot("in_progress"))
 
     def fail(self, error: RequestError) -> list[bytes]:
         return [*self._begin(), self._frame(self._builder.fail(error))]
@@ -469,17 +463,17 @@ class ResponseEncoder:
         return frame(numbered, value["type"])
 
 
-def sealed(thinking: str) -> str:
-    """Return thinking in the form that clients send back."""
-    return _SEAL + base64.b64encode(thinking.encode()).decode()
+def encode_thinking(thinking: str) -> str:
+    """Return thinking as `encrypted_content`, which clients send back unread."""
+    return _REASONING_PREFIX + base64.b64encode(thinking.encode()).decode()
 
 
-def unsealed(text: str) -> str:
-    """Return the thinking, or "" if another server sealed it."""
-    if not text.startswith(_SEAL):
+def decode_thinking(text: str) -> str:
+    """Return the thinking, or "" if another server encoded it."""
+    if not text.startswith(_REASONING_PREFIX):
         return ""
     try:
-        return base64.b64decode(text[len(_SEAL) :], validate=True).decode()
+        return base64.b64decode(text[len(_REASONING_PREFIX) :], validate=True).decode()
     except (binascii.Error, ValueError):
         return ""
 

@@ -1,7 +1,7 @@
-"""Tools of Responses as functions for the model, and calls converted back.
+"""Converts tools of Responses to functions for the model, and calls back.
 
-Chat templates support only functions. A custom tool, which takes text, becomes a function with one
-string; a tool in a namespace gets a name with both parts.
+Chat templates support only functions. A custom tool, which takes a text, becomes a function with
+one string argument. A tool in a namespace becomes a function named NAMESPACE__TOOL.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
 
-_INPUT = "input"  # the one argument of a custom tool
+_INPUT = "input"  # the only argument of a custom tool
 _SEPARATOR = "__"
-# Clients also work without these.
-_DISPENSABLE = ("web_search", "web_search_preview")
+# Server-side tools without which clients still work.
+_IGNORED_TYPES = ("web_search", "web_search_preview")
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTool:
-    """A tool as the client and the model know it."""
+class MappedTool:
+    """A client's tool and the function that the model calls for it."""
 
-    name: str  # the client's
-    namespace: str
-    tool: Tool  # the model's
-    custom: bool = False  # takes text
-    grammar: Constraint | None = None  # of the text
+    name: str  # for the client
+    namespace: str  # for the client; "" for none
+    tool: Tool  # for the model
+    custom: bool = False  # takes a text instead of JSON arguments
+    grammar: Constraint | None = None  # for the text
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTools:
-    """The tools by the model's names, and the choice among them."""
+class ToolMap:
+    """The tools by their function names, and the tool choice."""
 
-    by_name: dict[str, OfferedTool] = field(default_factory=dict)
+    by_name: dict[str, MappedTool] = field(default_factory=dict)
     choice: ToolChoice = field(default_factory=ToolChoice)
 
     @property
     def tools(self) -> list[Tool]:
-        return [offered.tool for offered in self.by_name.values()]
+        return [mapped.tool for mapped in self.by_name.values()]
 
     @property
-    def dictated(self) -> OfferedTool | None:
-        """The chosen custom tool with a grammar, if any: the whole answer is its input."""
-        offered = self.by_name.get(self.choice.name)
-        return offered if offered is not None and offered.grammar is not None else None
+    def grammar_tool(self) -> MappedTool | None:
+        """The tool to call if the choice names one with a grammar; the answer is its input."""
+        mapped = self.by_name.get(self.choice.name)
+        return mapped if mapped is not None and mapped.grammar is not None else None
 
-    def find(self, name: str) -> OfferedTool:
-        """Return a tool; an unknown one becomes a function, which the client may refuse."""
-        return self.by_name.get(name) or OfferedTool(name, "", Tool(name))
+    def find(self, name: str) -> MappedTool:
+        """Return a tool by its function name; an unknown name becomes a plain function."""
+        return self.by_name.get(name) or MappedTool(name, "", Tool(name))
 
 
-def known_name(name: str, namespace: str | None) -> str:
-    """Return the model's name of a tool."""
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name under which the model calls a tool."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
-def as_arguments(text: str) -> str:
-    """Return the input of a custom tool as the model writes it."""
+def to_arguments(text: str) -> str:
+    """Return the input of a custom tool as JSON arguments."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
-def input_of(arguments: str) -> str:
-    """Return the input of a custom tool so far, or arguments without one unchanged."""
+def to_input(arguments: str) -> str:
+    """Return the input in partial JSON arguments, or the arguments if they have no input."""
     try:
         values = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -88,45 +88,45 @@ def input_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def offered_tools(
+def map_tools(
     bodies: Sequence[ResponsesTool],
     choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
-) -> OfferedTools:
-    """Return the tools and the choice. Raises RequestError for tools that servers run."""
-    found: dict[str, OfferedTool] = {}
+) -> ToolMap:
+    """Convert the tools and the choice. Raises RequestError for server-side tools."""
+    by_name: dict[str, MappedTool] = {}
     for number, body in enumerate(bodies):
-        for offered in _offered(body, "", f"tools.{number}"):
-            if offered.tool.name in found:
-                raise RequestError(f"tools: duplicate tool {offered.tool.name[:100]!r}")
-            found[offered.tool.name] = offered
-    return _chosen(OfferedTools(found), choice or "auto")
+        for mapped in _map_tool(body, "", f"tools.{number}"):
+            if mapped.tool.name in by_name:
+                raise RequestError(f"tools: duplicate tool {mapped.tool.name[:100]!r}")
+            by_name[mapped.tool.name] = mapped
+    return _apply_choice(ToolMap(by_name), choice or "auto")
 
 
-def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedTool]:
-    if body.type in _DISPENSABLE:
+def _map_tool(body: ResponsesTool, namespace: str, param: str) -> list[MappedTool]:
+    if body.type in _IGNORED_TYPES:
         return []
     if body.type not in ("function", "custom", "namespace") or (
         body.type == "namespace" and namespace
     ):
-        message = f"{place}: unsupported tool type {body.type[:100]}; use function or custom"
-        raise RequestError(message, param=f"{place}.type")
-    refuse_extra(body, place)
+        message = f"{param}: unsupported tool type {body.type[:100]}; use function or custom"
+        raise RequestError(message, param=f"{param}.type")
+    refuse_extra(body, param)
     if not body.name:
-        raise invalid(f"{place}.name", "field required")
+        raise invalid(f"{param}.name", "field required")
     if body.type == "namespace":
         return [
-            offered
+            mapped
             for number, tool in enumerate(body.tools or [])
-            for offered in _offered(tool, body.name, f"{place}.tools.{number}")
+            for mapped in _map_tool(tool, body.name, f"{param}.tools.{number}")
         ]
-    known = known_name(body.name, namespace)
+    name = function_name(body.name, namespace)
     if body.type == "custom":
-        return [_custom(body, known, namespace)]
-    tool = Tool(known, body.description or "", body.parameters or {}, bool(body.strict))
-    return [OfferedTool(body.name, namespace, tool)]
+        return [_map_custom_tool(body, name, namespace)]
+    tool = Tool(name, body.description or "", body.parameters or {}, bool(body.strict))
+    return [MappedTool(body.name, namespace, tool)]
 
 
-def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
+def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTool:
     """Convert a custom tool, and describe its grammar to the model.
 
     A regular expression constrains sampling; a Lark grammar is checked after the call.
@@ -143,44 +143,44 @@ def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
         grammar = Constraint("regex" if strict else "grammar", body.format.definition)
         schema |= {"pattern": f"^(?:{body.format.definition})$"} if strict else {}
     parameters = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
-    tool = Tool(known, description, parameters, strict)
-    return OfferedTool(body.name, namespace, tool, True, grammar)
+    tool = Tool(name, description, parameters, strict)
+    return MappedTool(body.name, namespace, tool, True, grammar)
 
 
-def _chosen(
-    offered: OfferedTools, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
-) -> OfferedTools:
+def _apply_choice(
+    mapped: ToolMap, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
+) -> ToolMap:
     if isinstance(choice, str):
-        if choice == "required" and not offered.by_name:
+        if choice == "required" and not mapped.by_name:
             raise invalid("tool_choice", "requires tools")
-        return replace(offered, choice=ToolChoice(choice))
+        return replace(mapped, choice=ToolChoice(choice))
     if choice.type == "allowed_tools":
         names = [
-            known_name(str(tool.get("name", "")), tool.get("namespace"))
+            function_name(str(tool.get("name", "")), tool.get("namespace"))
             for tool in choice.tools or []
         ]
         for name in names:
-            check_tool(name, offered.by_name, "tool_choice.name")
-        allowed = {name: offered.by_name[name] for name in names}
-        return OfferedTools(allowed, ToolChoice(choice.mode or "auto"))
+            check_tool(name, mapped.by_name, "tool_choice.name")
+        allowed = {name: mapped.by_name[name] for name in names}
+        return ToolMap(allowed, ToolChoice(choice.mode or "auto"))
     if choice.type not in ("function", "custom"):
         message = f"tool_choice: {choice.type[:100]} is not supported"
         raise RequestError(message, param="tool_choice.type")
-    name = known_name(choice.name or "", choice.namespace)
-    check_tool(name, offered.by_name, "tool_choice.name")
-    return replace(offered, choice=ToolChoice("named", name))
+    name = function_name(choice.name or "", choice.namespace)
+    check_tool(name, mapped.by_name, "tool_choice.name")
+    return replace(mapped, choice=ToolChoice("named", name))
 
 
-def dictated_job(job: Job, tool: OfferedTool) -> Job:
+def grammar_tool_job(job: Job, tool: MappedTool) -> Job:
     """Return a job that calls `tool` with the answer of `job` as input."""
 
-    return lambda session: _DictatedCall(job(session), tool)
+    return lambda session: _GrammarToolCall(job(session), tool)
 
 
-class _DictatedCall:
+class _GrammarToolCall:
     """Turns the text of an answer into a call of `tool`, as an `Answering`."""
 
-    def __init__(self, answering: Answering, tool: OfferedTool) -> None:
+    def __init__(self, answering: Answering, tool: MappedTool) -> None:
         self._answering = answering
         self._tool = tool
         self._text = ""
@@ -199,11 +199,11 @@ class _DictatedCall:
                 events.append(
                     ToolCallStarted(f"call_{secrets.token_hex(12)}", self._tool.tool.name)
                 )
-                events.append(ToolCallArguments(as_arguments(self._text)))
+                events.append(ToolCallArguments(to_arguments(self._text)))
                 if event.reason == "stop":
                     events.append(ToolCallFinished())
             events.append(event)
         return events
 
 
-Matches = Callable[[Constraint, str], bool]  # True if a text matches a grammar
+MatchesGrammar = Callable[[Constraint, str], bool]  # True if a text matches a grammar

@@ -195,7 +195,7 @@ def test_the_answer_is_drafted_as_an_edit(makers: dict[str, Completer]) -> None:
         end = sorted(maker.engine.tokens.stop_tokens)[:1]
         unread = [token for tokens in made.draft_context for token in (*tokens, *end)]
         drafter.extend(unread)
-        drafter.unread = len(unread)
+        drafter.draft_only_tokens = len(unread)
         counts = ReplayCounts()
         replay_item(TraceItem(tuple(made.tokens), tuple(output)), drafter, curve, counts)
         assert counts.tokens > 400

@@ -74,7 +74,14 @@ def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None
 
 def test_the_whole_buffer_completed(loaded_starter: Engine) -> None:
     buffer = b"import os\r\nimport numpy as n\r\n\r\nprint('\xc3\xa9')\r\n"
-    options = ["--model", str(loaded_starter.path), "--no-memory", "--whole", "--cursor", "2:18"]
+    options = [
+        "--model",
+        str(loaded_starter.path),
+        "--no-answer-cache",
+        "--whole",
+        "--cursor",
+        "2:18",
+    ]
     whole = run(*options, buffer=buffer)
     assert whole.returncode == 0
     assert whole.stdout == buffer.replace(b"as n", b"as np")
@@ -84,7 +91,7 @@ def test_the_whole_buffer_completed(loaded_starter: Engine) -> None:
 def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text("value = [1, 2]\n")
-    options = ["--model", str(tiny), "--no-memory", "--file", str(other), "--max-tokens", "3"]
+    options = ["--model", str(tiny), "--no-answer-cache", "--file", str(other), "--max-tokens", "3"]
     completed = run(*options, "--path", "notes", "--offset", "5", buffer=b"x = [\n")
     assert (completed.returncode, len(completed.stdout), completed.stderr) == (0, 3, b"")
     missing = run(*options, "--file", str(tmp_path / "none"), "--offset", "5", buffer=b"x = [\n")
@@ -123,7 +130,7 @@ def test_the_documented_filter_in_vim(
     """Completed where it can be, and in no other case changed: Vim takes what a filter prints."""
     documented = next(line for line in PAGE.read_text().splitlines() if ":execute '%!akunu" in line)
     command = documented.strip()[1:].replace(
-        "akunu complete", f"{program} complete --model {tiny} --no-memory {options}"
+        "akunu complete", f"{program} complete --model {tiny} --no-answer-cache {options}"
     )
     (tmp_path / "a.py").write_text("# é😀\nx = [;\n", encoding="utf-8")
     (tmp_path / "run.vim").write_text(f"call setcursorcharpos(2, 6)\n{command}\nwq\n")

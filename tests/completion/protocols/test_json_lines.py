@@ -29,7 +29,7 @@ class Helper:
     """A running `akunu complete`."""
 
     def __init__(self, model: Path, *options: str) -> None:
-        command = [*AKUNU, "complete", "--no-memory", *options]
+        command = [*AKUNU, "complete", "--no-answer-cache", *options]
         self.process = subprocess.Popen(
             [*command, "--model", str(model)],
             stdin=subprocess.PIPE,

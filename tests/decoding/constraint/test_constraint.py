@@ -265,7 +265,7 @@ def test_one_that_compiles_for_too_long_is_given_up(
         return None, ""
 
     monkeypatch.setattr(constraint_module, "COMPILE_SECONDS", 0.01)
-    monkeypatch.setattr(constraint_module, "_compiled", endless)
+    monkeypatch.setattr(constraint_module, "_compile", endless)
     options = GenerateOptions(sampling=SamplingOptions(constraint=CONSTRAINTS["schema"]))
     with pytest.raises(UsageError, match=r"took longer than 0.01 s; make it simpler"):
         Session(engine).generate([5], options)

@@ -28,7 +28,7 @@ class Untold:
 
 
 def fresh(engine: Engine) -> LLTokenizer:
-    module._built.clear()
+    module._cached_tables.clear()
     return token_tables(engine.tokens)
 
 
@@ -65,7 +65,7 @@ def test_from_the_file_they_are_the_same(starter_engine: Engine) -> None:
 
 def test_a_damaged_or_foreign_file_is_made_again(starter_engine: Engine) -> None:
     fresh(starter_engine)
-    file = module._file(starter_engine.tokens)
+    file = module._tables_path(starter_engine.tokens)
     whole = file.read_bytes()
     damaged = [whole[:-1], whole[:20], b"", b"x" * 100, whole[:5000] + b"?" + whole[5001:]]
     for data in damaged:

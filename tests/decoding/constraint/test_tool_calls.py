@@ -204,7 +204,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
     text = write(calls)
     assert allowed(text), text
     assert allowed(text, made.guesses[1])
-    alone = not (layout.opener or layout.text_first)  # JSON, as the text is
+    alone = not (layout.opener or layout.text_before)  # JSON, as the text is
     assert allowed(text, either.text) is (len(calls) == 1 or not alone)
     assert read(family, tools, text) == calls
     other = data.draw(PARAMETERS.flatmap(fitting).filter(lambda each: held(each, ends)))
@@ -221,7 +221,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
         assert allowed(answer, either.text) is fits
         assert allowed(answer, either.guesses[0]) is fits
         assert not allowed(answer)
-        parser = ToolCallParser(FORMATS[family], tools, either=True)
+        parser = ToolCallParser(FORMATS[family], tools, exclusive=True)
         events = [*parser.add(answer[:30]), *parser.add(answer[30:]), *parser.finish()]
         assert all(isinstance(event, TextDelta) for event in events)
         assert "".join(event.text for event in events if isinstance(event, TextDelta)) == answer

@@ -137,7 +137,7 @@ def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> Non
 def test_text_with_calls_that_fit(name: str, template: str, plain: Any) -> None:
     layout = FORMATS[name].layout_for(template)
     written = calls_constraint(plain, layout, CallRequirements(TOOLS, False, False))
-    if not layout.opener or layout.around:  # the latter's need special tokens
+    if not layout.opener or layout.text_markup:  # the latter's need special tokens
         assert written is None
         return
     assert written is not None
@@ -165,7 +165,7 @@ def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.Monk
     def ask(mode: Any, tools: list[Tool], name: str = "", family: str = "hermes") -> Any:
         monkeypatch.setattr(tool_calls, "format_of", lambda tokenizer: FORMATS[family])
         monkeypatch.setattr(
-            tool_calls, "abilities", lambda tokenizer: type("A", (), {"template": ""})
+            tool_calls, "template_features", lambda tokenizer: type("A", (), {"template": ""})
         )
         return constrained(plain, sampling, tools, ToolChoice(mode, name), parallel=True)
 

@@ -18,8 +18,8 @@ from akunu_py.decoding.drafting.early_exit import (
     LONGEST,
     ExitDrafter,
     FirstLayers,
-    choose,
-    measure,
+    choose_exit,
+    measure_exits,
 )
 from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.session import Session
@@ -57,14 +57,14 @@ class Told(ExitDrafter):
         self.truth, self.begun, self.compared = truth, 0, 0
         self.kv_bits = kv_bits
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self.right = len(known) + self.begun % (LONGEST + 1)
         self.begun += 1
-        return super().begin(known)
+        return super().start_draft(known)
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         place = len(self._known)
-        token, _ = super().guess()
+        token, _ = super().draft_token()
         if self.truth:
             token = self.truth[place] if place < len(self.truth) else 0
             token = (token + (place >= self.right)) % VOCABULARY
@@ -106,7 +106,7 @@ def answer(
     read(target)
     drafter.extend(prompt)
     pieces = list(decode.decode(target, drafter, COUNT, ()))
-    assert kv_cache.holds(target.cache, len(target.tokens))
+    assert kv_cache.has_length(target.cache, len(target.tokens))
     return [token for piece in pieces for token in piece.tokens], [p.accepted for p in pieces]
 
 
@@ -163,7 +163,7 @@ def test_families_are_run_in_two_parts_or_refused() -> None:
         if kinds(kv_cache.new_cache(build(name))) <= {"KVCache"}:
             plain.add(name)
         with contextlib.suppress(UnsupportedModel):
-            found = choose(engine_of(build(name)))
+            found = choose_exit(engine_of(build(name)))
             assert 0.0 <= found.agreement <= 1.0
             assert 0.0 < found.reused < found.share < 1.0
             offered.add(name)
@@ -175,10 +175,10 @@ def test_the_exit_is_where_the_layers_behind_it_add_nothing() -> None:
     for layer in model.layers[3:]:
         for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
             module.weight = mx.zeros_like(module.weight)
-    agreements = [each.agreement for each in measure(engine_of(model), range(1, 8))]
+    agreements = [each.agreement for each in measure_exits(engine_of(model), range(1, 8))]
     assert agreements[2:] == [1.0] * 5
     assert max(agreements[:2]) < 1.0
-    assert choose(engine_of(model)).layers == 3
+    assert choose_exit(engine_of(model)).layers == 3
 
 
 def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

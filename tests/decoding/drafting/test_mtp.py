@@ -76,14 +76,14 @@ class Told(MtpDrafter):
             cache = kv_cache.new_cache(target.model)
             self.hidden = self._trunk.forward(mx.array([list(truth)]), cache)[1]
 
-    def begin(self, known: Sequence[int]) -> bool:
+    def start_draft(self, known: Sequence[int]) -> bool:
         self.right, self.told = self.begun % (MtpDrafter.longest + 1), 0
         self.begun += 1
-        return super().begin(known)
+        return super().start_draft(known)
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         known = list(self._known)
-        token, sure = super().guess()
+        token, sure = super().draft_token()
         if token < 0 or not self.truth:
             return token, sure
         self.compare(known)
@@ -218,7 +218,7 @@ def directory(tmp_path: Path) -> Path:
 
 def run(engine: Engine, mode: DraftMode, sampling: SamplingOptions = GREEDY) -> Any:
     options = GenerateOptions(max_tokens=24, draft=mode, sampling=sampling)
-    head = replace(engine.mtp_head, share=1e-6) if engine.mtp_head else None
+    head = replace(engine.mtp_head, relative_cost=1e-6) if engine.mtp_head else None
     session = Session(replace(engine, mtp_head=head))
     session.drafting.curve = CostCurve(FREE)
     first = session.generate(PROMPT, options).answer()
@@ -266,6 +266,6 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     grown = engine.plan.fit.needs.cache.at(256) - without.plan.fit.needs.cache.at(256)
     assert grown == kv_cache.nbytes(cache)
     least = without.plan.fit.needs.at(512).total
-    tight = Engine.load(directory, LoadOptions(memory=least + size // 2))
+    tight = Engine.load(directory, LoadOptions(memory_limit=least + size // 2))
     assert tight.mtp_head is None
-    assert "not enough memory" in tight.no_mtp_head
+    assert "not enough memory" in tight.no_mtp_head_reason

@@ -49,9 +49,9 @@ class Spoiled(ModelDrafter):
         self.random = random.Random(1)
         self.guesses: list[tuple[list[int], int]] = []  # (what it knew, its own guess)
 
-    def guess(self) -> tuple[int, float]:
+    def draft_token(self) -> tuple[int, float]:
         known = list(self._known)
-        token, sure = super().guess()
+        token, sure = super().draft_token()
         self.guesses.append((known, token))
         if self.random.random() < self.share_wrong:
             token = self._known[-1] = (token + 1) % VOCABULARY
@@ -176,8 +176,10 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
     plain_engine = Engine.load(target)
     engine = Engine.load(target, draft_model=("copy", target))
     assert engine.draft_model is not None
-    assert engine.draft_model.share == 1.0
-    engine = replace(engine, draft_model=replace(engine.draft_model, share=1e-6))  # worth a trial
+    assert engine.draft_model.relative_cost == 1.0
+    engine = replace(
+        engine, draft_model=replace(engine.draft_model, relative_cost=1e-6)
+    )  # worth a trial
     assert engine.plan.fit.needs == plain_engine.plan.fit.needs.with_draft(
         plain_engine.plan.fit.needs
     )
@@ -200,7 +202,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
     engine = Engine.load(target, draft_model=("copy", target))
     assert engine.draft_model is not None
-    return replace(engine, draft_model=replace(engine.draft_model, share=1e-6))
+    return replace(engine, draft_model=replace(engine.draft_model, relative_cost=1e-6))
 
 
 def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
@@ -223,7 +225,7 @@ def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     assert copied.draft_model is not None
     counting = Counting(copied.draft_model.model)
     small = replace(copied.draft_model, model=counting)
-    engine = altered(copied, draft_model=small, cache_memory=1 << 30)
+    engine = altered(copied, draft_model=small, prompt_cache_memory=1 << 30)
     first, prompt = Session(engine), engine.tokens.encode("once upon a time " * 20)
     options = GenerateOptions(20, draft="model")
     told = first.generate(prompt, options).answer().tokens

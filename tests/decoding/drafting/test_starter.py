@@ -50,7 +50,7 @@ class Clock:
         monkeypatch.setattr(Target, "read", collected)
         monkeypatch.setattr(Target, "clock", lambda target: self.now)
         for kind, takes in ((ModelDrafter, COPY), (ExitDrafter, LAYERS)):
-            monkeypatch.setattr(kind, "guess", self._taking(takes, kind.guess))
+            monkeypatch.setattr(kind, "draft_token", self._taking(takes, kind.draft_token))
             monkeypatch.setattr(kind, "clock", lambda neural_drafter: self.now)
 
     def _taking(self, takes: float, guess: Any) -> Any:
@@ -71,13 +71,15 @@ def copied(starter_engine: Engine) -> Engine:
         for name, weight in tree_flatten(small.model.parameters())
     ]
     small.model.load_weights(rounded)
-    engine = starter_engine.drafted_by(small)
+    engine = starter_engine.with_draft_model(small)
     assert engine.draft_model is not None
-    return replace(engine, draft_model=replace(engine.draft_model, share=0.2))  # it is worth a try
+    return replace(
+        engine, draft_model=replace(engine.draft_model, relative_cost=0.2)
+    )  # it is worth a try
 
 
 @pytest.mark.parametrize("mode", ["auto", "model", "exit"])
-def test_what_does_not_pay_is_left_alone(
+def test_unprofitable_drafters_are_rarely_used(
     mode: DraftMode, copied: Engine, starter_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same answers, and they take no longer, but for what it takes to find that out: with

@@ -27,7 +27,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
     needs = MemoryNeeds(0, CacheGrowth(TOKEN), Activations(0, 0, 0, 0), 4096)
     return altered(
-        engine, context_length=4096, cache_memory=1 << 30, fit=FittedContext(needs, 4096, 1 << 40)
+        engine,
+        context_length=4096,
+        prompt_cache_memory=1 << 30,
+        fit=FittedContext(needs, 4096, 1 << 40),
     )
 
 

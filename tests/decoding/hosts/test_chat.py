@@ -1,4 +1,4 @@
-"""A chat with a model in two processes, in a real terminal: it goes on where one is lost."""
+"""A chat with a model in two processes, in a real terminal: it continues after losing one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def command(tmp_path: Path) -> str:
     model.mkdir()
     write_talking(model)
     keep = f"XDG_DATA_HOME={tmp_path}/home XDG_CONFIG_HOME={tmp_path}/home"
-    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
     return f'clear; {keep} {chat} --max-tokens 4000 --hosts 2 {model}; echo "code=$?"'
 
 
 @needs_tmux
-def test_a_chat_goes_on_after_a_host_was_lost(terminal: Terminal, command: str) -> None:
+def test_a_chat_continues_after_losing_a_host(terminal: Terminal, command: str) -> None:
     terminal.type(command, "Enter")
     terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
     terminal.type("1 2 3", "Enter")
@@ -51,7 +51,7 @@ def test_a_chat_goes_on_after_a_host_was_lost(terminal: Terminal, command: str) 
 
 
 @needs_tmux
-def test_a_chat_that_is_killed_leaves_nothing_behind(terminal: Terminal, command: str) -> None:
+def test_a_killed_chat_leaves_no_processes(terminal: Terminal, command: str) -> None:
     terminal.type(command, "Enter")
     terminal.wait_for("rank 1 on 127.0.0.1 holds")
     terminal.type("1 2 3", "Enter")

@@ -1,4 +1,4 @@
-"""What `--hosts` may say, and which models may be divided, before anything is started or loaded."""
+"""Values of `--hosts`, and which models can be split, before anything is started or loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.decoding.hosts import partition
 from akunu_py.decoding.hosts.hostfile import read_hosts
-from akunu_py.decoding.hosts.process import difference, likeness
+from akunu_py.decoding.hosts.process import first_difference, host_fingerprint
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.manifest import Manifest, record_files, write_manifest
 from tests.support.command import assert_one_line_error, run_here
@@ -21,7 +21,7 @@ from tests.support.tiny import write_tiny_llama
 _TWO = [{"ssh": "a.local", "ips": ["10.0.0.1"]}, {"ssh": "b.local", "ips": ["10.0.0.2"]}]
 
 
-def test_processes_here_are_bound_to_loopback_alone() -> None:
+def test_local_processes_bind_to_loopback_only() -> None:
     hosts = read_hosts("3")
     nodes = json.loads(hosts.files["MLX_HOSTFILE"])
     assert hosts.names == ("127.0.0.1",) * 3
@@ -29,7 +29,7 @@ def test_processes_here_are_bound_to_loopback_alone() -> None:
     assert all(node.startswith("127.0.0.1:") for each in nodes for node in each)
 
 
-def test_a_hostfile_names_all_that_is_bound_to(tmp_path: Path) -> None:
+def test_hostfile_addresses_get_ports(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps({"backend": "ring", "envs": ["A=b=c"], "hosts": _TWO}))
     hosts = read_hosts(str(file))
@@ -57,7 +57,7 @@ def test_a_hostfile_names_all_that_is_bound_to(tmp_path: Path) -> None:
         {"envs": ["no value"], "hosts": _TWO},
     ],
 )
-def test_a_hostfile_that_is_none_is_refused(tmp_path: Path, content: Any) -> None:
+def test_invalid_hostfiles_are_refused(tmp_path: Path, content: Any) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UsageError, match="--hosts"):
@@ -65,29 +65,33 @@ def test_a_hostfile_that_is_none_is_refused(tmp_path: Path, content: Any) -> Non
 
 
 @pytest.mark.parametrize("given", ["0", "1", "65", "missing.json"])
-def test_so_are_other_numbers_and_files(given: str) -> None:
+def test_invalid_numbers_and_missing_files_are_refused(given: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         read_hosts(given)
 
 
-def test_what_cannot_be_divided_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+def test_models_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
     write_named(tmp_path, "llama")
-    assert partition.choose(tmp_path, "tiny", 2) == partition.choose(tmp_path, "tiny", 4) == "shard"
+    assert (
+        partition.choose_split(tmp_path, "tiny", 2)
+        == partition.choose_split(tmp_path, "tiny", 4)
+        == "shard"
+    )
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["num_key_value_heads"] == 4
     with pytest.raises(
         UnsupportedModel, match="heads do not divide by 3; mlx-lm does not pipeline"
     ):
-        partition.choose(tmp_path, "tiny", 3)
+        partition.choose_split(tmp_path, "tiny", 3)
     done = run_here("run", "--raw", "--hosts", "3", "--model", str(tmp_path), "1 2")
     assert done.returncode == 1
     assert "cannot be divided among 3 hosts" in done.stderr
 
 
-def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
+def test_models_with_indivisible_heads_are_pipelined(tmp_path: Path) -> None:
     write_named(tmp_path, "qwen2")
-    assert partition.choose(tmp_path, "tiny", 2) == "shard"
-    assert partition.choose(tmp_path, "tiny", 3) == "pipeline"
+    assert partition.choose_split(tmp_path, "tiny", 2) == "shard"
+    assert partition.choose_split(tmp_path, "tiny", 3) == "pipeline"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
         ("echo id; echo .; echo No module x; exit 1", "ended with code 1: No module x"),
     ],
 )
-def test_a_host_that_cannot_be_used_is_named(
+def test_errors_name_the_failed_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, why: str
 ) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{last}\n")
@@ -112,7 +116,7 @@ def test_a_host_that_cannot_be_used_is_named(
     assert_one_line_error(done, 1, f"rank 1 on b.local {why}")
 
 
-def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+def test_options_that_hosts_exclude(tmp_path: Path) -> None:
     write_named(tmp_path, "llama")
     options = ["--kv-bits 8", "--draft-model x", "--draft mtp", "--draft model", "--draft exit"]
     commands = [f"run --raw {option} 1" for option in (*options, "--prompt-cache y")]
@@ -125,31 +129,31 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         assert "holds" not in done.stderr
 
 
-def test_other_files_of_a_model_are_told_apart(tmp_path: Path) -> None:
+def test_fingerprints_differ_with_model_files(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path)
-    before = likeness(tmp_path)
-    assert difference(before, likeness(tmp_path)) == ""
+    before = host_fingerprint(tmp_path)
+    assert first_difference(before, host_fingerprint(tmp_path)) == ""
     (tmp_path / "akunu.json").write_text("{}")
-    assert difference(before, likeness(tmp_path)) == ""
+    assert first_difference(before, host_fingerprint(tmp_path)) == ""
     weights = tmp_path / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert "the model's files" in difference(before, likeness(tmp_path))
-    assert "akunu: 1 here, 2 there" in difference({"akunu": "1"}, {"akunu": "2"})
+    assert "the model's files" in first_difference(before, host_fingerprint(tmp_path))
+    assert "akunu: 1 here, 2 there" in first_difference({"akunu": "1"}, {"akunu": "2"})
 
 
-def test_so_are_large_files_by_the_hashes_of_the_store(tmp_path: Path) -> None:
+def test_fingerprints_of_large_files_use_recorded_hashes(tmp_path: Path) -> None:
     found = []
     for byte in (0, 1):
         weights = bytearray(5 << 20)
-        weights[70_000] = byte  # where no piece is read
+        weights[70_000] = byte  # outside the sampled pieces
         (tmp_path / "model.safetensors").write_bytes(weights)
-        found.append(likeness(tmp_path))
+        found.append(host_fingerprint(tmp_path))
         facts = {"source": "", "context_length": 1, "parameters": 1, "quantization": ""}
         manifest = Manifest(name="x", created="", files=record_files(tmp_path), **facts)  # type: ignore[arg-type]
         write_manifest(tmp_path, manifest)
-        found.append(likeness(tmp_path))
+        found.append(host_fingerprint(tmp_path))
         (tmp_path / "akunu.json").unlink()
-    assert difference(found[0], found[2]) == ""
-    assert "the model's files" in difference(found[1], found[3])
+    assert first_difference(found[0], found[2]) == ""
+    assert "the model's files" in first_difference(found[1], found[3])

@@ -1,4 +1,4 @@
-"""A model in several processes over loopback: the same answers, and an end with all of them."""
+"""A model in several processes over loopback: equal answers, and a common end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def whole(model: Path) -> str:
     return done.stdout
 
 
-def test_an_answer_is_that_of_one_process_and_counted(model: Path, whole: str) -> None:
+def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
     done = subprocess.run(
         command(model, "2", "--format", "json"), capture_output=True, text=True, timeout=120
     )
@@ -51,7 +51,7 @@ def test_an_answer_is_that_of_one_process_and_counted(model: Path, whole: str) -
     assert whole.startswith(answer["text"])
     assert len(answer["tokens"]) == 200
     stats, hosts = answer["stats"], answer["hosts"]
-    assert hosts["ranks"][1]["passes"] == hosts["messages"] - 1  # the last lets it rest
+    assert hosts["ranks"][1]["passes"] == hosts["messages"] - 1  # the last message is IDLE
     assert hosts["messages"] <= stats["target_passes"] + 3
     assert "rank 1 on 127.0.0.1 holds 1/2 of each layer" in done.stderr
 
@@ -60,7 +60,7 @@ def test_an_answer_is_that_of_one_process_and_counted(model: Path, whole: str) -
     ("number", "why"),
     [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "sent nothing for 7 seconds")],
 )
-def test_a_rank_that_dies_or_hangs_ends_the_answer(
+def test_a_dead_or_hung_rank_ends_the_answer(
     model: Path, whole: str, number: signal.Signals, why: str
 ) -> None:
     with running(model, "2") as process:
@@ -79,7 +79,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_answer(
     assert all_gone([process.pid, *others], 2)
 
 
-def test_an_interrupt_and_a_kill_leave_nothing_behind(model: Path, whole: str) -> None:
+def test_interrupts_and_kills_leave_no_processes(model: Path, whole: str) -> None:
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         with running(model, "2") as process:
             assert process.stdout is not None
@@ -91,10 +91,10 @@ def test_an_interrupt_and_a_kill_leave_nothing_behind(model: Path, whole: str) -
         assert all_gone(others, 5)
 
 
-def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: str) -> None:
+def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
     (port,) = _free_ports(1)
     address = f"http://127.0.0.1:{port}/v1/completions"
-    options = ["--hosts", "2", "--no-memory", "--model", str(model), "--port", str(port)]
+    options = ["--hosts", "2", "--no-answer-cache", "--model", str(model), "--port", str(port)]
     with subprocess.Popen(
         [*AKUNU, "serve", *options], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -107,7 +107,7 @@ def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: 
                     stream.readline()
                 os.kill(others[0], signal.SIGKILL)
                 assert b"was killed by SIGKILL" in stream.read()
-            _wait_for(process.stderr, "starting again")
+            _wait_for(process.stderr, "restarting")
             _wait_for(process.stderr, "akunu serves")
             with _ask(address, model.name, 100, stream=False) as reply:
                 text = json.load(reply)["choices"][0]["text"]
@@ -121,7 +121,7 @@ def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: 
     assert all_gone(others, 5)
 
 
-def test_the_bench_measures_it_beside_itself(tmp_path: Path) -> None:
+def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     write_talking(tmp_path)
     options = ["--hosts", "2", "--model", str(tmp_path), "--workload", "chat", "--max-tokens", "24"]
     options += ["--draft", "auto", "--repeats", "1"]

@@ -31,8 +31,10 @@ def test_settings_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_plan_follows_the_options(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "tiny", byte_level(["<|end|>"]), end="<|end|>")
-    options = LoadOptions(weights="bfloat16", context=256, cache_memory=1 << 20, memory=1 << 40)
+    options = LoadOptions(
+        weights="bfloat16", context=256, prompt_cache_memory=1 << 20, memory_limit=1 << 40
+    )
     plan = Engine.load(directory, options, name="small").plan
     assert (plan.name, plan.path, plan.weights) == ("small", directory, "bfloat16")
-    assert (plan.context_length, plan.cache_memory) == (256, 1 << 20)
+    assert (plan.context_length, plan.prompt_cache_memory) == (256, 1 << 20)
     assert (plan.memory_limit, plan.fit.limit, plan.forced) == (1 << 40, 1 << 40, False)

@@ -38,7 +38,9 @@ PRIVATE = replace(OPTIONS, remember=False)
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
     model = build("llama", head_dim=32)
-    return altered(engine, model=model, vocabulary=96, context_length=4096, cache_memory=1 << 30)
+    return altered(
+        engine, model=model, vocabulary=96, context_length=4096, prompt_cache_memory=1 << 30
+    )
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Case:
     def open(self, **changes: object) -> Session:
         self.engine = altered(self.engine, **changes)
         caches = PromptCacheStore(self.engine.path, DiskLimits(reserve=0))
-        state = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=caches)
+        state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=caches)
         self.session = Session(self.engine, state)
         return self.session
 
@@ -94,13 +96,13 @@ def evicted(case: Case) -> None:
 
 
 def no_memory_at_all(case: Case) -> None:
-    session = case.read(cache_memory=0)
+    session = case.read(prompt_cache_memory=0)
     session.generate(some(300, 99), OPTIONS).answer()
 
 
 def cut_without_memory(case: Case) -> None:
     """The end of a text went for another one that parted from it."""
-    session = case.read(cache_memory=0)
+    session = case.read(prompt_cache_memory=0)
     session.generate(case.text[:10], OPTIONS).answer()
 
 

@@ -98,7 +98,7 @@ def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.Mo
     target.reuse_prefix(some(2000, 1))
     read(target, prefill_module.ChunkSizes(largest=50))
     places = [each.length for each in target.history.checkpoints]
-    assert len(places) == history._CHECKPOINTS
+    assert len(places) == history._MAX_CHECKPOINTS
     assert places[-1] == 2000 - target.prompt_tail
     gaps = [after - before for before, after in zip([0, *places], places, strict=False)]
     assert max(gaps) <= 800
@@ -108,7 +108,7 @@ def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.Mo
 
 
 def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(history, "_MAX_CHECKPOINT_BYTES", 1)
     target = Target(build("mamba2"))
     target.reuse_prefix(some(100, 1))
     read(target)

@@ -69,7 +69,7 @@ def test_every_family_continues_where_it_was(
 
 
 def test_what_mlx_lm_cannot_keep_is_refused() -> None:
-    why = kv_cache.why_no_prompt_cache(kv_cache.new_cache(build("deepseek_v41")))
+    why = kv_cache.no_prompt_cache_reason(kv_cache.new_cache(build("deepseek_v41")))
     assert why is not None
     assert "LayerCache" in why
 

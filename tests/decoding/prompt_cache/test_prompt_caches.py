@@ -144,14 +144,14 @@ def test_texts_that_begin_alike_are_asked_for_again_alike() -> None:
     system, title = some(40, 1), some(50, 2)
 
     def text(begin: list[int], number: int) -> list[int]:
-        beginnings.add(new := [*begin, *some(90, number)], again=False)
+        beginnings.add(new := [*begin, *some(90, number)], continued=False)
         return new
 
     for number in range(100):  # of which only the latest are remembered
-        beginnings.add(text(system, number), again=True)
+        beginnings.add(text(system, number), continued=True)
         text(title, number)
         chances = [beginnings.chance(text(each, 1000 + number)) for each in (system, [], title)]
-        beginnings.add([*system, *some(90, 1000 + number)], again=True)
+        beginnings.add([*system, *some(90, 1000 + number)], continued=True)
         assert all(0 < each <= 1 for each in chances)
         assert number < 3 or (chances[0] > 0.8 and chances[2] < 0.2)
         assert chances == sorted(chances, reverse=True)

@@ -39,7 +39,7 @@ PLENTY = DiskLimits(reserve=0)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
-    return altered(engine, context_length=4096, cache_memory=1 << 30)
+    return altered(engine, context_length=4096, prompt_cache_memory=1 << 30)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def opened(
     engine: Engine, limits: DiskLimits = PLENTY, clock: Callable[[], float] | None = None
 ) -> Session:
     caches = PromptCacheStore(engine.path, limits, *([clock] if clock else []))
-    state = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=caches)
+    state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=caches)
     return Session(engine, state)
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_kept_of_what_is_not_to_be_remembered(tiny: Engine) -> None:
     assert keep(opened(tiny), 1)
     private = opened(tiny)
     assert read(private, some(LENGTH, 1), replace(OPTIONS, remember=False)) == 0
-    assert not Session(tiny, LearnedState(Path("x"), "t", "l", memory=False)).save_idle()
+    assert not Session(tiny, LearnedState(Path("x"), "t", "l", answer_cache=False)).save_idle()
 
 
 def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
@@ -134,12 +134,12 @@ def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
     read(session, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # goes on with the second
     assert session.save_idle()
     files = all_files()
-    assert sorted(cache_file.read(path).about.conversation for path in files) == ["a", "c"]
+    assert sorted(cache_file.read(path).metadata.conversation for path in files) == ["a", "c"]
     prompt_cache_store.forget_conversation("b")
     assert all_files() == files
     prompt_cache_store.forget_conversation("a")
     (left,) = all_files()
-    assert cache_file.read(left).about.conversation == "c"
+    assert cache_file.read(left).metadata.conversation == "c"
     # It is in memory still, here and in a server: neither writes it.
     assert not session.save_idle()
     assert all_files() == [left]
@@ -305,7 +305,7 @@ def test_a_disk_that_refuses_is_asked_again_later(
         patch.setattr(cache_file, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         assert not keep(session, 1)
     assert not session.save_idle()
-    clock.now += prompt_cache_store._PAUSE + 1
+    clock.now += prompt_cache_store._RETRY_AFTER + 1
     assert session.save_idle()
 
 

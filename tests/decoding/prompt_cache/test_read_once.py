@@ -131,7 +131,7 @@ def engine_of(tiny: Engine, name: str) -> Engine:
         weights=name,
         vocabulary=96,
         context_length=40_000,
-        cache_memory=4 << 30,
+        prompt_cache_memory=4 << 30,
         kv_bits=None,
     )
 
@@ -139,7 +139,7 @@ def engine_of(tiny: Engine, name: str) -> Engine:
 def opened(engine: Engine, path: Path) -> Session:
     """A session as after a start."""
     store = PromptCacheStore(engine.path, LIMITS)
-    return Session(engine, LearnedState(path, "t", "l", memory=False, caches=store))
+    return Session(engine, LearnedState(path, "t", "l", answer_cache=False, caches=store))
 
 
 def hold(engine: Engine, path: Path, length: int, switches: int, checked: Collection[int]) -> None:

@@ -48,7 +48,7 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_LEG", 5)
 
 
-def engine_of(tiny: Engine, name: str, cache_memory: int = PLENTY) -> Engine:
+def engine_of(tiny: Engine, name: str, prompt_cache_memory: int = PLENTY) -> Engine:
     model = Counting(build(name))
     cache = kv_cache.new_cache(model)
     return altered(
@@ -56,9 +56,9 @@ def engine_of(tiny: Engine, name: str, cache_memory: int = PLENTY) -> Engine:
         model=model,
         vocabulary=96,
         stop_tokens=frozenset(),
-        no_draft=kv_cache.why_no_rollback(cache),
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
-        cache_memory=cache_memory,
+        prompt_cache_memory=prompt_cache_memory,
     )
 
 
@@ -221,14 +221,17 @@ def test_what_another_is_reading_is_waited_for(name: str, memory: int, tiny: Eng
 def test_memory_is_shared_and_who_has_none_waits_or_gives_up_its_own(tiny: Engine) -> None:
     engine = engine_of(tiny, "llama")
     per_token = engine.plan.fit.needs.cache.at(256) // 256
-    engine = altered(engine, cache_memory=per_token * 256 * 3)
+    engine = altered(engine, prompt_cache_memory=per_token * 256 * 3)
     requests = [Asked(some(250, seed), 24, after=seed) for seed in range(5)]
     together: set[int] = set()
 
     def watch(slots: Slots) -> None:
         in_use = [each for each in run.slots.caches.in_use if each.reserved]
         together.add(len(in_use))
-        assert len(in_use) < 2 or sum(each.reserved for each in in_use) <= engine.plan.cache_memory
+        assert (
+            len(in_use) < 2
+            or sum(each.reserved for each in in_use) <= engine.plan.prompt_cache_memory
+        )
 
     run = Run(Slots(Session(engine), 5, Clock(1)), watch)
     run.serve(requests)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.text.stop_sequences import StopText, TextRun, joined
+from akunu_py.decoding.text.stop_sequences import StopText, TextRun, merge_runs
 from akunu_py.errors import UsageError
 
 ALPHABET = "ab\n\u00e9\u0301\U0001f600"
@@ -129,8 +129,8 @@ def test_long_stops_and_texts_take_linear_time() -> None:
 
 def test_joined_runs() -> None:
     runs = [TextRun("a"), TextRun(""), TextRun("b"), TextRun("c", True), TextRun("", False)]
-    assert joined(runs) == [TextRun("ab"), TextRun("c", True)]
-    assert joined([TextRun("a"), TextRun("b", kind="thinking")]) == [
+    assert merge_runs(runs) == [TextRun("ab"), TextRun("c", True)]
+    assert merge_runs([TextRun("a"), TextRun("b", kind="thinking")]) == [
         TextRun("a"),
         TextRun("b", kind="thinking"),
     ]

@@ -135,7 +135,7 @@ def test_drafted_stays_with_its_characters() -> None:
 def test_without_markers_everything_is_answer(
     markers: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Finder, "read", lambda *_: pytest.fail("searched for nothing"))
+    monkeypatch.setattr(Finder, "search", lambda *_: pytest.fail("searched for nothing"))
     text = " <think>\n</think>"
     assert split(*text, start=markers[0], end=markers[1]) == [(text, "answer")]
 

@@ -67,7 +67,7 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Of each family one whose markers are special tokens."""
     markers = FORMATS[request.param].all_markers
     if request.param == "harmony":
-        markers = channels.markers_of(channels.HARMONY)
+        markers = channels.channel_markers(channels.HARMONY)
     directory = tmp_path_factory.mktemp(request.param)
     # Every second one is special.
     added = [END, *(each for i, text in enumerate(markers) for each in (f"<|filler{i}|>", text))]

@@ -151,7 +151,7 @@ def test_what_is_called_is_found_however_it_is_cut(
     name: str, calls: list[Call], before: str, cuts: list[int]
 ) -> None:
     family, text, calls = written(name, calls)
-    if family.bare and not text.startswith(tuple(family.openers)):
+    if family.bare_opener and not text.startswith(tuple(family.openers)):
         before = "\n" if before else ""  # there, calls come first
     expected = [before.strip(), *calls] if before.strip() else list(calls)
     for pieces in ([before + text], chopped(before + text, cuts), list(before + text)):
@@ -183,7 +183,7 @@ def test_what_is_cut_off_is_text_behind_a_marker(name: str) -> None:
             assert kind + "] " == UNFINISHED
             assert text[:at].endswith(rest)
         elif said:
-            bare = family.bare and said[0].startswith("{")
+            bare = family.bare_opener and said[0].startswith("{")
             assert bare or any(opener.startswith(said[0]) for opener in family.openers)
         assert (begun == made) or said
 

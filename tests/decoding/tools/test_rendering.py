@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.tools.rendering import abilities, render
+from akunu_py.decoding.tools.rendering import render, template_features
 from akunu_py.decoding.tools.tool_call_parser import parser_for
 from akunu_py.types import Message, Tool, ToolCall
 
@@ -176,7 +176,7 @@ def test_without_tools_nothing_changes() -> None:
 
 def test_a_template_is_tried_once() -> None:
     tokenizer = Templated(OBJECT)
-    assert abilities(tokenizer) is abilities(tokenizer)
+    assert template_features(tokenizer) is template_features(tokenizer)
 
 
 def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:

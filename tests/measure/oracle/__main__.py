@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--definitions",
         action="store_true",
-        help="Measure instead how often the model reads the definition of a called function",
+        help="Measure instead how often the prompt contains the definition of a called function",
     )
     parser.add_argument(
         "--places",
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Number of places in each file (default: %(default)s)",
     )
-    parser.add_argument("--faults", action="store_true", help="Print every place that is not right")
+    parser.add_argument("--faults", action="store_true", help="Print every wrong place")
     add_model(parser)
     add_format(parser)
 
@@ -75,10 +75,8 @@ def _find_definitions(options: argparse.Namespace) -> int:
 
 
 def print_oracle(found: dict[str, Any]) -> None:
-    """found: as in JSON."""
-    print(
-        "what the rules keep of the true text: brackets balanced, nothing lost or repeated; whole"
-    )
+    """Print the scores. found: as in JSON."""
+    print("kept text: safe (brackets balanced, nothing lost or repeated), and whole")
     for name, score in [*found["languages"].items(), ("all", found["all"])]:
         print(
             f"  {name:<11} {score['places']:>6} places {score['safe']:>8.2%} safe "
@@ -89,21 +87,21 @@ def print_oracle(found: dict[str, Any]) -> None:
 def print_definitions(
     budgets: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> None:
-    """found: as in JSON."""
-    print(f"calls whose definition the model reads, at {', '.join(map(str, budgets))} tokens")
+    """Print the shares. found: as in JSON."""
+    print(f"calls with the definition in the prompt, at {', '.join(map(str, budgets))} tokens")
     for name, shares in sorted(found.items()):
         cells = [
-            f"{way} " + " ".join(f"{share:7.1%}" for share in each)
-            for way, each in shares.items()
-            if way != "calls"
+            f"{method} " + " ".join(f"{share:7.1%}" for share in each)
+            for method, each in shares.items()
+            if method != "calls"
         ]
         print(f"  {name:<11} {int(shares['calls'][0]):>5} calls  {'   '.join(cells)}")
 
 
 def print_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
-    """A place where not the right text was kept, with that and the right one."""
+    """Print a place with a wrong verdict, the removed text and the kept text."""
     print(f"\n{place.describe()}, the output {mode}: {verdict}")
-    print(f"  taken out {place.taken!r}\n  kept      {kept!r}\n  behind    {place.behind[:80]!r}")
+    print(f"  removed   {place.removed!r}\n  kept      {kept!r}\n  suffix    {place.suffix[:80]!r}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

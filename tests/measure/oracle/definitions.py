@@ -1,8 +1,7 @@
-"""Is the definition in the prompt? For calls in real source files whose definition is in another
-file of the same package: how often the model reads that definition, at which budget of tokens.
+"""Measure how often a prompt contains the definition of the called function.
 
-A definition is what the lexer calls the name of a function or a class; the product's own idea of
-one has no part in it. The other files come in an order of chance, as tabs do.
+Calls come from real source files whose definition is in another file of the package. The lexer
+decides what a definition is, independently of the product. The order of other files is random.
 """
 
 from __future__ import annotations
@@ -22,29 +21,31 @@ from akunu_py.completion.prompt.related import RelatedFiles, names_near
 from tests.measure.oracle.source import LANGUAGES
 
 BUDGETS = (512, 1024, 2048, 4096)
-FIRST_LINES, RELATED = "first lines", "related"  # of the nearest files; what the product chooses
+FIRST_LINES, RELATED = "first lines", "related"  # of the nearest files; chosen by the product
 _CALL = re.compile(r"\b([A-Za-z_]\w{3,})\(")
-_OPEN_FILES = 16  # beside the buffer
+_OPEN_FILES = 16  # besides the buffer
 _CALLS = 6  # of a file
 _DEFINED = (Name.Function, Name.Class)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A cursor behind a call. line: where the other file defines it."""
+    """A cursor after a call."""
 
     path: str
     prefix: str
     suffix: str
     others: tuple[tuple[str, str], ...]
-    line: str
+    line: str  # the definition
 
 
 def measure_definitions(
     directory: Path, tokens: Callable[[str], int], progress: Callable[[str], None]
 ) -> dict[str, dict[str, list[float]]]:
-    """By language, and by how it is chosen, the share of calls whose definition is read, for each
-    of `BUDGETS`; the language "all" has all of them, "calls" how many there are."""
+    """Return the share of calls with the definition in the prompt, for each of `BUDGETS`.
+
+    By language and method; "all" covers all languages, "calls" is the number of calls.
+    """
     found: dict[str, dict[str, list[int]]] = {}
     for package in sorted({path.parent for path in directory.rglob("*") if path.is_file()}):
         for call in calls_of(package):
@@ -52,18 +53,19 @@ def measure_definitions(
             language = LANGUAGES[Path(call.path).suffix]
             for name in (language, "all"):
                 counts = found.setdefault(
-                    name, {"calls": [0], **{way: [0] * len(BUDGETS) for way in _WAYS}}
+                    name, {"calls": [0], **{method: [0] * len(BUDGETS) for method in _METHODS}}
                 )
                 counts["calls"][0] += 1
-            for way, choose in _WAYS.items():
+            for method, choose in _METHODS.items():
                 for index, budget in enumerate(BUDGETS):
                     if any(call.line in text for text in choose(call, tokens, budget)):
-                        found[language][way][index] += 1
-                        found["all"][way][index] += 1
+                        found[language][method][index] += 1
+                        found["all"][method][index] += 1
     return {
         name: {
             key: [
-                round(value / counts["calls"][0], 4) if key in _WAYS else value for value in values
+                round(value / counts["calls"][0], 4) if key in _METHODS else value
+                for value in values
             ]
             for key, values in counts.items()
         }
@@ -72,13 +74,13 @@ def measure_definitions(
 
 
 def calls_of(package: Path) -> Iterator[Call]:
-    """Calls in the files of a directory of what another one, and only one, defines there."""
+    """Yield calls of functions that exactly one other file of the directory defines."""
     texts = {
         str(path): path.read_text(encoding="utf-8", errors="replace")
         for path in sorted(package.iterdir())
         if path.suffix in LANGUAGES and path.is_file()
     }
-    lines: dict[str, list[tuple[str, str]]] = {}  # where each name is defined: (path, line)
+    lines: dict[str, list[tuple[str, str]]] = {}  # definitions of each name: (path, line)
     for path, text in texts.items():
         for name, line in _definitions(path, text):
             lines.setdefault(name, []).append((path, line))
@@ -87,19 +89,19 @@ def calls_of(package: Path) -> Iterator[Call]:
         calls = [
             found
             for found in _CALL.finditer(text)
-            if len(where := lines.get(found[1], [])) == 1 and where[0][0] != path
+            if len(definitions := lines.get(found[1], [])) == 1 and definitions[0][0] != path
         ]
         for found in rng.sample(calls, min(_CALLS, len(calls))):
-            home, line = lines[found[1]][0]
-            others = [other for other in texts if other not in (path, home)]
-            chosen = [home, *rng.sample(others, min(_OPEN_FILES - 1, len(others)))]
+            defining, line = lines[found[1]][0]
+            others = [other for other in texts if other not in (path, defining)]
+            chosen = [defining, *rng.sample(others, min(_OPEN_FILES - 1, len(others)))]
             rng.shuffle(chosen)
             files = tuple((other, texts[other]) for other in chosen)
             yield Call(path, text[: found.end()], text[text.find("\n", found.end()) :], files, line)
 
 
 def _definitions(path: str, text: str) -> list[tuple[str, str]]:
-    """(name, line) of what a file defines."""
+    """Return (name, line) of the definitions in a file."""
     found = []
     for at, kind, value in get_lexer_by_name(LANGUAGES[Path(path).suffix]).get_tokens_unprocessed(
         text
@@ -114,8 +116,8 @@ def _definitions(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def _first_lines(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
-    """The beginning of the nearest files, which is what is read without choosing."""
-    read = []
+    """Return the first lines of the nearest files, the baseline."""
+    texts = []
     for _, text in call.others:
         lines = text.splitlines(keepends=True)
         low, high = 0, len(lines)
@@ -126,9 +128,9 @@ def _first_lines(call: Call, tokens: Callable[[str], int], budget: int) -> Seque
             )
         if low == 0:
             break
-        read.append("".join(lines[:low]))
-        budget -= tokens(read[-1])
-    return read
+        texts.append("".join(lines[:low]))
+        budget -= tokens(texts[-1])
+    return texts
 
 
 def _related(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
@@ -138,7 +140,7 @@ def _related(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[
     return [text for _, text in related.chosen()]
 
 
-_WAYS: dict[str, Callable[[Call, Callable[[str], int], int], Sequence[str]]] = {
+_METHODS: dict[str, Callable[[Call, Callable[[str], int], int], Sequence[str]]] = {
     FIRST_LINES: _first_lines,
     RELATED: _related,
 }

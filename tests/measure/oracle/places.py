@@ -1,16 +1,15 @@
-"""Cursor places in a source file, each with the text that was taken out there: what a model that
-is always right would say.
+"""Cursor places in a source file, each with the removed text: the output of a perfect model.
 
-    kind        the cursor is                           taken out
-    line        in a line, nothing behind it            its rest and what that opens
-    block       at the end of a line that opens one     the block
-    body        on an indented line, its end behind     the lines up to the end of the block
-    open        the same, its end not written yet       the same, and what closes it
-    lines       on an indented line, lines behind       a few statements
-    margin      in the first column                     a statement and its block
-    inside      in brackets, more behind                all up to the closing one
-    inline      in a line, more behind                  a few words
-    auto        behind a bracket that an editor closed  what goes there; what it closed is behind
+kind        cursor                                      removed text
+line        in a line, nothing after it                 rest of the line and what it opens
+block       end of a line that opens a block            the block
+body        on an indented line, end of block after it  lines up to the end of the block
+open        same, but the end is not written yet        same, and the closing line
+lines       on an indented line, lines after it         a few statements
+margin      in the first column                         a statement and its block
+inside      in brackets, more text after them           everything up to the closing bracket
+inline      in a line, more text after it               a few words
+auto        after a bracket that an editor closed       the contents; the closers stay
 """
 
 from __future__ import annotations
@@ -23,32 +22,31 @@ from zlib import crc32
 
 from tests.measure.oracle.source import Source, may_follow
 
-_LINES, _LENGTH = 60, 4000  # taken out at most; more is no completion
+_LINES, _LENGTH = 60, 4000  # most lines and characters to remove
 _CLOSER = re.compile(r"\s*(?:[)\]};,]+|(?:end|fi|done|esac)\b[^\n]*|</[^>\n]*>)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """start: the cursor. end: of what was taken out. behind: what stands behind the cursor. widest:
-    up to where it may be completed where nothing stands behind it."""
+    """A cursor place with the removed text."""
 
     kind: str
     source: Source
-    start: int
-    end: int
-    behind: str
-    widest: int
+    start: int  # the cursor
+    end: int  # of the removed text
+    suffix: str  # text after the cursor
+    widest: int  # end of what a completion may add if the suffix is empty
 
     @property
-    def taken(self) -> str:
+    def removed(self) -> str:
         return self.source.text[self.start : self.end]
 
     @property
-    def stands_twice(self) -> bool:
-        """Whether the lines that were taken out are those that stand behind the cursor."""
+    def is_duplicated(self) -> bool:
+        """True if the removed lines equal the lines after the cursor."""
         start = self.source.line_start(self.start)
         lines = self.source.text[start : self.end].strip("\n").rstrip()
-        rest, _, below = self.behind.partition("\n")
+        rest, _, below = self.suffix.partition("\n")
         return not rest.strip() and f"{below}\n".lstrip("\n").startswith(f"{lines}\n")
 
     def describe(self) -> str:
@@ -58,7 +56,7 @@ class Place:
 
 
 def choose_places(source: Source, count: int) -> list[Place]:
-    """Up to `count` places, of all kinds alike; the same ones for the same file."""
+    """Return up to `count` places, the kinds evenly; deterministic for a file."""
     lines = [found.start() for found in re.finditer(r"(?m)^(?=[^\n]*\S)", source.text)]
     rng = random.Random(crc32(source.text.encode()))
     rng.shuffle(lines)
@@ -78,13 +76,13 @@ _Make = Callable[[Source, int, int, random.Random], Place | None]
 
 
 def _places(source: Source, lines: list[int], make: _Make, rng: random.Random) -> Iterator[Place]:
-    """The places of a kind; none where too much would be taken out, or nothing."""
+    """Yield the places of one kind, without empty or very long ones."""
     for start in lines:
         first = start + len(source.line(start)) - len(source.line(start).lstrip())
         place = make(source, start, first, rng)
-        if place is None or not place.taken.strip() or place.taken.count("\n") > _LINES:
+        if place is None or not place.removed.strip() or place.removed.count("\n") > _LINES:
             continue
-        if len(place.taken) <= _LENGTH:
+        if len(place.removed) <= _LENGTH:
             yield place
 
 
@@ -117,7 +115,7 @@ def _block(source: Source, start: int, first: int, rng: random.Random) -> Place 
 
 
 def _body_end(source: Source, start: int) -> int | None:
-    """Where the lines end that are indented as deep as the one that begins at `start`."""
+    """Return the end of the lines indented like the line at `start`, None for no such end."""
     end, base = source.block_end(start), source.width(start)
     while (below := source.next_line(end)) is not None and source.width(below) >= base:
         if source.text[end:below].count("\n") > 2:
@@ -165,7 +163,7 @@ def _margin(source: Source, start: int, first: int, rng: random.Random) -> Place
 
 
 def _brackets(source: Source, start: int, rng: random.Random) -> tuple[int, int] | None:
-    """A pair of this line with something in it."""
+    """Return a random pair of non-empty brackets in the line, None if there is none."""
     end = source.line_end(start)
     pairs = [
         (each, source.partner[each])
@@ -194,7 +192,7 @@ def _inline(source: Source, start: int, first: int, rng: random.Random) -> Place
 
 
 def _auto(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
-    """All that this line has opened before the cursor is closed behind it."""
+    """Close every bracket that the line opens before the cursor, as an editor does."""
     line_end = source.line_end(start)
     opened = [each for each in range(start, line_end) if source.partner.get(each, -1) > each + 1]
     if not opened:
@@ -202,11 +200,11 @@ def _auto(source: Source, start: int, first: int, rng: random.Random) -> Place |
     at = rng.choice(opened) + 1
     if any(source.text.count(quote, start, at) % 2 for quote in "\"'"):
         return None  # in a string, where editors close the quote too
-    still = [each for each in opened if each < at <= source.partner[each]]
-    closers = "".join(source.text[source.partner[each]] for each in reversed(still))
-    end = source.partner[still[-1]]
-    behind = closers + source.text[source.statement_end(start) :]
-    return Place("auto", source, at, end, behind, end)
+    unclosed = [each for each in opened if each < at <= source.partner[each]]
+    closers = "".join(source.text[source.partner[each]] for each in reversed(unclosed))
+    end = source.partner[unclosed[-1]]
+    suffix = closers + source.text[source.statement_end(start) :]
+    return Place("auto", source, at, end, suffix, end)
 
 
 _KINDS: tuple[_Make, ...] = (

@@ -1,9 +1,9 @@
-"""What the rules of completion keep of what a model says that is always right: real source files
-are fed to them as its output, at thousands of cursor places. No model is needed, no time measured.
+"""Score what the rules of completion keep of a perfect model's output.
 
-At every place the output is the text that was taken out, and then nothing ("ends"), what stands
-behind the cursor ("repeats"), or, with nothing behind the cursor, the rest of the file ("goes on").
-Lines that stand there twice are left out of the first two: a model that says them repeats.
+The output comes from real source files, at thousands of cursor places. No model runs. After the
+removed text, the output ends ("ends"), repeats the suffix ("repeats"), or, if the suffix is empty,
+continues with the rest of the file ("goes on"). The first two skip places where the removed lines
+follow the cursor again, because such output is a repetition.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from tests.measure.oracle.places import Place, choose_places
 from tests.measure.oracle.source import LANGUAGES, Source, read_source
 
 ENDS, REPEATS, GOES_ON = "ends", "repeats", "goes on"
-_ALONE = ("line", "block", "open", "margin")  # kinds whose cursor may be at the end of a file
-_RUN_ON = 1500  # characters of the output behind what was taken out
-_PIECE = 60  # characters of the output come at once
+_KINDS_AT_END = (
+    "line",
+    "block",
+    "open",
+    "margin",
+)  # kinds whose cursor may be at the end of a file
+_EXTRA_OUTPUT = 1500  # characters of the output after the removed text
+_PIECE = 60  # characters per piece of the output
 
-WHOLE, SHORT, LONGER = "whole", "short", "longer"  # the right text, less lines of it, more lines
+WHOLE, SHORT, LONGER = "whole", "short", "longer"  # the right text, fewer lines, more lines
 LOST, BROKEN, REPEATED, INDENTED = "lost", "brackets", "repeated", "indentation"
 SAFE = (WHOLE, SHORT, LONGER)
 SAFE_PLACES, COMPLETE = 0.995, 0.95  # the goals: shares of places, and of blocks of each language
@@ -31,10 +36,10 @@ SAFE_PLACES, COMPLETE = 0.995, 0.95  # the goals: shares of places, and of block
 
 @dataclass(slots=True)
 class Score:
-    """verdicts: at how many places. blocks: the same of those where lines were taken out."""
+    """Numbers of places by verdict."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
-    blocks: Counter[str] = field(default_factory=Counter)
+    blocks: Counter[str] = field(default_factory=Counter)  # places with several removed lines
 
     def add(self, verdict: str, block: bool) -> None:
         self.verdicts[verdict] += 1
@@ -58,7 +63,7 @@ class Score:
 
 
 def ignore_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def score_directory(
@@ -67,10 +72,10 @@ def score_directory(
     progress: Callable[[str], None] = lambda text: None,
     on_fault: Callable[[Place, str, str, str], None] = ignore_fault,
 ) -> dict[str, Score]:
-    """The scores by language, of up to `places` places of each file below `directory`.
+    """Score up to `places` places of each file below `directory`; return the scores by language.
 
-    on_fault: is given every place that is not whole, how the output went on, the verdict and what
-    was kept.
+    on_fault: called for every place that is not whole, with the place, the mode, the verdict and
+    the kept text.
     """
     scores: dict[str, Score] = {}
     for path in sorted(directory.rglob("*")):
@@ -83,21 +88,20 @@ def score_directory(
         score = scores.setdefault(source.language, Score())
         for place, mode in _cases(source, places):
             verdict, kept = judge(place, mode)
-            score.add(verdict, "\n" in place.taken.strip())
+            score.add(verdict, "\n" in place.removed.strip())
             if verdict != WHOLE:
                 on_fault(place, mode, verdict, kept)
     return scores
 
 
 def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
-    """Ready for JSON. reached: whether all together are as safe as they must be, and every language
-    as complete."""
-    together = Score()
+    """Return all scores, ready for JSON. `reached`: all goals are met."""
+    total_score = Score()
     for score in scores.values():
-        together.merge(score)
+        total_score.merge(score)
     languages = {name: score.as_dict() for name, score in sorted(scores.items())}
     complete = all(score["complete"] >= COMPLETE for score in languages.values())
-    total = together.as_dict()
+    total = total_score.as_dict()
     return {
         "languages": languages,
         "all": total,
@@ -107,26 +111,26 @@ def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
 
 def _cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
     for place in choose_places(source, places):
-        if not place.stands_twice:
+        if not place.is_duplicated:
             yield place, ENDS
             yield place, REPEATS
-        if place.kind in _ALONE:
+        if place.kind in _KINDS_AT_END:
             yield place, GOES_ON
 
 
 def judge(place: Place, mode: str) -> tuple[str, str]:
-    """(verdict, what was kept) of one place."""
+    """Return (verdict, kept text) of one place."""
     text = place.source.text
-    alone = mode == GOES_ON
-    behind = "" if alone else place.behind
-    output = place.taken if mode == ENDS else text[place.start : place.widest + _RUN_ON]
-    kept = _keep(CompletionStops(text[: place.start], behind), output)
+    at_end = mode == GOES_ON
+    suffix = "" if at_end else place.suffix
+    output = place.removed if mode == ENDS else text[place.start : place.widest + _EXTRA_OUTPUT]
+    kept = _keep(CompletionStops(text[: place.start], suffix), output)
     assert output.startswith(kept)
-    return _verdict(place, kept, alone), kept
+    return _verdict(place, kept, at_end), kept
 
 
 def _keep(stops: CompletionStops, output: str) -> str:
-    """What is kept of `output`, which comes in pieces and ends where the rules end it."""
+    """Return the kept part of `output`, fed in pieces until the rules end it."""
     for end in range(_PIECE, len(output), _PIECE):
         cut = stops.cut(output[:end])
         if cut.done:
@@ -134,15 +138,15 @@ def _keep(stops: CompletionStops, output: str) -> str:
     return stops.cut(output, final=True).text
 
 
-def _verdict(place: Place, kept: str, alone: bool) -> str:
+def _verdict(place: Place, kept: str, at_end: bool) -> str:
     source, start = place.source, place.start
     end = start + len(kept.rstrip())
-    right = start + len(place.taken.rstrip())
+    right = start + len(place.removed.rstrip())
     if end > right:
-        if not alone:
+        if not at_end:
             return REPEATED
         inside = source.span(end)
-        if inside and inside[1] == place.widest:  # of a string or comment over lines, more lines
+        if inside and inside[1] == place.widest:  # more lines of a multi-line string or comment
             return WHOLE
         if not source.balanced(source.line_start(start), end, may_close=True):
             return BROKEN
@@ -154,12 +158,12 @@ def _verdict(place: Place, kept: str, alone: bool) -> str:
         if source.text[end : end + 1] != "\n" or not source.balanced(end, right):
             return BROKEN
         return SHORT
-    return INDENTED if not _closes_right(place, kept, alone) else WHOLE
+    return INDENTED if not _closes_right(place, kept, at_end) else WHOLE
 
 
-def _closes_right(place: Place, kept: str, alone: bool) -> bool:
-    """Whether what stands behind the cursor is indented as the file has it."""
-    end = place.taken.rpartition("\n")[2]
-    if alone or "\n" not in place.taken or end.strip() or place.behind.startswith("\n"):
+def _closes_right(place: Place, kept: str, at_end: bool) -> bool:
+    """Return True if the last line before the suffix has the indentation of the file."""
+    end = place.removed.rpartition("\n")[2]
+    if at_end or "\n" not in place.removed or end.strip() or place.suffix.startswith("\n"):
         return True
     return kept.rpartition("\n")[2] == end

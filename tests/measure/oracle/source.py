@@ -1,6 +1,7 @@
-"""A source file with what a real lexer (Pygments) knows of it: which brackets belong together,
-where strings and comments are, where a statement and its block end. What the rules of completion
-are judged by knows the languages; the rules themselves do not.
+"""A source file with the findings of a real lexer (Pygments).
+
+The findings: matching brackets, strings and comments, ends of statements and blocks. This judge
+knows the languages; the rules of completion do not.
 """
 
 from __future__ import annotations
@@ -57,14 +58,13 @@ _GOES_ON = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """partner: of every bracket outside of strings and comments, the one it belongs to. spans: from
-    where to where strings and comments go, in order."""
+    """A source file and its lexical structure."""
 
     path: str
     language: str
     text: str
-    partner: dict[int, int]
-    spans: list[tuple[int, int]]
+    partner: dict[int, int]  # position of the matching bracket, outside strings and comments
+    spans: list[tuple[int, int]]  # strings and comments as (start, end), in order
 
     def line_start(self, at: int) -> int:
         return self.text.rfind("\n", 0, at) + 1
@@ -81,7 +81,7 @@ class Source:
         return len(line[: len(line) - len(line.lstrip())].expandtabs())
 
     def span(self, at: int) -> tuple[int, int] | None:
-        """The string or comment that `at` is inside of."""
+        """Return the string or comment around `at`, if any."""
         index = bisect_right(self.spans, (at, -1)) - 1
         if index >= 0 and self.spans[index][0] < at < self.spans[index][1]:
             return self.spans[index]
@@ -92,15 +92,17 @@ class Source:
         return self.spans[index : index + 1]
 
     def balanced(self, start: int, end: int, *, may_close: bool = False) -> bool:
-        """Whether all brackets of a part close in it, and none of its strings is cut. may_close:
-        whether it may close what was opened before."""
+        """Return True if the range closes all its brackets and cuts no string.
+
+        may_close: allow it to close earlier brackets.
+        """
         if self.span(start) != self.span(end) and (self.span(end) or not may_close):
             return False
         partners = [self.partner[at] for at in range(start, end) if at in self.partner]
         return all((may_close or start <= partner) and partner < end for partner in partners)
 
     def statement_end(self, at: int) -> int:
-        """Where the line of `at` ends with all that it opened: brackets, strings, comments."""
+        """Return the end of the line of `at` with all the brackets and strings it opens."""
         start, end = self.line_start(at), self.line_end(at)
         while True:
             closes = [self.partner[each] for each in range(start, end) if each in self.partner]
@@ -114,13 +116,15 @@ class Source:
             end = max(ends)
 
     def next_line(self, end: int) -> int | None:
-        """Where the next line begins that is not empty, behind one that ends at `end`."""
+        """Return the start of the next non-empty line after `end`, None for the last line."""
         found = re.compile(r"\n[^\S\n]*(?=\S)").search(self.text, end)
         return found.start() + 1 if found else None
 
     def block_end(self, at: int) -> int:
-        """Where the statement of `at` ends with the lines that are indented deeper, and what closes
-        them or goes on with their `try`."""
+        """Return the end of the statement of `at` with its block.
+
+        Includes the closing line, and for `try` the handlers.
+        """
         base = self.width(at)
         end = self.statement_end(at)
         first = self.line_start(at) + len(self.line(at)) - len(self.line(at).lstrip())
@@ -146,7 +150,7 @@ class Source:
         return end
 
     def widest_end(self, at: int) -> int:
-        """The end of all that may be taken for the statement of `at`: also `else` and the like."""
+        """Return the end of the statement of `at`, including branches such as `else`."""
         end = self.block_end(at)
         while (below := self.next_line(end)) is not None:
             gap = self.text[end:below].count("\n") > 1
@@ -160,12 +164,12 @@ class Source:
 
 
 def read_source(path: Path) -> Source | None:
-    """None where the lexer cannot make sense of it, or nobody wrote it by hand."""
+    """Return the source, None if the lexer fails or the file is generated."""
     text = path.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")
     language = LANGUAGES[path.suffix]
     spans: list[tuple[int, int]] = []
     partner: dict[int, int] = {}
-    stack: list[int] = []
+    open_brackets: list[int] = []
     for at, kind, value in get_lexer_by_name(language).get_tokens_unprocessed(text):
         comment = kind in Comment and kind not in (Comment.Preproc, Comment.PreprocFile)
         comment = comment or (kind is String.Doc and value.lstrip().startswith("//"))
@@ -174,25 +178,25 @@ def read_source(path: Path) -> Source | None:
             if spans and spans[-1][1] == at and (not comment or kind is Comment.Multiline):
                 at = spans.pop()[0]
             elif kind in String.Heredoc and text[at - 1 : at] == "\n":
-                at -= 1  # the beginning of its first line is in it
+                at -= 1  # include the newline before its first line
             spans.append((at, end))
             continue
         if kind in Text:  # of a page
             continue
         for offset, character in enumerate(value):
             if character in "([{":
-                stack.append(at + offset)
+                open_brackets.append(at + offset)
             elif character in _PAIRS:
-                if not stack or text[stack[-1]] != _PAIRS[character]:
+                if not open_brackets or text[open_brackets[-1]] != _PAIRS[character]:
                     if character == ")" and language == "bash":  # of a case
                         continue
                     return None
-                partner[at + offset] = stack[-1]
-                partner[stack.pop()] = at + offset
+                partner[at + offset] = open_brackets[-1]
+                partner[open_brackets.pop()] = at + offset
     spans = [(start, start + len(text[start:end].rstrip("\n"))) for start, end in spans]
-    return None if stack else Source(str(path), language, text, partner, spans)
+    return None if open_brackets else Source(str(path), language, text, partner, spans)
 
 
 def may_follow(line: str) -> bool:
-    """Whether a line may go on with a statement above that is indented as deep."""
+    """Return True if a line may continue a statement above with the same indentation."""
     return bool(_GOES_ON.match(line.lstrip()))

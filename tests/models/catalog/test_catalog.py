@@ -1,4 +1,4 @@
-"""The catalog: its schema, its figures computed again, and what is recommended from it."""
+"""The catalog: schema, figures (computed again), recommendations."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from akunu_py.decoding import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog import (
-    PLEASANT,
+    MIN_TOKENS_PER_S,
     CatalogEntry,
     Machine,
     load_catalog,
     read_entry,
     recommend,
 )
-from akunu_py.models.load.fit import GIB, activations_from, comfortable, usable_memory
+from akunu_py.models.load.fit import GIB, activations_from, soft_limit, usable_memory
 from akunu_py.models.store import hub_cache, model_store
 from tests.support.paths import DOCS, GOLDEN
 
 # Facts of the architectures, from each model's config.json; sources: docs/log/2026-11-catalog.md.
 CONFIGS = json.loads((GOLDEN / "catalog_configs.json").read_text())
 ENTRIES = load_catalog()
-MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
-# What the model's card gives where config.json has room for more positions.
+MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB of memory in Macs with Apple silicon
+# Context lengths of model cards that are below those in config.json.
 MADE_FOR = {"lfm2-1.2b": 32_768}
 
 
 def whole_model_of(name: str) -> Any:
-    """The model as its makers published it, of arrays that are never computed."""
+    """Return the model as published, with lazy arrays."""
     config = json.loads(json.dumps(CONFIGS[name]))
     model_class, arguments = _get_classes(config)
     return model_class(arguments.from_dict(config))
 
 
 def model_of(name: str) -> Any:
-    """The model, quantized as its conversion is, of arrays that are never computed."""
+    """Return the model quantized like its conversion, with lazy arrays."""
     model = whole_model_of(name)
     model.set_dtype(mx.bfloat16)
 
@@ -77,7 +77,7 @@ def test_every_entry_is_complete() -> None:
     assert len({entry.repository for entry in ENTRIES.values()}) == len(ENTRIES)
 
 
-def test_it_has_models_for_every_purpose() -> None:
+def test_catalog_has_models_for_every_purpose() -> None:
     chat = [entry for entry in ENTRIES.values() if "chat" in entry.purpose]
     assert min(entry.parameters for entry in chat) < 1e9
     assert max(entry.parameters for entry in chat) > 30e9
@@ -86,7 +86,7 @@ def test_it_has_models_for_every_purpose() -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_its_figures_follow_from_the_architecture(name: str) -> None:
+def test_figures_follow_from_the_architecture(name: str) -> None:
     entry, model = ENTRIES[name], model_of(name)
     text = CONFIGS[name].get("text_config", CONFIGS[name])
     growth = plan.growth(model)
@@ -98,7 +98,7 @@ def test_its_figures_follow_from_the_architecture(name: str) -> None:
     assert entry.working_bytes == working
     assert entry.memory_8k == entry.memory(8192) == entry.weight_bytes + growth.at(8192) + working
     assert entry.minimum_ram == next(
-        size for size in MEMORY_SIZES if entry.memory_8k <= comfortable(usable_memory(size * GIB))
+        size for size in MEMORY_SIZES if entry.memory_8k <= soft_limit(usable_memory(size * GIB))
     )
     assert entry.context == MADE_FOR.get(name, text["max_position_embeddings"])
     assert entry.context <= text["max_position_embeddings"]
@@ -106,7 +106,7 @@ def test_its_figures_follow_from_the_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_parameters_are_counted(name: str) -> None:
-    """Published counts. In MLX alone, Gemma's output has a matrix of its own."""
+    """Compare with published counts. Only MLX gives Gemma a separate output matrix."""
     counted = sum(array.size for _, array in tree_flatten(whole_model_of(name).parameters()))
     config = CONFIGS[name]
     doubled = config["vocab_size"] * config["hidden_size"] if name == "gemma-3-1b" else 0
@@ -114,7 +114,7 @@ def test_parameters_are_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_token_passes_through_the_experts_that_are_chosen(name: str) -> None:
+def test_active_parameters_count_the_chosen_experts(name: str) -> None:
     config = CONFIGS[name] | CONFIGS[name].get("text_config", {})
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     if not experts:
@@ -128,7 +128,7 @@ def test_a_token_passes_through_the_experts_that_are_chosen(name: str) -> None:
 
 
 def vision_tower(depth: int, width: int, inner: int, text_width: int) -> int:
-    """Bytes of the vision tower that Qwen3.5 and 3.6 have, which conversions leave in bfloat16."""
+    """Return the bytes of the vision tower of Qwen3.5 and 3.6, which stays in bfloat16."""
     patches = 2 * 3 * 16 * 16 * width + width + 2304 * width
     block = 4 * width * width + 2 * width * inner + 9 * width + inner
     merged = 4 * width
@@ -159,7 +159,7 @@ TOKENIZER = 11_422_654 + 2_776_833 + 1_671_853
         ),
     ],
 )
-def test_sizes_are_those_of_the_files(name: str, published: int, vision: int) -> None:
+def test_sizes_equal_the_file_sizes(name: str, published: int, vision: int) -> None:
     headers = published - ENTRIES[name].weight_bytes - vision
     assert 0 < headers < 400_000  # names and shapes of a thousand arrays, and small files
 
@@ -190,7 +190,7 @@ def test_sizes_agree_with_rounded_ones(name: str, published: int) -> None:
         ({"repository": None}, "repository"),
     ],
 )
-def test_a_wrong_entry_is_named(change: dict[str, Any], words: str) -> None:
+def test_error_names_the_invalid_entry(change: dict[str, Any], words: str) -> None:
     row: dict[str, Any] = {
         name: getattr(ENTRIES["qwen3-8b"], name)
         for name in CatalogEntry.__dataclass_fields__
@@ -228,14 +228,14 @@ def test_recommendations_fit_and_grow_with_memory() -> None:
     assert [found.entry for found in recommend(10_000_000)] == [None, None]
 
 
-def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
-    """The same memory, from two CPU cores to an Ultra: more bandwidth, more model."""
+def test_recommended_models_are_fast_enough_by_estimate() -> None:
+    """More bandwidth gives larger models, from two CPU cores to an Ultra."""
     grades = [0]
     for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
         machine = Machine(usable_memory(64 * GIB), bandwidth, plain)
         best = recommend(machine.memory, machine.suits)[0].entry
         assert best is not None
-        assert machine.tokens_per_s(best) >= PLEASANT
+        assert machine.tokens_per_s(best) >= MIN_TOKENS_PER_S
         grades.append(best.grade)
     assert grades == sorted(grades)
     assert grades[1] < ENTRIES["qwen3-30b-a3b"].grade, "no 30B on two cores, though it fits"
@@ -244,7 +244,7 @@ def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
     assert "slower than reading speed" in nothing.why
 
 
-def test_the_documented_table_is_the_catalog() -> None:
+def test_documented_table_equals_the_catalog() -> None:
     page = (DOCS / "catalog.md").read_text("utf-8")
     table = page.split("<!-- catalog -->")[1].split("<!-- /catalog -->")[0]
     expected = ["| name | model | download | memory | from | context | license |"]

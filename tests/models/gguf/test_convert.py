@@ -43,7 +43,7 @@ def load_arrays(path: Path) -> dict[str, mx.array]:
 
 
 def numpy_weight(weights: dict[str, mx.array], module: str) -> Array:
-    """A module's weight in float32, dequantized where it is quantized."""
+    """Return a module's weight in float32, dequantized if necessary."""
     weight = weights[f"{module}.weight"]
     if f"{module}.scales" in weights:
         scales, biases = weights[f"{module}.scales"], weights[f"{module}.biases"]
@@ -56,7 +56,7 @@ def numpy_weight(weights: dict[str, mx.array], module: str) -> Array:
 
 @pytest.mark.parametrize("kind", [*KINDS, "BF16"])
 def test_dequantized_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) -> None:
-    norms_too = kind != "BF16"  # there they are rounded to it
+    norms_too = kind != "BF16"  # BF16 rounds the norms
     source, directory = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=False))
     weights = load_arrays(directory / "model.safetensors")
     expected = {
@@ -97,11 +97,11 @@ def test_packed_bits_equal_those_of_mlxs_own_reader(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
+def test_q_and_k_rows_are_unpermuted(tmp_path: Path, kind: str) -> None:
     original: dict[str, Array] = {}
 
     def permute(tensors: dict[str, Array]) -> None:
-        """What llama.cpp's conversion from transformers does to Q and K."""
+        """Permute like llama.cpp's conversion of Q and K."""
         for name, heads in {"attn_q": HEADS, "attn_k": KV_HEADS}.items():
             values = tensors[f"blk.0.{name}.weight"]
             original[name] = values

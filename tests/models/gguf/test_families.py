@@ -1,4 +1,4 @@
-"""Each family has the same output from GGUF as from safetensors, and the same as llama.cpp."""
+"""Each family has equal output from GGUF and safetensors, and equals llama.cpp."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.support.tiny_gguf_families import (
 )
 
 EXPECTED = GOLDEN / "family_tokens.json"
-NEAR_TIE = 0.02  # between float32 in one order of summation and in another
-LLAMA_CPP_LOGITS = 0.02  # it looks gelu up in a table of half precision
+NEAR_TIE = 0.02  # logits; between two summation orders of float32
+LLAMA_CPP_LOGITS = 0.02  # its gelu is a table in half precision
 
 
 def imported(directory: Path, source: Path) -> Path:
@@ -95,7 +95,7 @@ def test_quantized_files_give_the_tokens_of_their_rounded_weights(
 
 
 def rounded(case: FamilyCase, weights: dict[str, Array], kind: str) -> dict[str, Array]:
-    """The weights after a round trip through `kind`, as the gguf package rounds."""
+    """Return the weights after a round trip through `kind` with the gguf package."""
     type_ = gguf.GGMLQuantizationType[kind]
     made = {}
     for name, values in weights.items():
@@ -150,7 +150,7 @@ def test_settings_of_the_families(tmp_path: Path) -> None:
         ("qwen3", lambda w: w.add_rope_dimension_count(8), "dimension_count"),
     ],
 )
-def test_settings_that_mlx_lm_would_not_honour_are_refused(
+def test_settings_that_mlx_lm_ignores_are_rejected(
     tmp_path: Path, name: str, keys: Any, message: str
 ) -> None:
     with pytest.raises((UnsupportedModel, DamagedModel), match=message):

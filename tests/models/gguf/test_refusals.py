@@ -1,4 +1,4 @@
-"""GGUF files that are damaged or that we cannot import: refused before anything is written."""
+"""Damaged and unsupported GGUF files are rejected before anything is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
         ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
     ],
 )
-def test_what_we_cannot_import_is_refused_before_writing(
+def test_unsupported_file_is_rejected_before_writing(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
@@ -103,7 +103,7 @@ def test_a_file_cut_off_while_it_is_imported(kind: str, tmp_path: Path) -> None:
 
 
 def _named(path: Path, name: str) -> int:
-    """Where in the file the entry of a tensor holds its offset: behind name, shape and type."""
+    """Return the position of a tensor's offset in the file: after name, shape and type."""
     at = path.read_bytes().index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
     dimensions: int = struct.unpack_from("<I", path.read_bytes(), at)[0]
     return at + 4 + 8 * dimensions + 4
@@ -125,9 +125,7 @@ def test_tensors_that_overlap(shift: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "count"), [(10**6, 1), (513, 1), (500, 20_000)])
-def test_pieces_that_would_take_hours_to_take_apart(
-    length: int, count: int, tmp_path: Path
-) -> None:
+def test_pieces_too_long_to_split_are_rejected(length: int, count: int, tmp_path: Path) -> None:
     pieces = [str(number).rjust(length, "a") for number in range(count)]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     metadata = TOKENIZER | {
@@ -162,7 +160,7 @@ def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:
             read_gguf(path)
 
 
-def test_other_versions_are_named(tmp_path: Path) -> None:
+def test_error_names_an_unsupported_version(tmp_path: Path) -> None:
     path = tmp_path / "old.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 1, 0, 0))
     with pytest.raises(UnsupportedModel, match="v1"):
@@ -172,7 +170,7 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
         read_gguf(path)
 
 
-def test_a_type_that_mlx_has_nothing_for_is_named(tmp_path: Path) -> None:
+def test_error_names_a_type_that_mlx_lacks(tmp_path: Path) -> None:
     source = write_tiny(tmp_path / "tiny.gguf", Tiny(extra={"x": np.ones(32, np.int32)}))
     with pytest.raises(UnsupportedModel, match="I32"):
         read_gguf(source)

@@ -1,4 +1,4 @@
-"""Tokenizers built from GGUF metadata give the original's tokens."""
+"""A tokenizer built from GGUF metadata equals the original."""
 
 from __future__ import annotations
 

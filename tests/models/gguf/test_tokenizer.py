@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF: every pre-tokenizer as llama.cpp's, SentencePiece as its own library."""
+"""GGUF tokenizers equal llama.cpp's pre-tokenizers and the SentencePiece library."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_words_are_split_as_by_llama_cpp(starter: StoredModel, pre: str) -> None
     assert not wrong
 
 
-def test_another_way_of_splitting_would_be_noticed(starter: StoredModel) -> None:
+def test_golden_words_distinguish_pre_tokenizers(starter: StoredModel) -> None:
     for pre, expected in EXPECTED["ids"].items():
         for other in EXPECTED["ids"]:
             same_splits = PRE_TOKENIZERS[pre].splits == PRE_TOKENIZERS[other].splits
@@ -86,7 +86,7 @@ def test_another_way_of_splitting_would_be_noticed(starter: StoredModel) -> None
 
 @pytest.fixture(scope="module")
 def processors() -> dict[str, Any]:
-    """SentencePiece models trained on the test's own texts."""
+    """SentencePiece models trained on the texts of the tests."""
     made = {}
     for name, options in KINDS.items():
         model = io.BytesIO()
@@ -109,7 +109,7 @@ def processors() -> dict[str, Any]:
 
 
 def metadata_of(name: str, processor: Any, **changes: Any) -> GgufFile:
-    """What llama.cpp's conversion writes for a SentencePiece model."""
+    """Return the metadata that llama.cpp writes for a SentencePiece model."""
     ids = range(processor.vocab_size())
     user_defined = set(KINDS[name]["user_defined_symbols"])
 
@@ -138,7 +138,9 @@ def metadata_of(name: str, processor: Any, **changes: Any) -> GgufFile:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_sentencepiece_tokens_are_its_own_librarys(processors: dict[str, Any], name: str) -> None:
+def test_tokens_equal_those_of_the_sentencepiece_library(
+    processors: dict[str, Any], name: str
+) -> None:
     processor = processors[name]
     tokenizer = plan_tokenizer(metadata_of(name, processor)).build()
     for text in TEXTS:
@@ -148,7 +150,7 @@ def test_sentencepiece_tokens_are_its_own_librarys(processors: dict[str, Any], n
             assert tokenizer.decode(ids) == text
 
 
-def test_texts_begin_with_the_token_for_that(processors: dict[str, Any], tmp_path: Path) -> None:
+def test_texts_begin_with_the_bos_token(processors: dict[str, Any], tmp_path: Path) -> None:
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     file = metadata_of("gemma", processors["gemma"], **{"tokenizer.chat_template": template})
     plan_tokenizer(file).write(tmp_path)
@@ -159,7 +161,7 @@ def test_texts_begin_with_the_token_for_that(processors: dict[str, Any], tmp_pat
     assert tokenizer.eos_token_ids == {2}
 
 
-def test_phi_3s_special_tokens_swallow_the_space_behind_them(processors: dict[str, Any]) -> None:
+def test_phi_3_special_tokens_drop_the_space_after_them(processors: dict[str, Any]) -> None:
     processor = processors["llama"]
     named = metadata_of("llama", processor, **{"general.name": "Phi-3 mini"})
     plain = metadata_of("llama", processor)
@@ -169,19 +171,19 @@ def test_phi_3s_special_tokens_swallow_the_space_behind_them(processors: dict[st
     assert len(keeps.encode(text).ids) > len(keeps.encode(bare).ids)
 
 
-def test_the_end_of_a_turn_is_found_by_its_name(processors: dict[str, Any]) -> None:
+def test_end_of_turn_token_is_found_by_name(processors: dict[str, Any]) -> None:
     file = metadata_of("llama", processors["llama"])
     end = file.metadata["tokenizer.ggml.tokens"].index("<|end|>")
     file.metadata["tokenizer.ggml.token_type"][end] = gguf.TokenType.CONTROL
     assert plan_tokenizer(file).config_ids()["eos_token_id"] == sorted({2, end})
 
 
-def test_pieces_of_equal_score_join_from_the_left() -> None:
+def test_pieces_of_equal_score_merge_from_the_left() -> None:
     pieces = SentencePieces({"a": 0.0, "aa": 0.0, "aaa": 0.0, "b": -1.0}, "a", False)
     assert pieces.merges() == [("aa", "a"), ("a", "aa"), ("a", "a")]
 
 
-def test_sentencepiece_without_bytes_is_refused(processors: dict[str, Any]) -> None:
+def test_sentencepiece_without_byte_tokens_is_rejected(processors: dict[str, Any]) -> None:
     file = metadata_of("llama", processors["llama"])
     file.metadata["tokenizer.ggml.token_type"][5] = gguf.TokenType.NORMAL
     with pytest.raises(UnsupportedModel, match="every byte"):

@@ -1,4 +1,4 @@
-"""Every storage type of GGUF: our weights are the gguf package's, within the type's rounding."""
+"""Weights of every GGUF type equal the gguf package's, within the rounding of the type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiny_gguf import Array
 
 ROWS, COLUMNS = 48, 512
 NAMES = {type_.name: type_ for type_ in TENSOR_TYPES.values()}
-# Where the float16 numbers of a block are. The other bytes may have any value.
+# Positions of the float16 numbers of a block; the other bytes may have any value.
 HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
     "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
@@ -48,7 +48,7 @@ def theirs(kind: str, raw: Array) -> Array:
 
 
 def ours(tensor: GgufTensor, dtype: str) -> tuple[Array, Array]:
-    """What MLX makes of the converted tensor, and the size of a step, for every weight."""
+    """Return MLX's values of the converted tensor, and the quantization step per weight."""
     made = file.convert_quantized(tensor, dtype)
     scales, biases = file.load(made["scales"], dtype), file.load(made["biases"], dtype)
     values = mx.dequantize(
@@ -89,13 +89,13 @@ def test_types_with_a_scale_for_16_weights_are_quantized_again(
     raw = random_blocks(kind)
     tensor, expected = tensor_of(tmp_path, kind, raw), theirs(kind, raw)
     values, steps = ours(tensor, dtype)
-    # Half a step of ours; where the scale was rounded down, the last code falls short by more.
+    # Half a step; a scale that is rounded down adds more at the last code.
     slack = 1.2 if dtype == "BF16" else 0.6
     assert (np.abs(values - expected) <= slack * steps + 1e-6).all()
 
 
 def quantize_like_ggml(kind: str, values: Array) -> Array:
-    """What a quantizer of `kind` makes of [groups, 16] values, before scales are rounded."""
+    """Quantize [groups, 16] values like `kind`, before the scales are rounded."""
     if kind == "Q2_K":
         low = np.minimum(values.min(1, keepdims=True), 0)
         steps = (values.max(1, keepdims=True) - low) / 3
@@ -126,7 +126,7 @@ def test_bfloat_scales_stay_within_the_types_rounding(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("bits", [4, 5, 8])
-def test_packing_is_mlxs(bits: int) -> None:
+def test_packing_equals_mlx_packing(bits: int) -> None:
     draw = np.random.default_rng(0)
     codes = draw.integers(0, 1 << bits, (64, 32), np.uint8)
     back = mx.dequantize(

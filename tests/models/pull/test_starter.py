@@ -1,4 +1,4 @@
-"""The real starter, as it lies in the store."""
+"""The starter model in the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_greedy_answers_equal_llama_cpps_up_to_near_ties(starter: StoredModel, c
     compared = 0
     for answer in answers:
         ids, output = answer["ids"], answer["output"]
-        # One pass over prompt and answer: as long as both agree, that is what decoding would say.
+        # One pass over prompt and answer equals decoding while both agree.
         logits = model(mx.array([ids + output[:-1]]))[0, len(ids) - 1 :]
         ours = np.array(mx.argmax(logits, -1)).tolist()
         for token, expected, margin in zip(ours, output, answer["margins"], strict=True):

@@ -1,4 +1,4 @@
-"""The process that downloads: files at once, Xet, and every way in which it or its parent ends."""
+"""The download process: parallel files, Xet, and exits of the process or its parent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _workers_of(pid: int) -> list[int]:
-    """The workers of any thread of the process."""
+    """Return the worker processes of all threads."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
@@ -139,10 +139,10 @@ def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("end", ["cancel", "interrupt", "killed worker"])
-def test_whatever_ends_a_pull_keeps_what_came(
+def test_interrupted_pull_keeps_received_bytes(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, end: str, share: float
 ) -> None:
-    """Finished files are not fetched again, unfinished ones from where they ended."""
+    """Finished files are not fetched again; partial files are continued."""
     _add_large_files(server)
     server.rate = 200_000
     reached = False

@@ -35,7 +35,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A transformers-like directory of a tiny qwen3, with files that are not wanted."""
+    """A directory of a tiny qwen3 in transformers' format, with unneeded files."""
     made = write_directory(tmp_path / "My Model (v1)", CASES["qwen3"], weights_of(CASES["qwen3"]))
     metadata = TOKENIZER | {"general.architecture": "llama"}
     metadata.pop("tokenizer.ggml.token_type")
@@ -80,7 +80,7 @@ def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_on_the_way(source: Path, bits: int) -> None:
+def test_import_quantizes_a_directory(source: Path, bits: int) -> None:
     model = import_model(source, name="small", bits=bits)
     config = json.loads((model.path / "config.json").read_text())
     assert config["quantization"]["bits"] == bits
@@ -138,7 +138,7 @@ def test_names_are_never_taken_over(source: Path, data: Path) -> None:
     assert (data / "mine" / "akunu.json").read_bytes() == before
 
 
-def test_a_name_that_another_process_took_meanwhile(
+def test_name_installed_by_another_process_meanwhile(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = "akunu_py.models.store.local_import.plan_directory"
@@ -228,7 +228,9 @@ def test_refusals_come_before_anything_is_written(
     assert not data.exists()
 
 
-def test_what_is_neither_directory_nor_gguf(tmp_path: Path, data: Path, source: Path) -> None:
+def test_source_that_is_neither_directory_nor_gguf(
+    tmp_path: Path, data: Path, source: Path
+) -> None:
     with pytest.raises(UnknownModel, match="nothing there"):
         import_model(tmp_path / "nowhere")
     with pytest.raises(UnsupportedModel, match="not GGUF"):

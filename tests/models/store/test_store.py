@@ -1,4 +1,4 @@
-"""The store: finding, checking, removing; broken entries harm nobody."""
+"""The store: finding, checking, removing; broken entries do not affect others."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_directory_may_be_named_by_its_path(
     assert model_store.resolve(str(root / "mine")).manifest is not None
 
 
-def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_path_without_a_model_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("")
     with pytest.raises(UnknownModel, match="found the file"):
         model_store.resolve(str(tmp_path / "x.gguf"))
@@ -198,7 +198,7 @@ def test_check_of_a_directory_outside_reads_the_weights_header(tmp_path: Path) -
         assert "akunu models rm" not in str(caught.value)
 
 
-def test_remove_frees_the_space_and_takes_damaged_ones_too(root: Path) -> None:
+def test_remove_frees_space_and_accepts_damaged_models(root: Path) -> None:
     add("m")
     assert model_store.remove("m") > 1000
     assert model_store.list_models() == []
@@ -279,7 +279,7 @@ def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
 
 
 def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path) -> None:
-    """Whoever may put a link there must not choose what akunu writes to elsewhere."""
+    """A link in the store must not redirect writes to another file."""
     root.mkdir(parents=True)
     target = tmp_path / "mine"
     (root / ".lock-a").symlink_to(target)
@@ -295,7 +295,7 @@ def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "config.json"])
-def test_files_that_never_end(name: str, root: Path) -> None:
+def test_endless_files_are_rejected(name: str, root: Path) -> None:
     path = add("a").path / name
     for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
         path.unlink()
