@@ -17,11 +17,12 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
+from tests.support.drafters import OffersAll
 
 TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [3, 4, 5]}]}}
 
 
-class Scripted:
+class Scripted(OffersAll):
     """Proposes the given drafts, and records its calls."""
 
     pipelines = False

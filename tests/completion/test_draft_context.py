@@ -38,6 +38,7 @@ def record_observed(session: Session) -> list[list[int]]:
     class Watched:
         def __init__(self, drafter: Any) -> None:
             self.propose, self.observe = drafter.propose, drafter.observe
+            self.offer, self.take = drafter.offer, drafter.take
             self._drafter = drafter
             self.pipelines = False
 

@@ -45,6 +45,7 @@ from akunu_py.types import (
     ToolChoice,
 )
 from tests.measure.tool import run_tool
+from tests.support.drafters import OffersAll
 
 SUMMARY = "Count the tokens of each pass of JSON answers, by drafter"
 BOTH, NGRAMS, FORCED = "both", "n-grams", "forced"
@@ -224,7 +225,7 @@ def count_passes(
         replay_item(item, drafter, curve, into.setdefault(name, ReplayCounts()))
 
 
-class _Guided:
+class _Guided(OffersAll):
     """A drafter guided by the grammar of the answer. `extend` gets the prompt first."""
 
     pipelines = False
@@ -274,7 +275,7 @@ class _Unforced:
         return [], 0
 
 
-class _ForcedDrafter:
+class _ForcedDrafter(OffersAll):
     """Drafts the tokens that the grammar forces, up to the first choice."""
 
     pipelines = False

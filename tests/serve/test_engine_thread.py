@@ -22,6 +22,7 @@ from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.serve.http.request_handler import run_job
 from akunu_py.types import Stats
+from tests.support.jobs import ScriptedAnswer
 
 END = Finished("stop", Stats())
 
@@ -49,8 +50,8 @@ class ScriptedScheduler(ModelHost):
         return handle
 
 
-def no_job(session: object) -> Iterator[Event]:
-    yield from ()
+def no_job(session: object) -> ScriptedAnswer:
+    return ScriptedAnswer(iter([]))
 
 
 async def test_queued_events_are_merged_for_slow_reader() -> None:

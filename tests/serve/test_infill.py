@@ -22,6 +22,7 @@ from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.llamacpp import InfillBody, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.jobs import run_job
 from tests.support.tiny_fim import sentence_piece, write_model
 
 REQUESTS = Path(__file__).with_name("requests")
@@ -55,7 +56,7 @@ def prepared(service: Service, body: dict[str, Any]) -> PreparedRequest:
 
 def run(service: Service, session: Session, body: dict[str, Any]) -> list[Event]:
     (job,) = prepared(service, body).jobs
-    return [event for event in job(session) if event is not None]
+    return run_job(job, session)
 
 
 def whole(service: Service, session: Session, body: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ import pytest
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Finished, PrefillProgress
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.job import Answering, Job
+from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
@@ -33,6 +33,7 @@ from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectClient, DialectRequest, ReplyData
 from tests.support.engines import altered
 from tests.support.families import build
+from tests.support.jobs import scripted
 from tests.support.serving import Served, ask, served, write_served_model
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "kept")
@@ -96,6 +97,25 @@ async def send(model: Served, dialect: DialectClient, request: DialectRequest) -
     )
 
 
+class WatchedAnswer:
+    """An answer that calls `watch` after each prefill chunk."""
+
+    def __init__(self, answer: Answering, watch: Callable[[PrefillProgress], None]) -> None:
+        self._answer = answer
+        self._watch = watch
+
+    @property
+    def request(self) -> Request | None:
+        return self._answer.request
+
+    def add(self, steps: Sequence[Step]) -> Sequence[Event]:
+        events = self._answer.add(steps)
+        for event in events:
+            if isinstance(event, PrefillProgress):
+                self._watch(event)
+        return events
+
+
 async def disconnect_after(
     model: Served, dialect: DialectClient, request: DialectRequest, after: int
 ) -> int:
@@ -105,15 +125,15 @@ async def disconnect_after(
     async def run(job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         cancelled = threading.Event()
 
-        def watched(session: Session) -> Iterator[Event | None]:
+        def watch(event: PrefillProgress) -> None:
             nonlocal prefilled
-            for event in job(session):
-                yield event
-                assert isinstance(event, PrefillProgress)
-                if event.done >= after:
-                    prefilled = event.done
-                    loop.call_soon_threadsafe(hung_up.set)
-                    assert cancelled.wait(60)
+            if event.done >= after:
+                prefilled = event.done
+                loop.call_soon_threadsafe(hung_up.set)
+                assert cancelled.wait(60)
+
+        def watched(session: Session) -> WatchedAnswer:
+            return WatchedAnswer(job(session), watch)
 
         try:
             async with contextlib.aclosing(model.model.run(watched, client, short)) as events:
@@ -141,7 +161,7 @@ def save(model: Served) -> None:
             pass
         yield Finished("stop", Stats())
 
-    model.scheduler.submit(job, lambda event: saved.set())
+    model.scheduler.submit(scripted(job), lambda event: saved.set())
     assert saved.wait(60)
 
 

@@ -102,12 +102,11 @@ def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
     completion = CompletionRequest(
         request.text, "\n", max_tokens=request.tokens, temperature=request.temperature
     )
-    steps = completer.steps(completer.session, completion, sampling=request.sampling)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as last:
-            return ReplyData(last.value.text, last.value.stats.prompt_tokens, 0, 0)
+    run = completer.begin(completer.session, completion, sampling=request.sampling)
+    while run.request is not None:
+        run.add(run.request.step())
+    done = run.completion()
+    return ReplyData(done.text, done.stats.prompt_tokens, 0, 0)
 
 
 def _sampling_fields(request: DialectRequest) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 
 from akunu_py.types import NeuralDrafter
+from tests.support.drafters import OffersAll
 
 
-class Mixture:
+class Mixture(OffersAll):
     """A `Drafter` of any number of each, whose guesses are what comes, but for some.
 
     whole: the prompt and the answer. shapes: how many of each were drafted, and how many of all

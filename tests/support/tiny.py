@@ -12,6 +12,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import llama
 
+from tests.support.drafters import OffersAll
+
 VOCABULARY = 96
 
 
@@ -53,7 +55,7 @@ def plain_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class Adversary:
+class Adversary(OffersAll):
     """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern.
 
     pipelines: whether plain steps are; None: now and then.

@@ -14,7 +14,8 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.generate import model_thread as thread_module
 from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
-from akunu_py.decoding.generate.session import DiskPromptCaches, Request, Session
+from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
+from akunu_py.decoding.generate.session import Request, Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,10 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate import job
 from akunu_py.decoding.generate.job import chat_job, text_job
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.scheduling import job
 from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tools.formats import FORMATS
@@ -38,6 +37,7 @@ from akunu_py.types import (
     Tool,
     ToolChoice,
 )
+from tests.support.jobs import run_job
 from tests.support.tiny_fim import byte_level, write_model
 
 SWITCH = {
@@ -91,7 +91,7 @@ def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
 
 
 def run(engine: Engine, job: Any) -> list[Event]:
-    return [event for event in job(Session(engine)) if event is not None]
+    return run_job(job, Session(engine))
 
 
 def calls(events: list[Event]) -> list[tuple[str, Any]]:
@@ -153,16 +153,19 @@ def test_drafts_change_nothing(engine: Engine) -> None:
 
 
 class Given:
-    """Stands for a generation that writes given texts, one a pass, until it is cancelled."""
+    """A request that yields the given texts, one a pass, until it is cancelled."""
 
     finish_reason, stop_sequence, stats, logprobs = None, "", Stats(), ()
+    status = Status.DECODING
 
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
 
-    def steps(self) -> Iterator[TextPiece]:
-        while self.texts:
-            yield TextPiece(self.texts.pop(0), Piece(()))
+    def step(self) -> list[Step]:
+        if not self.texts:
+            self.status = Status.FINISHED
+            return []
+        return [TextPiece(self.texts.pop(0), Piece(()))]
 
     def cancel(self) -> None:
         self.texts.clear()
@@ -171,9 +174,11 @@ class Given:
 @pytest.mark.parametrize("one_call", [True, False])
 def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None:
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    session: Any = None
     generation: Any = Given(call + call[:9], call[9:], "So.")
     parser = ToolCallParser(FORMATS["hermes"], TOOLS)
-    events = [event for event in job._events(generation, parser, one_call=one_call) if event]
+    answer = job.AnswerEvents(generation, parser, one_call=one_call)
+    events = run_job(lambda session: answer, session)
     assert calls(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")

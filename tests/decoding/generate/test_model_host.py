@@ -16,15 +16,16 @@ from akunu_py.decoding.events import (
     Failed,
     Finished,
     PrefillProgress,
-    PromptProcessed,
     TextDelta,
 )
+from akunu_py.decoding.generate import job
 from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
 from akunu_py.types import GenerateOptions, Stats
+from tests.support.jobs import scripted
 from tests.support.tiny_fim import byte_level, write_model
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
@@ -37,20 +38,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_job(prompt: list[int], count: int = 12) -> Job:
-    def events(session: Session) -> Iterator[Event | None]:
-        generation = session.generate(prompt, GenerateOptions(max_tokens=count))
-        for step in generation.steps():
-            if isinstance(step, PrefillProgress):
-                yield step
-                continue
-            if len(generation.tokens) == 1:
-                yield PromptProcessed(
-                    generation.stats.prompt_tokens, generation.stats.cached_tokens
-                )
-            yield TextDelta(step.text) if step.text else None
-        yield Finished(generation.finish_reason or "cancelled", generation.stats)
-
-    return events
+    return job.text_job(prompt, GenerateOptions(max_tokens=count))
 
 
 class Served:
@@ -130,8 +118,13 @@ def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:
     def unfinished(session: Session) -> Iterator[Event]:
         yield TextDelta("and")
 
-    jobs = [text_job(PROMPT), failing, refused, unfinished, text_job([]), text_job(PROMPT)]
-    answers = [served.submit(job)[1] for job in jobs]
+    jobs = [
+        text_job(PROMPT),
+        *map(scripted, (failing, refused, unfinished)),
+        text_job([]),
+        text_job(PROMPT),
+    ]
+    answers = [served.submit(each)[1] for each in jobs]
     served.scheduler.start()
     first, *bad, last = [all_of(each) for each in answers]
     assert all(isinstance(each[-1], Failed) for each in bad)
@@ -200,7 +193,7 @@ def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
         yield Finished("stop", Stats())
 
     served, why = Served(directory), AkunuError("it is gone")
-    running, told = served.submit(endless)
+    running, told = served.submit(scripted(endless))
     served.scheduler.start()
     assert begun.wait(60)
     _, waits = served.submit(text_job(PROMPT))

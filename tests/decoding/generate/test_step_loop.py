@@ -1,10 +1,10 @@
-"""Several answers at the same time: each is the one that it is alone, and time and memory are
-shared as the scheduler says."""
+"""Several requests at the same time: every answer is the same as alone, in passes that they share
+and in passes of their own, and memory and time are shared as promised."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,11 +18,11 @@ from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate import session
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import Slots
-from akunu_py.decoding.generate.session import Request, Session
+from akunu_py.decoding.generate.session import Request, Session, Status, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
-from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
+from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting, some
@@ -43,8 +43,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 16 tokens at a time, and memory is taken for 5."""
-    monkeypatch.setattr("akunu_py.decoding.generate.model_host._CHUNK_S", 1e-9)
-    monkeypatch.setattr("akunu_py.decoding.generate.model_host._PATIENCE_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.generate.scheduler._CHUNK_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.generate.scheduler._PATIENCE_S", 1e-9)
     monkeypatch.setattr(session, "_LEG", 5)
 
 
@@ -81,11 +81,21 @@ class Asked:
         sampling = SamplingOptions(0.0 if self.seed is None else 0.9, seed=self.seed)
         return GenerateOptions(self.count, self.draft, sampling=sampling)
 
-    def job(self, session: Session) -> Iterator[Event | None]:
+    def job(self, session: Session) -> Asked:
         self.generation = session.generate(self.prompt, self.options)
-        for step in self.generation.steps():
-            yield step if isinstance(step, PrefillProgress) else None
-        yield Finished(self.generation.finish_reason or "cancelled", self.generation.stats)
+        return self
+
+    @property
+    def request(self) -> Request | None:
+        return self.generation
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events: list[Event] = [step for step in steps if isinstance(step, PrefillProgress)]
+        request = self.generation
+        assert request is not None
+        if request.status is Status.FINISHED:
+            events.append(Finished(request.finish_reason or "cancelled", request.stats))
+        return events
 
     @property
     def tokens(self) -> list[int]:
@@ -100,34 +110,40 @@ class Asked:
 
 @dataclass
 class Run:
-    """Requests on slots. at_step: looks at them before each step."""
+    """Requests in a step loop. at_step: called before each step."""
 
-    slots: Slots
-    at_step: Callable[[Slots], None] = lambda slots: None
-    order: list[Asked] = field(default_factory=list)  # whose the steps were
+    loop: StepLoop
+    at_step: Callable[[StepLoop], None] = lambda loop: None
+    steps: list[list[Asked]] = field(default_factory=list)  # the requests of each step
+
+    @property
+    def shared(self) -> int:
+        """Steps of several requests."""
+        return sum(len(each) > 1 for each in self.steps)
 
     def serve(self, requests: Sequence[Asked]) -> None:
         waiting = sorted(requests, key=lambda each: each.after)
         handles: dict[int, Asked] = {}
         while waiting or handles:
-            while waiting and (waiting[0].after <= len(self.order) or not handles):
-                if not self.slots.has_room(short=waiting[0].short):
+            while waiting and (waiting[0].after <= len(self.steps) or not handles):
+                if not self.loop.has_room(short=waiting[0].short):
                     break
                 asked = waiting.pop(0)
                 handle = JobHandle(
-                    asked.job, asked.events.append, "", lambda: None, short=asked.short
+                    asked.job, lambda event: None, "", lambda: None, short=asked.short
                 )
                 handles[id(handle)] = asked
-                self.slots.begin(handle)
-            self.at_step(self.slots)
-            handle, event = self.slots.step()
-            asked = handles[id(handle)]
-            asked.events.append(event)
-            self.order.append(asked)
-            if len(asked.events) == asked.cancel_after:
-                handle.cancel()
-            if isinstance(event, Finished | Failed):
-                del handles[id(handle)]
+                self.loop.begin(handle)
+            self.at_step(self.loop)
+            self.steps.append([])
+            for handle, events in self.loop.step():
+                asked = handles[id(handle)]
+                asked.events += events or [None]
+                self.steps[-1].append(asked)
+                if len(asked.events) == asked.cancel_after:
+                    handle.cancel()
+                if events and isinstance(events[-1], Finished | Failed):
+                    del handles[id(handle)]
 
 
 class Costly:
@@ -185,7 +201,7 @@ def test_every_answer_is_the_one_that_it_is_alone(
     name: str, tiny: Engine, requests: list[Asked], seed: int, memory: int
 ) -> None:
     engine = engine_of(tiny, name, memory)
-    run = Run(Slots(Session(engine), 3, Clock(seed)))
+    run = Run(StepLoop(Session(engine), 3, Clock(seed)))
     run.serve(requests)
     for asked in requests:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
@@ -203,7 +219,7 @@ def test_every_answer_is_the_one_that_it_is_alone(
 def test_what_another_is_reading_is_waited_for(name: str, memory: int, tiny: Engine) -> None:
     first, second = Asked([*BASE, 1]), Asked([*BASE, 2, 3], after=3)
     engine = engine_of(tiny, name, memory)
-    run = Run(Slots(Session(engine), 3, Clock(1)))
+    run = Run(StepLoop(Session(engine), 3, Clock(1)))
     run.serve([first, second])
     if memory:
         assert second.cached >= len(BASE) - 16  # what is left to the first pass
@@ -225,15 +241,15 @@ def test_memory_is_shared_and_who_has_none_waits_or_gives_up_its_own(tiny: Engin
     requests = [Asked(some(250, seed), 24, after=seed) for seed in range(5)]
     together: set[int] = set()
 
-    def watch(slots: Slots) -> None:
-        in_use = [each for each in run.slots.caches.in_use if each.reserved]
+    def watch(loop: StepLoop) -> None:
+        in_use = [each for each in run.loop.caches.in_use if each.reserved]
         together.add(len(in_use))
         assert (
             len(in_use) < 2
             or sum(each.reserved for each in in_use) <= engine.plan.prompt_cache_memory
         )
 
-    run = Run(Slots(Session(engine), 5, Clock(1)), watch)
+    run = Run(StepLoop(Session(engine), 5, Clock(1)), watch)
     run.serve(requests)
     assert max(together) == 3  # until the answers cross 256 tokens
     for asked in requests:
@@ -245,17 +261,20 @@ def test_a_job_that_fails_leaves_the_others_as_they_were(tiny: Engine) -> None:
     engine = engine_of(tiny, "qwen3_next")
     good = [Asked(some(90, seed), 20) for seed in (1, 2)]
     bad = Asked([*some(90, 1), 3], 20, after=9)
-    work = bad.job
+    add = bad.add
 
-    def failing(session: Session) -> Iterator[Event | None]:
-        for number, event in enumerate(work(session)):
-            if number == 6:  # as where a pass fails
-                session.target.forward(mx.array([1, 2]))
-                raise RuntimeError("out of memory")
-            yield event
+    calls = []
 
-    bad.job = failing  # type: ignore[method-assign]
-    run = Run(Slots(Session(engine), 3, Clock(1)))
+    def failing(steps: Sequence[Step]) -> list[Event]:
+        calls.append(steps)
+        if len(calls) == 6:  # as where a pass fails
+            assert bad.generation is not None
+            bad.generation.target.forward(mx.array([1, 2]))
+            raise RuntimeError("out of memory")
+        return add(steps)
+
+    bad.add = failing  # type: ignore[method-assign]
+    run = Run(StepLoop(Session(engine), 3, Clock(1)))
     run.serve([*good, bad])
     assert isinstance(bad.events[-1], Failed)
     after = Asked(bad.prompt, 20)
@@ -263,37 +282,6 @@ def test_a_job_that_fails_leaves_the_others_as_they_were(tiny: Engine) -> None:
     for asked in [*good, after]:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
         assert asked.tokens == list(alone.tokens)
-
-
-@dataclass
-class Work:
-    """A job that only takes time: it reads so many tokens, 1,000 in a second, and then writes, at
-    `pass_s` seconds each."""
-
-    clock: Clock
-    read: int
-    write: int
-    pass_s: float = 0.025
-    short: bool = False
-    written: list[float] = field(default_factory=list)  # when
-
-    def job(self, session: Session) -> Iterator[Event | None]:
-        left = self.read
-        while left:
-            session.turn.left = left
-            yield PrefillProgress(self.read - left, self.read)
-            size = min(left, max(16, int(1000 * (session.turn.chunk_seconds or 1.0))))
-            self.clock.now += size / 1000
-            left -= size
-        session.turn.left = 0
-        for _ in range(self.write):
-            yield None
-            self.clock.now += self.pass_s
-            self.written.append(self.clock.now)
-        yield Finished("stop", Stats())
-
-    def begin(self, slots: Slots) -> None:
-        slots.begin(JobHandle(self.job, lambda event: None, "", lambda: None, short=self.short))
 
 
 @pytest.fixture
@@ -312,43 +300,6 @@ def check_shares(passes: Sequence[float], alone: float, late: float) -> None:
     assert max(at - least for at, least in zip(behind, earliest, strict=True)) <= late
 
 
-@pytest.mark.parametrize("lengths", [[20_000], [20_000, 3000, 50], [6000, 6000]])
-@pytest.mark.parametrize("writers", [1, 2, 3])
-@pytest.mark.parametrize("pass_s", [0.025, 0.15])
-def test_reading_takes_no_more_time_than_writing(
-    pass_s: float, writers: int, lengths: list[int], still: Clock, tiny: Engine
-) -> None:
-    slots = Slots(Session(tiny), 6, still)
-    count, chunk_s = 20 + int(sum(lengths) / 1000 / pass_s / writers), max(0.2, 2 * pass_s)
-    writing = [Work(still, 0, count, pass_s) for _ in range(writers)]
-    reading = [Work(still, length, 1, pass_s) for length in lengths]
-    for each in writing:
-        each.begin(slots)
-    for _ in range(5 * writers):
-        slots.step()
-    for each in reading:
-        each.begin(slots)
-    chunks: list[float] = []
-    while any(len(each.written) < each.write for each in writing):
-        before, begun = sum(len(each.written) for each in [*writing, *reading]), still.now
-        slots.step()
-        if sum(len(each.written) for each in [*writing, *reading]) > before:
-            chunks = []
-        elif still.now > begun:
-            chunks.append(still.now - begun)
-        # One chunk between two passes, or the end of a prompt and the next one's beginning.
-        assert len(chunks) <= (1 if len(lengths) == 1 else 2)
-        assert sum(chunks) <= chunk_s + (len(chunks) - 1) * pass_s + 1e-9
-    for each in writing:
-        # The first token of those that were read is a pass of them.
-        late = chunk_s + (2 * writers + len(lengths)) * pass_s
-        check_shares(each.written[5:], writers * pass_s, late)
-    # Of the prompts one is read before the next one is begun: that with least to read.
-    assert sorted(reading, key=lambda each: each.read) == sorted(
-        reading, key=lambda each: each.written[0] if each.written else still.now
-    )
-
-
 @pytest.mark.parametrize(("writers", "pass_s"), [(1, 0.1), (3, 0.3)])
 def test_a_long_prompt_beside_answers_that_are_really_written(
     writers: int, pass_s: float, still: Clock, tiny: Engine, monkeypatch: pytest.MonkeyPatch
@@ -360,37 +311,18 @@ def test_a_long_prompt_beside_answers_that_are_really_written(
     long = Asked(some(1500, 9), 1, "off", after=12)
     answers = [Asked(some(30, seed), 40 // writers, "off") for seed in range(writers)]
     times: list[float] = []
-    run = Run(Slots(Session(engine), 4, still), lambda slots: times.append(still.now))
+    run = Run(StepLoop(Session(engine), 4, still), lambda loop: times.append(still.now))
     run.serve([*answers, long])
     times.append(still.now)
     took = [after - before for before, after in pairwise(times)]
-    reading = [number for number, asked in enumerate(run.order) if asked is long]
+    reading = [number for number, asked in enumerate(run.steps) if long in asked]
     chunk_s, first, last = max(0.2, 2 * pass_s), reading[0], reading[-1]
     chunks = [number for number in reading[:-1] if took[number] > 0.0]
     assert len(chunks) >= 5
     assert max(took[number] for number in chunks) <= chunk_s
     assert 1 not in [after - before for before, after in pairwise(chunks[:-1])]  # passes between
     for asked in answers:
-        ended = [times[i + 1] for i in range(first, last) if run.order[i] is asked]
-        check_shares(ended, writers * (pass_s + 0.001), chunk_s + 2 * (writers + 1) * pass_s)
+        ended = [times[i + 1] for i in range(first, last) if asked in run.steps[i]]
+        check_shares(ended, pass_s + 0.001 * writers, chunk_s + 4 * pass_s)
     # And the prompt does not wait: it gets as much of the time.
     assert sum(took[first : last + 1]) <= 2 * sum(took[i] for i in reading) + 2 * pass_s
-
-
-def test_a_short_completion_comes_before_what_is_long(still: Clock, tiny: Engine) -> None:
-    slots = Slots(Session(tiny), 3, still)
-    long = [Work(still, 0, 2000), Work(still, 20_000, 10), Work(still, 8000, 10)]
-    for each in long:
-        each.begin(slots)
-    for _ in range(50):
-        slots.step()
-    assert not slots.has_room(short=False)
-    assert slots.has_room(short=True)
-    short, started = Work(still, 300, 16, short=True), still.now
-    short.begin(slots)
-    while len(short.written) < 16:
-        slots.step()
-    assert short.written[-1] - started <= 2 * (0.3 + 16 * 0.025)
-    while not (long[1].written and long[2].written):  # nobody is forgotten
-        slots.step()
-    assert long[2].written[0] < long[1].written[0]

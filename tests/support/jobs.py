@@ -1,0 +1,37 @@
+"""Jobs of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from akunu_py.decoding.events import Event, Finished
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.session import Session, Step
+
+
+class ScriptedAnswer:
+    """An answer without a request: one of the events, or None, at each step."""
+
+    request = None
+
+    def __init__(self, events: Iterator[Event | None]) -> None:
+        self._events = events
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        assert not steps
+        event = next(self._events)
+        return [] if event is None else [event]
+
+
+def scripted(events: Callable[[Session], Iterator[Event | None]]) -> Job:
+    """Return a job with these events."""
+    return lambda session: ScriptedAnswer(events(session))
+
+
+def run_job(job: Job, session: Session) -> list[Event]:
+    """Run a job alone and return its events."""
+    answering, events = job(session), list[Event]()
+    while not events or not isinstance(events[-1], Finished):
+        request = answering.request
+        events += answering.add([] if request is None else request.step())
+    return events
