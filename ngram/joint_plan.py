@@ -26,10 +26,12 @@ class JointPlanner:
         over the sum of the rows. offers: acceptance chances by request, each given the ones before
         it. rows: without drafts. context: mean tokens per request.
         """
+        lengths, best = [0] * len(offers), [0] * len(offers)
+        if not self.curve.measured(rows):  # the gain over plain steps is unknown
+            return best
         costs = self.curve.table(context)
         first = costs[min(rows, MAX_ROWS) - 1]
         rate = max(self._earned / self._spent, 1.0) * len(offers) / first
-        lengths, best = [0] * len(offers), [0] * len(offers)
         queue = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
         heapq.heapify(queue)
         gained = highest = 0.0
