@@ -46,6 +46,8 @@ class StepPlan:
 
     slots: Sequence[Slot]  # several share a pass
     alone: bool  # no other request is ready
+    chunk: bool  # it begins a request or prefills
+    mixed: bool  # some requests prefill while others decode
     chunk_seconds: float | None  # time limit of a prefill chunk; None: the fastest size
 
 
@@ -61,11 +63,14 @@ class Scheduler:
         chosen = self._choose(ready, prefill_rate or _PREFILL_RATE)
         shared = [each for each in ready if each.can_share and each.decodes]
         slots = shared if chosen in shared else [chosen]
-        alone = len(ready) == 1
-        return StepPlan(slots, alone, None if alone else self._chunk_seconds(ready, chosen))
+        alone, chunk = len(ready) == 1, not chosen.decodes
+        mixed = chunk in [each.decodes for each in ready if each not in slots]
+        seconds = None if alone else self._chunk_seconds(ready, chosen)
+        return StepPlan(slots, alone, chunk, mixed, seconds)
 
-    def charge(self, plan: StepPlan, ready: Sequence[Slot], seconds: float, *, chunk: bool) -> None:
-        """Record the time of a step. chunk: it prefilled."""
+    def charge(self, plan: StepPlan, seconds: float) -> None:
+        """Record the time of the last step."""
+        chunk = plan.chunk
         first = plan.slots[0]
         weighed = seconds / (_SHORT_WEIGHT if first.short and len(plan.slots) == 1 else 1.0)
         for each in plan.slots:
@@ -73,8 +78,7 @@ class Scheduler:
             if not chunk:
                 each.spent += weighed / len(plan.slots)
                 each.pass_s = seconds
-        others = [each.decodes for each in ready if each not in plan.slots]
-        if chunk in others:  # some prefill while others decode
+        if plan.mixed:
             self._prefill_ahead_s += weighed if chunk else -seconds
         else:
             self._prefill_ahead_s = 0.0

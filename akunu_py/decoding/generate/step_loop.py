@@ -60,14 +60,12 @@ class StepLoop:
         members = [each for each in ready if each.slot in plan.slots]
         for each in members:
             each.follow(alone=plan.alone, chunk_seconds=plan.chunk_seconds)
-        chunk, started = not members[0].slot.decodes, self._clock()
+        started = self._clock()
         events = [
             (each.handle, each.deliver(results))
             for each, results in zip(members, self._run(members), strict=True)
         ]
-        self._scheduler.charge(
-            plan, [each.slot for each in ready], self._clock() - started, chunk=chunk
-        )
+        self._scheduler.charge(plan, self._clock() - started)
         self._running = [each for each in self._running if not each.ended]
         return events
 
