@@ -1,8 +1,9 @@
-"""`akunu bench serve`: latencies of akunu's server and of mlx-lm's own.
+"""`akunu bench serve`: latencies and throughput of akunu's server and of mlx-lm's own.
 
 Both servers get the same requests: clients that return to a conversation, also after a restart or a
 disconnect; an answer during another client's prefill; several clients at once. Both run a few
 layers of the model in float32, with a longer context, so that a long prompt takes seconds anywhere.
+With --throughput both run the whole model, and clients send workloads at the same time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -33,10 +35,12 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from akunu_py.bench import command
 from akunu_py.bench.tables import to_text
+from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 
 SERVERS = ("akunu", "mlx-lm")
+WORKLOADS = ("chat", "edit", "json")
 _TURN_WORDS, _TURNS = 1900, 10  # of the agent: 20,000 tokens in total
 _MESSAGE_WORDS = 30
 _IDLE_S = 6.0  # between an answer and a restart, as if the user were reading
@@ -60,11 +64,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_count(parser, "--max-tokens", 128, "Maximum tokens of an answer")
     what = "Numbers of concurrent clients (default: 1,2,4)"
     command.add_lengths(parser, "--clients", default=[1, 2, 4], what=what)
+    parser.add_argument(
+        "--throughput",
+        action="store_true",
+        help=f"Measure only the clients, with all layers and the workloads {', '.join(WORKLOADS)}",
+    )
+    command.add_count(parser, "--repeats", 3, "Repetitions with --throughput; the median counts")
     command.add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     source, tokens = model_store.resolve(options.model).path, options.max_tokens
+    if options.throughput:
+        rates = compare_throughput(source, tokens, options.clients, options.repeats)
+        command.show(options, rates, lambda: print_throughput(rates))
+        return 0
     found = compare_servers(source, options.layers, options.words, tokens, options.clients)
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))
@@ -110,12 +124,13 @@ class HttpConversation:
         self.messages.append({"role": "user", "content": text})
 
 
-def write_shallow_model(source: Path, directory: Path, layers: int) -> None:
-    """Write the model with fewer layers into an empty directory."""
+def write_float32_model(source: Path, directory: Path, layers: int | None) -> None:
+    """Write the model in float32 into an empty directory, with fewer layers if given."""
     model, config = load_model(source)
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
     model.model.layers = model.model.layers[:layers]
+    layers = len(model.model.layers)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
     changed = {"num_hidden_layers": layers, "max_position_embeddings": CONTEXT}
@@ -236,7 +251,7 @@ def compare_servers(
     with tempfile.TemporaryDirectory() as work:
         model = Path(work, "model")
         model.mkdir()
-        write_shallow_model(source, model, layers)
+        write_float32_model(source, model, layers)
         found = {}
         for name in SERVERS:
             server, times = Server(name, model), ServerTimes()
@@ -300,10 +315,74 @@ def _concurrent_rate(server: Server, count: int, tokens: int) -> float:
     chats = [HttpConversation(100 * count + number) for number in range(count)]
     for chat in chats:
         chat.add_message(_MESSAGE_WORDS)
+    return _rate(server, chats, tokens)
+
+
+def _rate(server: Server, chats: Sequence[HttpConversation], tokens: int) -> float:
+    """Return the tokens per second of all answers, requested at the same time."""
     started = time.perf_counter()
-    with ThreadPoolExecutor(count) as pool:
+    with ThreadPoolExecutor(len(chats)) as pool:
         replies = list(pool.map(lambda chat: server.ask(chat, tokens), chats))
     return sum(max(0, reply.tokens) for reply in replies) / (time.perf_counter() - started)
+
+
+Rates = dict[str, dict[str, dict[int, float]]]  # tokens per second by workload, server, clients
+
+
+def compare_throughput(source: Path, tokens: int, clients: Sequence[int], repeats: int) -> Rates:
+    """Return the total tokens per second of concurrent clients, medians of the repetitions.
+
+    Every client's prompt differs. The servers take turns, with an untimed request before each turn.
+    """
+    rates: dict[tuple[str, str, int], list[float]] = {}
+    with tempfile.TemporaryDirectory() as work:
+        model = Path(work, "model")
+        model.mkdir()
+        write_float32_model(source, model, None)
+        for number in range(repeats):
+            for name in SERVERS:
+                server = Server(name, model)
+                server.start()
+                try:
+                    for workload, count in product(load_workloads(WORKLOADS), clients):
+                        command.progress(
+                            f"{name}: {workload.name}, {count} clients, run {number + 1}"
+                        )
+                        chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
+                        server.ask(_variant(workload, "warm"), 2)
+                        rate = _rate(server, chats, tokens)
+                        rates.setdefault((workload.name, name, count), []).append(rate)
+                finally:
+                    server.stop()
+    found: Rates = {}
+    for (workload_name, name, count), measured in rates.items():
+        found.setdefault(workload_name, {}).setdefault(name, {})[count] = median(measured)
+    return found
+
+
+def _variant(workload: Workload, number: str) -> HttpConversation:
+    """Return the first prompt of a workload, made unique."""
+    chat = HttpConversation(0)
+    for turn in workload.turns:
+        chat.messages.append({"role": "user", "content": turn.user})
+        if turn.assistant is None:
+            break
+        chat.messages.append({"role": "assistant", "content": turn.assistant})
+    chat.messages[-1]["content"] += f"\n(Request {number})"
+    return chat
+
+
+def print_throughput(rates: Rates) -> None:
+    rows = []
+    for workload, servers in rates.items():
+        for count, rate in servers["akunu"].items():
+            other = servers["mlx-lm"][count]
+            alone = rate / next(iter(servers["akunu"].values()))
+            cells = [f"{rate:.1f}", f"{alone:.2f}", f"{other:.1f}", f"{rate / other:.2f}"]
+            rows.append([workload, str(count), *cells])
+    headings = ["workload", "clients", "akunu", "of the first", "mlx-lm", "akunu / mlx-lm"]
+    print("tokens per second of all clients\n")
+    print(to_text((headings, rows)), end="")
 
 
 def print_servers(found: dict[str, ServerTimes]) -> None:
