@@ -22,9 +22,9 @@ from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
-from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
-from tests.support.families import build
+from tests.support.families import build, families_of_each_kind
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
 
@@ -108,6 +108,20 @@ class Asked:
         return self.generation.stats.cached_tokens
 
 
+NUMBER = Constraint("regex", "[0-9]{3,40}")
+
+
+@dataclass
+class Chosen(Asked):
+    """A request with given options."""
+
+    chosen: GenerateOptions = field(default_factory=GenerateOptions)
+
+    @property
+    def options(self) -> GenerateOptions:
+        return self.chosen
+
+
 @dataclass
 class Run:
     """Requests in a step loop. at_step: called before each step."""
@@ -185,23 +199,28 @@ REQUESTS = st.lists(
         cancel_after=st.sampled_from([None, None, None, 2, 20]),
     ),
     min_size=2,
-    max_size=4,
+    max_size=8,
 )
 
 
 @pytest.mark.usefixtures("fine")
-@pytest.mark.parametrize("name", KINDS)
+@families_of_each_kind(quick=KINDS)
 @settings(
     max_examples=2,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(requests=REQUESTS, seed=st.integers(0, 99), memory=st.sampled_from([PLENTY, 300_000, 0]))
-def test_every_answer_is_the_one_that_it_is_alone(
-    name: str, tiny: Engine, requests: list[Asked], seed: int, memory: int
+@given(
+    requests=REQUESTS,
+    seed=st.integers(0, 99),
+    memory=st.sampled_from([PLENTY, 300_000, 0]),
+    slots=st.sampled_from([3, 8]),
+)
+def test_every_answer_is_the_same_as_alone(
+    name: str, tiny: Engine, requests: list[Asked], seed: int, memory: int, slots: int
 ) -> None:
     engine = engine_of(tiny, name, memory)
-    run = Run(StepLoop(Session(engine), 3, Clock(seed)))
+    run = Run(StepLoop(Session(engine), slots, Clock(seed)))
     run.serve(requests)
     for asked in requests:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
@@ -211,6 +230,59 @@ def test_every_answer_is_the_one_that_it_is_alone(
             assert asked.cancel_after is not None
             expected = expected[: len(asked.tokens)]
         assert asked.tokens == expected
+
+
+# Their layers compute with the keys themselves, or with caches of their own.
+UNSHARED = {
+    "llama-concatenate", "llama4", "deepseek_v3", "deepseek_v32", "minimax_m3_vl",
+    "longcat_flash_ngram", "deepseek_v41", "bailing_hybrid", "kimi_k3",
+}  # fmt: skip
+
+
+@families_of_each_kind(quick=KINDS)
+def test_decode_passes_are_shared_and_change_nothing(name: str, tiny: Engine) -> None:
+    """Drafts of any kind in batches of four, past sliding windows, with an early leaver."""
+    engine = engine_of(tiny, name)
+    modes: list[tuple[DraftMode, int | None]] = [
+        ("auto", None), ("fixed", None), ("off", None), ("fixed", 5),
+    ]  # fmt: skip
+    requests = [
+        Asked(some(20 + 7 * index, index), 60 - 40 * (index == 2), draft, seed, after=index)
+        for index, (draft, seed) in enumerate(modes)
+    ]
+    run = Run(StepLoop(Session(engine), 4))
+    run.serve(requests)
+    for asked in requests:
+        alone = Session(engine).generate(asked.prompt, asked.options).answer()
+        assert asked.tokens == list(alone.tokens)
+    assert (run.shared > 20) == (name not in UNSHARED)
+
+
+def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
+    """Grammars, stop texts, penalties, logprobs and filters, each beside all others."""
+    engine = tiny
+    prompt = engine.tokens.encode_text("What is it? ")
+    choices = [
+        GenerateOptions(24, "auto", sampling=SamplingOptions(constraint=Constraint("json"))),
+        GenerateOptions(24, "fixed", sampling=SamplingOptions(0.8, seed=3, constraint=NUMBER)),
+        GenerateOptions(24, "auto", stop=("e",)),
+        GenerateOptions(24, "auto", sampling=SamplingOptions(repetition_penalty=1.3, logprobs=2)),
+        GenerateOptions(24, "off", sampling=SamplingOptions(0.9, top_p=0.8, seed=8)),
+    ]
+    requests = [Chosen(list(prompt), after=index) for index in range(len(choices))]
+    for asked, options in zip(requests, choices, strict=True):
+        asked.chosen = options
+    run = Run(StepLoop(Session(engine), 8))
+    run.serve(requests)
+    assert run.shared > 10
+    for asked in requests:
+        alone = Session(engine).generate(asked.prompt, asked.options)
+        assert asked.tokens == list(alone.answer().tokens)
+        assert asked.generation is not None
+        assert asked.generation.text == alone.text
+        assert [each.text for each in asked.generation.logprobs] == [
+            each.text for each in alone.logprobs
+        ]
 
 
 @pytest.mark.usefixtures("fine")
