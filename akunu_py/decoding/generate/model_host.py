@@ -40,6 +40,8 @@ class RequestCounts:
     ended: int = 0
     cancelled: int = 0
     failed: int = 0
+    shared_passes: int = 0  # decode passes of several requests
+    shared_requests: int = 0  # sum of the requests in these passes
     stats: Stats = field(default_factory=Stats)  # sum over all finished answers
 
 
@@ -141,6 +143,7 @@ class ModelHost:
         with self._lock:
             counts = replace(self._counts, stats=replace(self._counts.stats))
             counts.waiting, counts.running = len(self._waiting), len(self._running)
+        self._add_shared(counts)
         return counts
 
     def close(self, finish_s: float = 0.0) -> bool:
@@ -215,7 +218,13 @@ class ModelHost:
         self._save(lambda: False, _LAST_SAVE_S)
         self._unload()
 
+    def _add_shared(self, counts: RequestCounts) -> None:
+        if (loop := self._loop) is not None:
+            counts.shared_passes += loop.runner.passes
+            counts.shared_requests += loop.runner.requests
+
     def _unload(self) -> None:
+        self._add_shared(self._counts)
         self._loop = self._engine = None
         release_memory()
 

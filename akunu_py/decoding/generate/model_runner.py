@@ -24,6 +24,7 @@ class ModelRunner:
         self._curve = curve
         self._planner: JointPlanner | None = None
         self._why_not: str | None = None  # valid once there is a planner
+        self.passes = self.requests = 0  # shared passes so far, and the requests in them
 
     @property
     def why_not_batched(self) -> str | None:
@@ -52,6 +53,7 @@ class ModelRunner:
         except Exception as error:  # noqa: BLE001 - every request reports it
             return [request.fail(error) for request in requests]
         seconds = time.perf_counter() - started
+        self.passes, self.requests = self.passes + 1, self.requests + len(requests)
         before = sum(len(request.tokens) for request in requests)
         results = [
             request.finish_pass(each, tokens, seconds)

@@ -27,7 +27,7 @@ class StepLoop:
         self._sessions = [session]
         self._running: list[_Running] = []
         self._scheduler = Scheduler(clock)
-        self._runner = ModelRunner(session.engine, session.drafting.curve)
+        self.runner = ModelRunner(session.engine, session.drafting.curve)
 
     @property
     def caches(self) -> PromptCaches:
@@ -73,7 +73,7 @@ class StepLoop:
         """Run a step of one job, or a pass that several share."""
         requests = [each.request for each in members if each.request is not None]
         if len(requests) > 1:
-            return self._runner.run(requests)
+            return self.runner.run(requests)
         return [members[0].step_alone()]
 
     def _ready(self) -> list[_Running]:
@@ -86,7 +86,7 @@ class StepLoop:
                 ready.append(each)
             else:
                 crowded = True
-        if len(ready) > 1 and self._runner.why_not_batched is None:
+        if len(ready) > 1 and self.runner.why_not_batched is None:
             for each in ready:
                 each.slot.can_share = each.request is not None and each.request.can_share
         return ready

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import RequestCounts
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
@@ -61,6 +62,7 @@ class Backend:
     description: Callable[[], Mapping[str, Any]]  # the model's, even if it is unloaded
     run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
     records: RequestRecords
+    counts: Callable[[], RequestCounts] = RequestCounts
 
 
 def create_app(
@@ -110,7 +112,9 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return JSONResponse({"status": "ok", "proof": proof(access.token, challenge)})
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(backend.records.metrics(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(
+            backend.records.metrics(backend.counts()), media_type="text/plain; version=0.0.4"
+        )
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(openapi_description(DIALECTS))

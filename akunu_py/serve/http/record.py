@@ -16,6 +16,7 @@ from akunu_py.decoding.events import (
     ToolCallArguments,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate.model_host import RequestCounts
 from akunu_py.serve.dialect.interface import statistics
 
 _DISCONNECTED = 499  # nginx's status for a disconnected client
@@ -130,7 +131,7 @@ class RequestRecords:
     def _add(self, series: str, value: float) -> None:
         self._sums[series] = self._sums.get(series, 0) + value
 
-    def metrics(self) -> str:
+    def metrics(self, counts: RequestCounts) -> str:
         """Return the counters in Prometheus's text format, version 0.0.4."""
         lines = []
         gauges = {
@@ -147,4 +148,11 @@ class RequestRecords:
                 metric, brace, labels = series.partition("{")
                 if metric == name:
                     lines.append(f"{full}{brace}{labels} {value:.9g}")
+        shared = {
+            "shared_passes": ("Decode passes of several requests.", counts.shared_passes),
+            "shared_pass_requests": ("Requests in these passes.", counts.shared_requests),
+        }
+        for name, (help, number) in shared.items():
+            full = f"akunu_{name}_total"
+            lines += [f"# HELP {full} {help}", f"# TYPE {full} counter", f"{full} {number}"]
         return "\n".join(lines) + "\n"

@@ -87,7 +87,8 @@ class ServedModel:
 
     def backend(self, records: RequestRecords) -> Backend:
         """Return the application's backend."""
-        return Backend(self._options.names, self.service, self.description, self.run, records)
+        names, counts = self._options.names, self._scheduler.counts
+        return Backend(names, self.service, self.description, self.run, records, counts)
 
 
 def listen(host: str, port: int) -> socket.socket:
