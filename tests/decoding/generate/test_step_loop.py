@@ -24,7 +24,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
-from tests.support.families import build, families_of_each_kind
+from tests.support.families import UNSHARED, build, families_of_each_kind
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
 
@@ -230,13 +230,6 @@ def test_every_answer_is_the_same_as_alone(
             assert asked.cancel_after is not None
             expected = expected[: len(asked.tokens)]
         assert asked.tokens == expected
-
-
-# Their layers compute with the keys themselves, or with caches of their own.
-UNSHARED = {
-    "llama-concatenate", "llama4", "deepseek_v3", "deepseek_v32", "minimax_m3_vl",
-    "longcat_flash_ngram", "deepseek_v41", "bailing_hybrid", "kimi_k3",
-}  # fmt: skip
 
 
 @families_of_each_kind(quick=KINDS)
