@@ -250,9 +250,10 @@ class Guesser:
         outcomes = [(model.edit_outcomes, edit.key, before)]
         guess.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
 
-    def _from_skip(self, guess: Guess, first: Copy) -> None:
-        skip = guess.skip = self.tracker.skip(first, guess.pair)
-        if skip is None or first.run:
+    def _from_skip(self, guess: Guess, prompt_copy: Copy) -> None:
+        """Set `guess.skip`; if the copy is broken, consider the token after the skipped field."""
+        skip = guess.skip = self.tracker.skip(prompt_copy, guess.pair)
+        if skip is None or prompt_copy.run:
             return
         model = self.model
         before = model.skip_outcomes.get(guess.pair, NO_OUTCOMES)

@@ -105,7 +105,7 @@ def _add_recent(
 
 
 def kind_of(request: CompletionRequest) -> Kind:
-    """Return the language and the cursor's place in its line, or "next edit"."""
+    """Return (language, place); the place is the cursor's in its line, or "next edit"."""
     before = request.prefix[request.prefix.rfind("\n") + 1 :]
     after = request.suffix.partition("\n")[0]
     if request.edits is not None:

@@ -208,7 +208,7 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
-        """Read what a backslash escapes."""
+        """Read an escape after its backslash; return the characters that it matches."""
         letter = self._next()
         code = ord(letter)
         if letter.lower() in _CLASSES:

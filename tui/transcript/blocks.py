@@ -100,15 +100,16 @@ class _List(MarkdownList):
         return list(zip(items, self._symbols(items), strict=True))
 
     @property
-    def _is_text(self) -> bool:
+    def _has_only_text(self) -> bool:
+        """Whether the items contain only paragraphs and text-only lists."""
         return all(
-            isinstance(block, Paragraph) or (isinstance(block, _List) and block._is_text)
+            isinstance(block, Paragraph) or (isinstance(block, _List) and block._has_only_text)
             for item, _ in self._items
             for block in item._blocks
         )
 
     def compose(self) -> ComposeResult:
-        self._has_rows = not self._is_text
+        self._has_rows = not self._has_only_text
         if self._has_rows:
             yield from (ListRow(item, symbol) for item, symbol in self._items)
 
@@ -118,7 +119,7 @@ class _List(MarkdownList):
             return
         self._blocks = block._blocks
         self._copy_context(block)
-        self._has_rows = self._has_rows or not self._is_text
+        self._has_rows = self._has_rows or not self._has_only_text
         if self._has_rows:
             await self._change_rows()
         self._lines = -1, []

@@ -292,7 +292,10 @@ class Transcript(SteadyScroll):
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
-        """Switch to the active branch. Remove notices below the first change."""
+        """Show the active branch: replace all from the first changed turn on, with notices.
+
+        If later turns are not mounted, or unmounted earlier turns changed, `reload` everything.
+        """
         turns, column = self._conversation.turns, self._column
         skipped = [turn.number for turn in turns[: len(column.earlier)]]
         if column.later or skipped != [turn.number for turn in column.earlier]:

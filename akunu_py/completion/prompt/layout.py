@@ -484,7 +484,7 @@ class CodeTokens:
         return self._piece_text(piece) if piece is not None else ""
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text`. A marker in it is encoded in two parts, as text."""
+        """Return the tokens of `text`; markers are encoded in two parts, to stay text."""
         tokens: list[int] = []
         at = 0
         for found in self._marker.finditer(text):

@@ -107,6 +107,7 @@ class ConstraintMatcher:
         return list(tokens)
 
     def begin_draft(self) -> None:
+        """Save the state for `end_draft`, and continue with a copy of the matcher."""
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
         self._saved = self._state, self._thinking_tail, len(self._structure), self._matcher
         self._matcher = self._matcher.deep_copy()

@@ -49,7 +49,10 @@ class PromptCaches:
         return 0 < nbytes <= self.limit
 
     def add(self, history: TokenHistory) -> None:
-        """Cache a history that is no longer in use, if worthwhile."""
+        """Cache a history no longer in use, if it has at least LEAST tokens.
+
+        If `limit` is 0, record its eviction instead.
+        """
         if not self.limit:
             self.record_eviction(history)
         elif len(history.tokens) >= LEAST:

@@ -173,7 +173,7 @@ def build_chat_completion(head: ReplyHead, answers: Sequence[CollectedAnswer]) -
     )
 
 
-def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
+def _choice(index: int, answer: CollectedAnswer) -> dict[str, Any]:
     calls = [
         {
             "id": call.id,
@@ -192,4 +192,4 @@ def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
     assert answer.finished is not None
     reason = finish_reason(answer.finished, calls=bool(calls))
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
-    return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}

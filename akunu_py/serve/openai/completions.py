@@ -183,12 +183,10 @@ def build_completions(
     return head.object("text_completion", choices, usage=total, akunu=statistics(*finished))
 
 
-def _choice(
-    number: int, text: str, thinking: str = "", reason: str | None = None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, thinking: str = "", reason: str | None = None) -> dict[str, Any]:
     return {
         "text": text,
-        "index": number,
+        "index": index,
         "logprobs": None,
         "finish_reason": reason,
         **({"reasoning_content": thinking} if thinking else {}),
