@@ -111,7 +111,7 @@ class CostCurve:
         self._tables = [None] * len(self._tables)
 
     def first_use(self, rows: int) -> bool:
-        """Return whether this process never ran `rows` rows: devices compile kernels then."""
+        """Return whether this pass of `rows` rows is the first: devices compile kernels then."""
         first = rows not in self._used
         self._used.add(rows)
         return first
@@ -122,7 +122,7 @@ class CostCurve:
 
     @property
     def timed(self) -> bool:
-        """Whether the costs belong to this device."""
+        """Whether the costs are measured or a preset, and not only the prior."""
         return self.preset or any(self._typical)
 
     def to_dict(self) -> dict[str, Any]:

@@ -247,7 +247,7 @@ def _check_pages(database: sqlite3.Connection) -> None:
 
 
 def _foreign_object(database: sqlite3.Connection) -> str | None:
-    """Describe a view, trigger or computed column, if any; akunu creates none, and it may hang."""
+    """Describe a view, trigger or computed column, if any: akunu has none, and theirs may hang."""
     for kind, name, page, statement in database.execute(
         "SELECT type, name, rootpage, sql FROM sqlite_master"
     ):

@@ -158,6 +158,7 @@ def _load(
 
 
 def _exit_on_eof(grace: float) -> None:
+    """Stop the server when stdin closes; kill it if it does not end in the grace period."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

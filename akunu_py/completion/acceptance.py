@@ -53,9 +53,9 @@ class Acceptance:
         id: str | int,
         extended: ShownCompletion | None = None,
     ) -> ShownCompletion:
-        """Count a completion, unless it is the rest of a counted one.
+        """Count a completion, unless it is the rest of a counted completion.
 
-        id: identifies it in `accepted`. growing: the ghost of the first part of `text`.
+        id: to pass to `accepted`. extended: the shown completion that `text` extends, if any.
         """
         end = hash((request.path, request.prefix + text))
         with self._lock:

@@ -142,9 +142,9 @@ class CompletionThread:
             self._make_next(ticket, recalled)
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
-        """End the thread: cancel all requests, or with `drain` serve those of clients first.
+        """End the thread: cancel all requests, or with `drain` serve clients' requests first.
 
-        Returns False if it is still busy after `timeout` seconds.
+        Returns False if the thread is still busy after `timeout` seconds.
         """
         self._draining = True
         return self._thread.close(timeout, drain=drain)

@@ -116,6 +116,7 @@ def messages_of(body: PromptBody) -> list[Message]:
 def _turn_messages(
     turn: MessagesTurn, prefix: str, tool_names: dict[str, str]
 ) -> Iterator[Message]:
+    """Yield a turn as messages; add the names of its tool calls to `tool_names`, by id."""
     blocks = turn.content
     if isinstance(blocks, str):
         yield Message(turn.role, blocks)

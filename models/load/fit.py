@@ -94,7 +94,7 @@ class MemoryNeeds:
     context: int  # the model's own maximum, in tokens
 
     def with_draft(self, draft: MemoryNeeds) -> MemoryNeeds:
-        """Return the requirements together with a draft model, which runs between its steps."""
+        """Return the requirements with a draft model. Passes alternate: activations stay."""
         weights, cache = self.weights + draft.weights, self.cache + draft.cache
         return replace(self, weights=weights, cache=cache)
 
@@ -209,7 +209,7 @@ def largest_context(needs: MemoryNeeds, limit: int) -> int:
 
 
 def soft_limit(memory: int) -> int:
-    """Return the part of `memory` bytes that leaves other programs enough."""
+    """Return the part of `memory` bytes to use, so that other programs have enough."""
     return int(memory * _SOFT_LIMIT)
 
 
@@ -241,7 +241,7 @@ def _advice(limit: int, best: int, with_8_bits: Callable[[], MemoryNeeds | None]
 
 
 def _best_with(with_8_bits: Callable[[], MemoryNeeds | None], limit: int) -> int:
-    """Return the largest context with other requirements, 0 if there are none."""
+    """Return the largest context with an 8-bit cache, 0 if the cache cannot be quantized."""
     needs = with_8_bits()
     return largest_context(needs, limit) if needs else 0
 

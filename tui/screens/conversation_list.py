@@ -226,10 +226,10 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     def _search(self, choose: str | None = None) -> None:
         """Search again, then highlight `choose` or keep the highlighted conversation."""
         self._search_done.clear()
-        self._find(choose)
+        self._update_results(choose)
 
     @work(exclusive=True, group="search")
-    async def _find(self, choose: str | None) -> None:
+    async def _update_results(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
             found = await self._store.call(lambda store: _find_all(store, words, choose))

@@ -274,7 +274,7 @@ class TableBlock(MarkdownBlock):
 
 
 def natural_widths(rows: Sequence[Sequence[Content]]) -> tuple[list[int], list[int]]:
-    """Return the width of each column without wrapping, and of its longest word."""
+    """Return each column's width without wrapping, and the width of its longest word."""
     natural = [1] * len(rows[0])
     words = natural.copy()
     for row in rows:

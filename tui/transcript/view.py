@@ -194,6 +194,7 @@ class SteadyScroll(VerticalScroll):
             super()._check_anchor()
 
     def _shift(self, lines: int) -> None:
+        """Move the scroll position by `lines`, without the watchers that would redraw."""
         if lines:
             place = max(0.0, self.scroll_y + lines)
             self.set_reactive(Widget.scroll_y, place)
@@ -550,6 +551,7 @@ class Transcript(SteadyScroll):
             await self._update_sections()
 
     async def _update_sections(self) -> None:
+        """Restore unmounted sections near the screen, and unmount sections far from it."""
         if self.drafting or self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()

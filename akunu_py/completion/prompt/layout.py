@@ -146,7 +146,7 @@ def window_after(code: CodeTokens, text: str, budget: int) -> int:
 
 
 def comment_line(path: str) -> str:
-    """Return the path as a comment in its language, for models without a slot for it."""
+    """Return a comment with the path, in the language of its suffix; "" if unknown."""
     ending = os.path.basename(path).rpartition(".")[2].lower()
     for before, endings in _COMMENTS.items():
         if ending in endings.split():
@@ -502,6 +502,7 @@ class CodeTokens:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     def _make_table(self) -> tuple[list[str], list[int]]:
+        """Return the texts of all tokens except markers, sorted, and the tokens' ids."""
         pairs = [
             (text, token)
             for piece, token in self._vocabulary.items()

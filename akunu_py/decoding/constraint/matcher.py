@@ -228,7 +228,7 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
 
 
 def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
-    """Return whether any text, not only an answer, matches. See `compile_constraint`."""
+    """Return whether `text` matches. Raises UsageError as `compile_constraint` does."""
     matcher = compile_constraint(codec, constraint)
     tokens = token_tables(codec).tokenize_bytes(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -266,7 +266,7 @@ def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
 
 
 def literal(text: str) -> str:
-    """Return `text` as a string of a grammar."""
+    """Return `text` as a string literal of a grammar."""
     # JSON leaves DEL unescaped, but strings in a grammar cannot contain it.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -67,7 +67,7 @@ class HostGroup:
             for rank in range(1, hosts.size):
                 self._processes.append(RankProcess(hosts, rank, arguments))
             for process in self._processes:
-                self._compare(local, process)
+                self._compare_fingerprints(local, process)
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()
             self._connect()
         except BaseException:
@@ -75,7 +75,7 @@ class HostGroup:
             raise
 
     def keep_partition(self, model: Any) -> int:
-        """Keep rank 0's partition in lazily loaded `model`; see `device.convert_weights`."""
+        """Keep only rank 0's partition of lazily loaded `model`; return its item size."""
         split = self.split, self._group, self.weights
         self._stand_ins, description, itemsize = keep_partition(model, *split)
         self.partitions.append(description)
@@ -162,7 +162,7 @@ class HostGroup:
             "memory": options.memory_limit,
         }
 
-    def _compare(self, local: dict[str, str], process: RankProcess) -> None:
+    def _compare_fingerprints(self, local: dict[str, str], process: RankProcess) -> None:
         remote = self._wait_for(process, "fingerprint")["fingerprint"]
         if differs := first_difference(local, remote):
             raise UsageError(

@@ -149,7 +149,7 @@ def _render(
     features: TemplateFeatures,
     variables: Mapping[str, Any] = {},
 ) -> str:
-    turns, definitions = _as_turns(messages, features), [_definition(tool) for tool in tools]
+    turns, definitions = _to_dicts(messages, features), [_definition(tool) for tool in tools]
     return chat_template.render(tokenizer, turns, model, definitions, variables)
 
 
@@ -160,7 +160,7 @@ def _definition(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _as_turns(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
+def _to_dicts(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
     ids = _history_ids(messages, features.template)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []

@@ -269,7 +269,7 @@ class NamedJson:
 
     @property
     def call(self) -> str:
-        """The text of a call, see `CallLayout`."""
+        """The text of a call with a placeholder for arguments, as in `CallLayout`."""
         return f"{self.begin}{self.header}{self.separator}ARGUMENTS{self.end}"
 
     def layout(self, opener: str, closer: str) -> CallLayout:
@@ -429,11 +429,11 @@ class Gemma:
                 emit(", ")
             first = False
             if bracket == "{":
-                yield from self._key(reader, emit)
+                yield from self._read_key(reader, emit)
             yield from self._read_value(reader, emit, depth)
         emit(close)
 
-    def _key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
+    def _read_key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
         if (yield from reader.accept(self.quote, skip=SPACE)):
             key, _ = yield from reader.read_until(self.quote)
             yield from reader.expect(":", skip=SPACE)
@@ -529,6 +529,7 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
 
 
 def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Yield the JSON types that `schema`, a part of `root`, names; follow `depth` references."""
     if not isinstance(schema, Mapping) or not depth:
         return
     declared = schema.get("type")

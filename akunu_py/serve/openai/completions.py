@@ -172,7 +172,7 @@ class CompletionsEncoder(CommentEncoder):
 def build_completions(
     head: ReplyHead, answers: Sequence[CollectedAnswer], echoes: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed; see `CompletionsEncoder`."""
+    """Return the body of a reply that is not streamed, with `count` answers to each prompt."""
     finished = [answer.finished for answer in answers if answer.finished]
     choices = [
         _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))

@@ -124,7 +124,7 @@ class ServedCompleter:
         ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """Complete; see `Completer.steps`. Raises ServerGone, AkunuError."""
+        """Return the server's completion. Raises ServerGone, AkunuError."""
         check_request(request)
         ended = ended or time_limit(request.seconds)
         known = self.recall(request) if request.max_tokens else None
@@ -137,11 +137,11 @@ class ServedCompleter:
             "request": asdict(replace(request, seconds=None)),  # the time limit is `ended`'s
             "options": self._options,
         }
-        completion = self._ask(body, ended, on_text)
+        completion = self._request_completion(body, ended, on_text)
         self._cache.add(request, completion)
         return completion
 
-    def _ask(
+    def _request_completion(
         self, body: Mapping[str, Any], ended: EndCheck, on_text: Callable[[str], None]
     ) -> Completion:
         text = ""

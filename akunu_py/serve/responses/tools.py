@@ -103,6 +103,7 @@ def map_tools(
 
 
 def _map_tool(body: ResponsesTool, namespace: str, param: str) -> list[MappedTool]:
+    """Convert a tool, or all tools of a namespace; return [] for a tool to ignore."""
     if body.type in _IGNORED_TYPES:
         return []
     if body.type not in ("function", "custom", "namespace") or (
