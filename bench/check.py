@@ -96,7 +96,7 @@ def _json_file(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One promise."""
+    """A promise of the documentation, with the measured value."""
 
     about: str  # the model, or "kernels"
     name: str

@@ -383,7 +383,7 @@ def run_tests(
 
 
 def _synchronize() -> None:
-    """Wait for steps that run ahead, which would count in the next runner's time."""
+    """Wait for passes launched ahead, which would count in the next runner's time."""
     mx.synchronize(generation_stream)
     mx.clear_cache()
 

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 def _load(
     args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[HostLost, bool], None]
 ) -> Session:
-    """Load the model; call in the scheduler's thread. on_lost: see `Ring`."""
+    """Load the model; call in the scheduler's thread. on_lost: called if a host is lost."""
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)

@@ -493,7 +493,7 @@ class OpenBrackets:
         return None
 
     def depth(self, text: str, *, closed: bool = False) -> int:
-        """Count the open brackets after `text`. closed: include those closed after the cursor."""
+        """Count the brackets open after `text`. closed: also count any closed after the cursor."""
         stack = self._add([], self._scan(text))
         return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
 

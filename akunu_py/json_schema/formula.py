@@ -37,7 +37,7 @@ def conjunction(parts: Iterable[Formula]) -> Formula:
 
 
 def disjunction(parts: Iterable[Formula]) -> Formula:
-    """Return the formula that at least one part holds."""
+    """Return the formula that is true if at least one of `parts` is true."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == TRUE:

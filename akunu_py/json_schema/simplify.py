@@ -32,7 +32,7 @@ Conjunction = tuple[Formula, ...]
 
 
 class Simplifier:
-    """Views of the formulas of one document. Raises SchemaError."""
+    """Simplifies the formulas of one document. Raises SchemaError."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

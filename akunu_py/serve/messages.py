@@ -350,7 +350,7 @@ class MessageEncoder:
         ]
 
     def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Extend the open block of thinking or text, or start one."""
+        """Extend the open block if it is of this kind, otherwise start a block."""
         if not text:
             return []
         values: list[dict[str, Any]] = []

@@ -170,7 +170,7 @@ def choose_context(
     requested: the user's context; None: the largest that fits, up to the model's own. force: skip
     the check. with_8_bits: returns the requirements with an 8-bit cache, if supported; called only
     if the model does not fit. Raises UsageError for a context beyond the model's own, and
-    DoesNotFit if the requested context, or a useful one, does not fit.
+    DoesNotFit if the requested context, or a useful context, does not fit.
     """
     if requested is not None and requested > needs.context:
         raise UsageError(

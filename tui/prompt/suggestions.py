@@ -182,7 +182,7 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._choose("tab")
 
     def on_option_list_option_highlighted(self) -> None:
-        """Show what Enter does."""
+        """Show the effect of Enter on the highlighted suggestion."""
         if self._suggestions is not None and self.highlighted is not None:
             runs = self._suggestions.suggestions[self.highlighted].runs
             enter = "Enter runs it · Tab inserts it" if runs else "Enter or Tab inserts it"

@@ -72,7 +72,7 @@ class ConversationRenamed(Message):
 
 
 class ConversationsScreen(ListDialog[ChosenConversation]):
-    """The list of conversations. The result is the one to open, None for no change."""
+    """The list of conversations. The result is the conversation to open, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
@@ -404,7 +404,7 @@ def format_time(then: float, now: float) -> str:
 
 
 class ExportScreen(Dialog[ExportFormat]):
-    """The list of export formats. The result is the chosen one, None for none."""
+    """The list of export formats. The result is the chosen format, None if closed."""
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}

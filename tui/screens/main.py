@@ -146,7 +146,7 @@ class ChatView:
         await self.transcript.query(Welcome).remove()
 
     def offer_last_chat(self, title: str) -> None:
-        """Offer to continue the last chat, if this one is empty."""
+        """Offer to continue the last chat, if the open chat is empty."""
         for welcome in self.transcript.query(Welcome):
             welcome.show_last_chat(title)
         self.update_last_chat_offer()

@@ -68,7 +68,7 @@ class ModelRow:
 
 
 class ModelsScreen(ListDialog[str]):
-    """The list of models. The result is the one to use, None for no change."""
+    """The list of models. The result is the model to use, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "model_picker.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -293,7 +293,7 @@ class FimFamily:
 
     @property
     def has_path(self) -> bool:
-        """Return True if the prompt of a file without others contains its path."""
+        """Return True if the prompt of a single file contains its path."""
         return self.path_alone or "{path}" in self.prompt
 
     @property

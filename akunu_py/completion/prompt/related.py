@@ -88,7 +88,7 @@ class RelatedFiles:
     ) -> None:
         """Choose again, before a prefill of the buffer. Cached pieces stay if they fit.
 
-        files: (path, text), nearest first. near: see `names_near`. tokens: counts a text's tokens.
+        files: (path, text), nearest first. near: from `names_near`. tokens: counts a text's tokens.
         budget: maximum tokens. fresh: maximum new tokens. cached: tokens with a cached prefix.
         """
         texts = dict(files)

@@ -573,7 +573,7 @@ class StrictProtocol(LanguageServerProtocol):
         return self._left.is_set() and self._shutdown
 
     def document(self, uri: str) -> OpenDocument:
-        """Return an open document, and mark it as the last one in use."""
+        """Return an open document, and mark it as the last document in use."""
         documents, key = self.workspace.text_documents, unquote(uri)
         if key not in documents:
             raise JsonRpcInvalidParams(f"document is not open: {uri}")

@@ -201,7 +201,7 @@ class LikelyJson(LikelyText):
 
 
 def _force_first(matcher: LLMatcher, options: bytes) -> bytes:
-    """Return the first byte of `options` that is allowed, with the text forced behind it."""
+    """Return the first allowed byte of `options`, with the text forced after this byte."""
     for byte in options:
         if matcher.try_consume_tokens([byte]):
             return bytes([byte]) + matcher.compute_ff_bytes()

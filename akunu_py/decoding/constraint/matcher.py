@@ -94,7 +94,7 @@ class ConstraintMatcher:
         return _masked(logits, masks)
 
     def masked_ahead(self, logits: mx.array) -> mx.array:
-        """Return a drafter's logits [1, vocab], masked behind the draft that `advance` walked."""
+        """Mask a drafter's logits [1, vocab] for the position after the accepted draft tokens."""
         return logits if self.complete else _masked(logits, [self._mask()])
 
     def consume(self, tokens: Sequence[int]) -> list[int]:
@@ -323,7 +323,7 @@ def _run_with_timeout(seconds: float, name: str, work: Callable[[], _Result]) ->
 
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the opening token of thinking, if it is one, the closing tokens, and newlines."""
+    """Return the opening token of thinking, if it is a single token, its end, and newlines."""
     tokenizer = codec.tokenizer
     if thinking_markers(tokenizer) is None:
         return (), (), ()

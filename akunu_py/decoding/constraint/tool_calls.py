@@ -96,7 +96,7 @@ def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOpti
 
 @dataclass(frozen=True, slots=True)
 class CallRequirements:
-    """What a grammar of calls must allow."""
+    """The requirements of a request on the grammar of its tool calls."""
 
     tools: Sequence[Tool]
     forced: bool  # only calls; otherwise text with calls in it
@@ -201,7 +201,7 @@ class _GrammarWriter:
         return f"{start} | {text}\n{others}{rules}"
 
     def _text_rules(self, requirements: CallRequirements) -> tuple[str, str]:
-        """Return the rules for text in markup, before the calls and behind them; "" if none."""
+        """Return the rules for text in markup, before and after the calls; "" for no rule."""
         if self._calls.text_markup is None:
             return "", ""
         begin, end, last = self._calls.text_markup

@@ -126,7 +126,7 @@ class HostGroup:
             raise HostLost(f"{self._failure}; {_RETRY_HINT}")
 
     def explain(self, error: RuntimeError) -> AkunuError | None:
-        """Return the HostLost behind a failed pass, None if it failed for another reason."""
+        """Return a HostLost if the loss of a host made a pass fail with `error`, else None."""
         deadline = time.monotonic() + _NOTICE_TIMEOUT
         while not self._failure and "[ring]" in str(error) and time.monotonic() < deadline:
             time.sleep(_POLL)
@@ -212,7 +212,7 @@ class HostGroup:
             process.send(wake=True)
 
     def _watch(self) -> None:
-        """Kill all ranks if one ended or is silent, so that waiting passes raise."""
+        """Kill all ranks if a rank ended or is silent, so that waiting passes raise."""
         last_poll = time.monotonic()
         while not self._closed.wait(_POLL):
             now = time.monotonic()

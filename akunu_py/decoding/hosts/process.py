@@ -60,7 +60,7 @@ class RankProcess:
             reader.start()
 
     def send(self, **message: Any) -> None:
-        """Send a line. Ignores a closed pipe; see `exit_reason`."""
+        """Send a line. Ignores a closed pipe, which `exit_reason` explains."""
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()

@@ -90,7 +90,7 @@ class PromptCaches:
     def reserve(
         self, needed: int, history: TokenHistory, protected: TokenHistory | None = None
     ) -> None:
-        """Reserve `needed` bytes in all for `history`, in use; see `make_room`."""
+        """Reserve `needed` bytes in all for `history`, in use; evict others, not `protected`."""
         self.make_room(self._reserved_by_others(history) + needed, protected)
         history.reserved = needed
 

@@ -70,7 +70,7 @@ class Reader:
         return self._text[self._at : self._at + count]
 
     def skip(self, characters: str = SPACE, emit: Emit | None = None) -> ParserSteps[str]:
-        """Read all `characters` that come next; return the one behind them, "" at the end."""
+        """Skip the `characters`; return the next character without reading it, "" at the end."""
         while True:
             rest = self.unread
             skipped = self.consume(len(rest) - len(rest.lstrip(characters)))

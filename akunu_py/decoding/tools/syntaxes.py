@@ -33,7 +33,7 @@ _MAX_DEPTH = 60  # nested values of Gemma
 
 
 class Calls:
-    """Receives what a syntax reads and emits it as events."""
+    """Receives the parts of calls that a syntax reads, and emits them as events."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class Gemma:
         return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
 
     def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> ParserSteps[None]:
-        """Read an object or an array behind its opening bracket."""
+        """Read the rest of an object or an array, after its opening bracket."""
         close = "}" if bracket == "{" else "]"
         emit(bracket)
         first = True
@@ -498,7 +498,7 @@ class _Literals(ast.NodeTransformer):
 
 
 def _read_expression(reader: Reader) -> ParserSteps[str]:
-    """Return the text of a value, up to the comma or bracket behind it."""
+    """Return the text of a value, up to the comma or bracket that ends it."""
     text = quote = ""
     depth = 0
     while True:

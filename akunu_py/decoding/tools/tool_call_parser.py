@@ -75,7 +75,7 @@ class ToolCallParser:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Special tokens that the text must contain, see `GenerateOptions`."""
+        """Special tokens that the text must contain, for `GenerateOptions.markers`."""
         return self._format.all_markers if self._format else ()
 
     def add(self, text: str) -> list[Event]:
@@ -174,7 +174,7 @@ class ToolCallParser:
             yield
 
     def _read_block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
-        """Read the calls behind an opener, up to their closer. Raises Malformed."""
+        """Read the calls after an opener, up to their closer. Raises Malformed."""
         reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
         while True:

@@ -124,7 +124,7 @@ def _parse_prompt(prompt: str | list[int], suffix: str | None, service: Service)
 
 
 class CompletionsEncoder(CommentEncoder):
-    """Encodes a stream of chunks; thinking has its own field."""
+    """Encodes a stream of chunks, with thinking in the field `reasoning_content`."""
 
     error_body = staticmethod(error_body)
 

@@ -27,7 +27,7 @@ from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats,
 
 
 class ServedChat:
-    """A served model; see `ChatModel`. remember: answers may join the answer cache."""
+    """A `ChatModel` on a server. remember: answers may join the server's answer cache."""
 
     def __init__(
         self, client: ServerClient, facts: ServedModelFacts, *, remember: bool = True
@@ -49,7 +49,7 @@ class ServedChat:
 
 
 class ServedAnswer:
-    """An answer of a server; see `ShownAnswer`."""
+    """A `ShownAnswer` that a server generates."""
 
     def __init__(
         self, client: ServerClient, messages: Sequence[Message], options: GenerateOptions

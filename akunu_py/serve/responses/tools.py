@@ -59,7 +59,7 @@ class ToolMap:
 
     @property
     def grammar_tool(self) -> MappedTool | None:
-        """The tool to call if the choice names one with a grammar; the answer is its input."""
+        """The chosen tool, if it has a grammar: the whole answer is then the tool's input."""
         mapped = self.by_name.get(self.choice.name)
         return mapped if mapped is not None and mapped.grammar is not None else None
 
