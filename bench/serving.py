@@ -255,6 +255,8 @@ def compare_servers(
 
 
 def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
+    """Measure prompt caching: return to conversations, restart the server, and disconnect."""
+
     def ask(name: str, chat: HttpConversation, length: int = _MESSAGE_WORDS) -> None:
         command.progress(f"{server.name}: {name}")
         chat.add_message(length)

@@ -125,6 +125,7 @@ class Guesser:
         return guess
 
     def _consider_match(self, guess: Guess) -> None:
+        """Consider the token with the most votes of the matches; set `guess.best_match`."""
         model = self.model
         token, length, share, agreeing, opposing = self._vote(guess.matches)
         by_pair = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)

@@ -118,6 +118,7 @@ class CompletionStops:
         return self._cut_lines(text, final=final, done=False)
 
     def _cut_lines(self, text: str, *, final: bool, done: bool) -> Cut:
+        """Cut after the last line that belongs to the completion. final: no text follows."""
         lines = text.split("\n")
         if self._rest_of_line and self._fills(lines):
             return self._cut_filling(lines, final, done)

@@ -316,6 +316,7 @@ class _Object:
             yield conjunction(found) if found else others
 
     def _passes(self, names: _Names, test: Formula) -> bool:
+        """Return whether all `names` pass a test, which `_split` made the same for all."""
         if test[0] == "other":
             matched = any(self._passes(names, ("pattern", pattern)) for pattern in test[2])
             return names.name not in test[1] and not matched

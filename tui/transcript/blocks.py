@@ -194,6 +194,7 @@ class _ListLine:
 
 
 def _text_lines(block: MarkdownBlock, width: int, style: Style) -> Iterator[_ListLine]:
+    """Yield the lines of a paragraph or a list, wrapped to `width` columns."""
     if isinstance(block, _List):
         yield from block._draw(width, style)
         return
@@ -320,7 +321,7 @@ def draw_table(
     else:
         return _as_list(header, rows, width, rule)
     widths = column_widths(natural, words, room)
-    drawn = [_row(row, widths, alignment, (gap, rule)) for row in [header, *rows]]
+    drawn = [_row_lines(row, widths, alignment, (gap, rule)) for row in [header, *rows]]
     crossing = gap.replace(" ", "─").replace("│", "┼")
     line = Content.styled(crossing.join("─" * each for each in widths), rule)
     wrapped = any(len(row) > 1 for row in drawn[1:])
@@ -330,7 +331,7 @@ def draw_table(
     return lines
 
 
-def _row(
+def _row_lines(
     row: Sequence[Content], widths: Sequence[int], alignment: Sequence[str], gap: tuple[str, Style]
 ) -> list[Content]:
     cells = [

@@ -63,7 +63,7 @@ class HostGroup:
         self._processes: list[RankProcess] = []
         atexit.register(self.close)
         try:
-            arguments = self._arguments(stored, options)
+            arguments = self._worker_arguments(stored, options)
             for rank in range(1, hosts.size):
                 self._processes.append(RankProcess(hosts, rank, arguments))
             for process in self._processes:
@@ -150,7 +150,7 @@ class HostGroup:
                 process.kill()
                 process.wait(_EXIT_TIMEOUT)
 
-    def _arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
+    def _worker_arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
         return {
             "model": stored.name if stored.manifest is not None else str(stored.path.resolve()),
             "split": self.split,

@@ -71,7 +71,7 @@ class ToolCallParser:
         self._after_call = False
         make_id = new_id or (format or HERMES).new_id
         self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
-        self._steps = self._run(format) if format else None
+        self._steps = self._parse(format) if format else None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class ToolCallParser:
             self._events.append(TextDelta(stripped))
             self._had_text, self._after_call = True, False
 
-    def _run(self, format: ToolFormat) -> ParserSteps[None]:
+    def _parse(self, format: ToolFormat) -> ParserSteps[None]:
         while True:
             opener = yield from self._text_before_call(format)
             if opener is None:

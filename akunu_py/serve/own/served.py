@@ -81,12 +81,12 @@ class ServedAnswer:
                 if "gauges" in frame:
                     self._gauges = Gauges(**frame["gauges"])
                 if "piece" in frame:
-                    yield _piece(frame["piece"])
+                    yield _parse_piece(frame["piece"])
                 self.finish_reason = frame.get("ended")
         self.finish_reason = self.finish_reason or "cancelled"
 
 
-def _piece(values: Mapping[str, Any]) -> ShownPiece:
+def _parse_piece(values: Mapping[str, Any]) -> ShownPiece:
     text = values["piece"]
     inner = text["piece"]
     piece = Piece(
