@@ -51,7 +51,7 @@ class Akunu:
             self.name += f" {draft_tokens}"
 
     def reference(self, temperature: float) -> str | None:
-        """Return the baseline; above temperature 0 our own plain loop, with the same samples."""
+        """Return the baseline; above temperature 0 akunu without drafts, for the same samples."""
         reference = self.baseline if temperature == 0 else OFF
         return None if reference == self.name else reference
 
