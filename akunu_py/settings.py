@@ -178,9 +178,9 @@ def _text(value: str) -> Any:
 
 
 def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str], list[str]]:
-    """Return the valid settings in `content`, the errors of others, and the renamed keys.
+    """Return the valid settings in `content`, errors, and notes about renamed settings.
 
-    where: the source of `content`, for the messages.
+    source: the file or variable of `content`, for the messages.
     """
     types = {name: type(value) for name, value in asdict(Settings()).items()}
     valid: dict[str, Any] = {}

@@ -96,7 +96,7 @@ def _json_file(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One promise."""
+    """A promise of the documentation, with the measured value."""
 
     about: str  # the model, or "kernels"
     name: str
@@ -149,7 +149,7 @@ class Check:
         return any(line.verdict == "FAIL" for line in self.lines)
 
     def add(self, about: str, name: str, value: float | None, limit: float, **more: Any) -> None:
-        """Add a line; `more` are its other fields."""
+        """Add a promise; `more` are its other fields."""
         self.lines.append(Promise(about, name, value, limit, **more))
 
     def as_dict(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def check_model(
         progress(f"{model.name}: {what}" if what else "")
 
     check.figures[model.name] = {}
-    _check_start(model, check, show)  # before this process loads a model
+    _time_start(model, check, show)  # before this process loads a model
     show("loading")
     before = mx.get_active_memory()
     engine = load_stored(model, LoadOptions())
@@ -259,7 +259,7 @@ def check_model(
     _check_idle(engine, plan, check)
 
 
-def _check_start(model: model_store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
+def _time_start(model: model_store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
         for when, limit in (("the first time", MAX_START_S), ("again", MAX_AGAIN_S)):
             show(f"akunu run to its first token, {when}")
@@ -271,7 +271,7 @@ def _check_start(model: model_store.StoredModel, check: Check, show: Callable[[s
 
 
 def run_process(model: Path, directory: str) -> None:
-    """Generate one token in a process with its data in `directory`. Raises AkunuError."""
+    """Run `akunu run` for one token, with its data in `directory`. Raises AkunuError."""
     directories = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
     arguments = [
         "run",

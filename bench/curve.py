@@ -167,7 +167,7 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
 
 
 def print_curve(setup: Mapping[str, str], costs: Mapping[int, float], found: Any) -> None:
-    """Print the curve and the plan. found: as in JSON."""
+    """Print the curve and the plan. found: the values that `--format json` prints."""
     print(" · ".join(f"{name} {value}" for name, value in setup.items()))
     print(f"\none pass over N positions, {found['context']} tokens in the cache:")
     most = max(costs.values())

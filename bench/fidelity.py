@@ -153,7 +153,7 @@ def first_divergence(
 
 
 def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> float:
-    """Return the difference of the two highest scores of the next token; see `scores`."""
+    """Return the difference between the two highest `scores` of the next token."""
     second, first = mx.sort(scores(engine, tokens, sampling))[-2:].tolist()
     return float(first - second)
 

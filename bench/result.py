@@ -129,7 +129,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class Result:
-    """One run."""
+    """The result of one run of `akunu bench`."""
 
     command: str = ""
     date: str = ""

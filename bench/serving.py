@@ -184,7 +184,7 @@ class Server:
     def ask(self, chat: HttpConversation, tokens: int = 8, abort_s: float | None = None) -> Reply:
         """Request the next answer and append it to `chat`. Raises OSError, AkunuError.
 
-        abort_s: disconnect that many seconds after the request instead.
+        abort_s: instead, disconnect this many seconds after the request.
         """
         body = {
             "model": self._model.name if self.name == "akunu" else str(self._model),
@@ -218,7 +218,7 @@ class Server:
         return reply
 
     def check_health(self, times: int) -> float:
-        """Return the duration of that many requests of /health on one connection."""
+        """Return the seconds that `times` requests of /health take on one connection."""
         started = time.perf_counter()
         with contextlib.closing(self._connect()) as connection:
             for _ in range(times):
@@ -270,6 +270,8 @@ def compare_servers(
 
 
 def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
+    """Measure prompt caching: return to conversations, restart the server, and disconnect."""
+
     def ask(name: str, chat: HttpConversation, length: int = _MESSAGE_WORDS) -> None:
         command.progress(f"{server.name}: {name}")
         chat.add_message(length)

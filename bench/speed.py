@@ -62,7 +62,7 @@ _WARM_UP_TOKENS = 16
 
 
 def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
-    """Measure. others: return more loops to compare with."""
+    """Measure, and return the exit code. others: returns other programs' runners."""
     by_length = any(options.n_prompt) or any(options.n_gen)
     scope = FULL if options.full else QUICK
     names = options.workload or (["none"] if by_length else scope.workloads)
@@ -222,7 +222,7 @@ def make_runners(
 def make_memories(
     engine: Engine, plan: SpeedPlan, trace: Trace | None, progress: Callable[[str], None]
 ) -> dict[str, AnswerCache]:
-    """Return a memory by workload: the answers to the other workloads and those in `trace`."""
+    """Return an answer cache by workload, of the other workloads' answers and the trace's."""
     plain = Akunu(engine, "off", CostCurve())
     outputs: dict[str, list[list[int]]] = {}
     for workload in plan.workloads:
@@ -383,7 +383,7 @@ def run_tests(
 
 
 def _synchronize() -> None:
-    """Wait for steps that run ahead, which would count in the next runner's time."""
+    """Wait for passes launched ahead, which would count in the next runner's time."""
     mx.synchronize(generation_stream)
     mx.clear_cache()
 

@@ -205,7 +205,7 @@ def theory_table(result: Result) -> Table:
 
 
 def print_theory(result: Result, found: dict[str, Any]) -> None:
-    """Print tables 1 and 4 of the paper. found: as in JSON."""
+    """Print tables 1 and 4 of the paper. found: the values that `--format json` prints."""
     print(heading(result), end="\n\n")
     print(_TABLE_1_NOTE)
     cells = [

@@ -80,7 +80,7 @@ def read_manifest(directory: Path) -> Manifest:
     numbers = {key: _field(raw, key, int) for key in ("context_length", "parameters")}
     on_hub = {key: _field({key: ""} | raw, key, str) for key in ("repository", "commit")}
     quantization, license = _field(raw, "quantisation", str), _field(raw, "licence", str)
-    files = _files(_field(raw, "files", dict))
+    files = _parse_files(_field(raw, "files", dict))
     american = {"quantization": quantization, "license": license}
     return Manifest(**texts, **numbers, **on_hub, **american, files=files)
 
@@ -124,7 +124,7 @@ def _field(raw: dict[str, Any], key: str, kind: type[Any]) -> Any:
     return value
 
 
-def _files(raw: dict[str, Any]) -> dict[str, FileRecord]:
+def _parse_files(raw: dict[str, Any]) -> dict[str, FileRecord]:
     if not raw:
         raise DamagedModel(f"{FILE_NAME} lists no files")
     files: dict[str, FileRecord] = {}

@@ -129,7 +129,7 @@ class AnswerCache:
     def dump(self) -> bytes:
         """Return the cache as bytes, for `load`."""
         header = _HEADER.pack(MAGIC, VERSION, self.capacity_bits, self.total)
-        body = b"".join(_little(getattr(self, name)) for name in _ARRAYS)
+        body = b"".join(_little_endian(getattr(self, name)) for name in _ARRAYS)
         return header + _CHECKSUM.pack(adler32(body, adler32(header))) + body
 
     @classmethod
@@ -172,7 +172,7 @@ def _hash3(first: int, second: int, third: int) -> int:
     return ((first * 0x9E3779B1 + second) * 0xC2B2AE35 + third) * 0x85EBCA6B >> 12
 
 
-def _little(values: array[int]) -> bytes:
+def _little_endian(values: array[int]) -> bytes:
     if sys.byteorder == "big":
         values = array("I", values)
         values.byteswap()

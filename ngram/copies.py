@@ -186,7 +186,7 @@ class CopyTracker:
         return moved[0], moved[1]
 
     def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
-        """Return `copies` after draft token `token`; restart the one from the answer if broken."""
+        """Return `copies` after draft token `token`; restart a broken copy from the answer."""
         first, second = copies
         if second is None or not second.run:
             match = self._longest_match(token, matches, NEW_COPY_IN_DRAFT, before_answer=False)
@@ -203,9 +203,9 @@ class CopyTracker:
         pair: int,
         matches: Sequence[SuffixMatch],
     ) -> None:
-        """Move the copies past output token `token` and learn from it.
+        """Move the copies past output token `token`; learn edits and skips.
 
-        Call before the token is appended. matches: of the context before it.
+        Call before appending the token. matches: those of the context before the token.
         """
         first, second = moved = self.advance(self.copies, token, guesses, edits, skip)
         for index, copy in enumerate(moved):
@@ -263,7 +263,7 @@ class CopyTracker:
         return max(candidates)[1] if candidates else None
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
-        """Resume at the source's next field if `token` starts it."""
+        """Return `copy`, resumed after the next `token` in the source; learn its delimiter."""
         start = copy.position + 1
         try:
             place = self.tokens.index(token, start, min(start + MAX_SKIP, self.answer_start))
@@ -300,7 +300,7 @@ class Edits:
         self._varying: set[int] = set()  # keys whose edits differ from their second token on
 
     def find(self, position: int) -> tuple[int, Edit, int] | None:
-        """Return (key, edit, position after it) for the source's token at `position`."""
+        """Return (key, edit, source position after the edit) for the token at `position`."""
         tokens = self.tokens
         for key in self._keys(position):
             edit = self.by_key.get(key)
@@ -322,9 +322,9 @@ class Edits:
                 self._replace(key, Edit((token,), UNKNOWN))
 
     def complete(self, position: int, start: int, place: int, end: int) -> None:
-        """Record a finished edit: output from `start` replaced the source from `position`.
+        """Learn an edit: output from `start` to `end` replaced the source to `place`.
 
-        The token at `end` equals the source's at `place`, and so may some tokens before it.
+        Equal tokens right before `end` and `place` are not part of the edit.
         """
         tokens = self.tokens
         while end > start and place > position and tokens[end - 1] == tokens[place - 1]:
@@ -352,14 +352,14 @@ class Edits:
             self.by_key[key] = Edit(edit.written[:1], UNKNOWN)
 
     def _replace(self, key: int, edit: Edit) -> None:
+        """Store `edit` under `key`, unless the known edit was right last time."""
         known = self.by_key.get(key)
-        # An edit that was right last time gets a second chance.
         if known is None or (known != edit and self.outcomes.get(key, NO_OUTCOMES) & 1 == 0):
             self.by_key[key] = edit
             self.outcomes[key] = NO_OUTCOMES
 
     def _keys(self, position: int) -> Sequence[int]:
-        """Return keys for: the token with its successor, the token alone, its predecessor."""
+        """Return three keys: of the token with its successor, the token, its predecessor."""
         tokens = self.tokens
         token = tokens[position]
         successor = tokens[position + 1] if position + 1 < len(tokens) else 0

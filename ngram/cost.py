@@ -61,7 +61,7 @@ class CostCurve:
         band = bisect(BANDS, context)
         table = self._tables[band]
         if table is None:
-            table = self._tables[band] = self._make_table(band)
+            table = self._tables[band] = self._band_costs(band)
         return table
 
     def pipelined(self, context: int) -> float:
@@ -111,7 +111,7 @@ class CostCurve:
         self._tables = [None] * len(self._tables)
 
     def first_use(self, rows: int) -> bool:
-        """Return whether this process never ran `rows` rows: devices compile kernels then."""
+        """Return whether this pass of `rows` rows is the first: devices compile kernels then."""
         first = rows not in self._used
         self._used.add(rows)
         return first
@@ -122,7 +122,7 @@ class CostCurve:
 
     @property
     def timed(self) -> bool:
-        """Whether the costs belong to this device."""
+        """Whether the costs are measured or a preset, and not only the prior."""
         return self.preset or any(self._typical)
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,10 +173,12 @@ class CostCurve:
                     curve.observe(rows, time, context)
         return curve
 
-    def _make_table(self, band: int) -> list[float]:
-        """Scale the prior to 1 row's time and correct it by the measured rows.
+    def _band_costs(self, band: int) -> list[float]:
+        """Return the costs of 1 to MAX_ROWS rows in a band of contexts.
 
-        A row count never costs more than a measured pass over more rows.
+        Without any measurement, this is the prior. Otherwise the prior is scaled to the time of
+        1 row, or by the median ratio if that is not measured, then corrected by the measured rows.
+        Costs never fall with more rows, nor exceed a measured pass over as many rows or more.
         """
         measured = self._nearest(band)
         if not measured:

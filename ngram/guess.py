@@ -90,7 +90,7 @@ class Guesser:
         self.answer_cache = answer_cache
 
     def guess(self, recent: int, matches: Sequence[SuffixMatch], copies: Copies) -> Guess:
-        """Return the guess after the context of `matches` and `copies`. recent: see `Guess`."""
+        """Return the guess for the next token. recent, matches, copies: as in `Guess`."""
         tokens = self.index.tokens
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
         first, second = copies
@@ -105,26 +105,27 @@ class Guesser:
         )
         guess = Guess(pair, recent, matches, copies, copy_guesses, edits)
         if matches:
-            self._from_match(guess)
+            self._consider_match(guess)
         for which in (0, 1):
             copy_guess, copy = copy_guesses[which], copies[which]
             if copy_guess is None or copy is None:
                 continue
-            self._from_copy(guess, which, copy_guess)
+            self._consider_copy(guess, which, copy_guess)
             edit = edits[which]
             if edit is not None:
-                self._from_edit(guess, edit)
+                self._consider_edit(guess, edit)
         if first is not None:
-            self._from_skip(guess, first)
+            self._consider_skip(guess, first)
             if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
                 guess.source = FROM_FIELD
         if not matches and self.answer_cache is not None:
-            self._from_answer_cache(guess, self.answer_cache)
+            self._consider_answer_cache(guess, self.answer_cache)
         if guess.token >= 0:
             guess.probability, guess.bucket = self.model.calibrate(guess.source, guess.logit)
         return guess
 
-    def _from_match(self, guess: Guess) -> None:
+    def _consider_match(self, guess: Guess) -> None:
+        """Consider the token with the most votes of the matches; set `guess.best_match`."""
         model = self.model
         token, length, share, agreeing, opposing = self._vote(guess.matches)
         by_pair = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)
@@ -155,7 +156,7 @@ class Guesser:
             for feature in self._in_answers(token, length, guess.matches):
                 best_match.add(feature)
         if self.answer_cache is not None and best_match.logit < _SURE_WITHOUT_CACHE:
-            self._from_answer_cache(guess, self.answer_cache)
+            self._consider_answer_cache(guess, self.answer_cache)
         guess.consider(best_match, FROM_MATCH)
 
     def _in_answers(
@@ -227,7 +228,7 @@ class Guesser:
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
 
-    def _from_copy(self, guess: Guess, which: int, copy_guess: CopyGuess) -> None:
+    def _consider_copy(self, guess: Guess, which: int, copy_guess: CopyGuess) -> None:
         model, best_match = self.model, guess.best_match
         token = copy_guess.token
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
@@ -243,23 +244,24 @@ class Guesser:
         source = FROM_ANSWER if which else FROM_PROMPT
         guess.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
 
-    def _from_edit(self, guess: Guess, edit: EditGuess) -> None:
+    def _consider_edit(self, guess: Guess, edit: EditGuess) -> None:
         model = self.model
         before = model.edit_outcomes.get(edit.key, NO_OUTCOMES)
         features = [(model.edit, before)]
         outcomes = [(model.edit_outcomes, edit.key, before)]
         guess.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
 
-    def _from_skip(self, guess: Guess, first: Copy) -> None:
-        skip = guess.skip = self.tracker.skip(first, guess.pair)
-        if skip is None or first.run:
+    def _consider_skip(self, guess: Guess, prompt_copy: Copy) -> None:
+        """Set `guess.skip`; if the copy is broken, consider the token after the skipped field."""
+        skip = guess.skip = self.tracker.skip(prompt_copy, guess.pair)
+        if skip is None or prompt_copy.run:
             return
         model = self.model
         before = model.skip_outcomes.get(guess.pair, NO_OUTCOMES)
         outcomes = [(model.skip_outcomes, guess.pair, before)]
         guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
 
-    def _from_answer_cache(self, guess: Guess, answer_cache: AnswerCache) -> None:
+    def _consider_answer_cache(self, guess: Guess, answer_cache: AnswerCache) -> None:
         """Support the matches' candidate with the answer cache, or add another candidate."""
         found = answer_cache.lookup(self.index.tokens)
         if found is None:

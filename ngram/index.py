@@ -38,7 +38,7 @@ class SuffixIndex:
         self._answers_end = 0
 
     def extend(self, new: Sequence[int]) -> None:
-        """Append `new` and index it: about a microsecond per token."""
+        """Drop tentative tokens, append `new` and index it: about a microsecond per token."""
         if not new:
             return
         tokens, start = self.tokens, self.size
@@ -52,11 +52,11 @@ class SuffixIndex:
         _link(self._head2, self._prev2, pairs)
         self._pairs += pairs
         quads = [-2] * (min(3, self.size) - start)
-        quads += _joined(self._pairs, 2, max(start, 3))
+        quads += _hash_with_earlier(self._pairs, 2, max(start, 3))
         _link(self._head4, self._prev4, quads)
         self._quads += quads
         self._prev8 += [0] * (min(7, self.size) - start)
-        _link(self._head8, self._prev8, _joined(self._quads, 4, max(start, 7)))
+        _link(self._head8, self._prev8, _hash_with_earlier(self._quads, 4, max(start, 7)))
 
     def append(self, token: int) -> None:
         """Append and index one token; faster than `extend`."""
@@ -158,20 +158,21 @@ class SuffixIndex:
             steps -= 1
 
 
-def _joined(keys: Sequence[int], distance: int, start: int) -> list[int]:
-    """Return keys of longer contexts: each key from `start` on with the one `distance` before."""
+def _hash_with_earlier(keys: Sequence[int], distance: int, start: int) -> list[int]:
+    """Hash each key from position `start` on together with the key `distance` before it."""
     return list(map(hash, zip(keys[start - distance :], keys[start:], strict=False)))
 
 
 def _link(head: dict[int, int], prev: list[int], keys: Sequence[int]) -> None:
+    """Append the position before each key's to `prev`; put its own position into `head`."""
     last, append = head.get, prev.append
     for position, key in enumerate(keys, len(prev) + 1):
         append(last(key, 0))
         head[key] = position
 
 
-def _unlink(head: dict[int, int], key: int, before: int) -> None:
-    if before:
-        head[key] = before
+def _unlink(head: dict[int, int], key: int, previous: int) -> None:
+    if previous:
+        head[key] = previous
     else:
         del head[key]

@@ -143,15 +143,15 @@ class PlannedDrafter:
         self.trailing = 0  # guesses after the neural tokens
 
     def expected(self, depth: int) -> float:
-        """Return the expected chance that its draft token number `depth` (from 0) is accepted."""
+        """Return the chance that the neural draft token at `depth` (from 0) is accepted."""
         return self.learned.expected[min(depth, _DEPTHS - 1)]
 
     def plan(
         self, chances: Sequence[float], values: Sequence[float], most: int, limits: PlanningLimits
     ) -> DraftPlan:
-        """Return the best plan of at most `most` tokens, some of them neural.
+        """Return the best plan of up to `most` tokens: n-gram guesses, then neural tokens.
 
-        chances: of the guesses at the start. values: see `remaining_values`.
+        chances: acceptance of each guess. values: from `remaining_values`.
         """
         limits = self._without_reused(limits)
         best = DraftPlan(-float("inf"), 0, 0)
@@ -183,7 +183,7 @@ class PlannedDrafter:
         return best
 
     def would_draft(self, longest: int, limits: PlanningLimits) -> bool:
-        """Return whether this drafter pays when there are no guesses."""
+        """Return whether drafting is expected to be faster if there are no n-gram guesses."""
         return self.plan((), (), longest, limits).value > 1.0 - limits.rate * limits.costs[0]
 
     def trial(self, longest: int, limits: PlanningLimits) -> DraftPlan | None:
@@ -283,6 +283,7 @@ class PlannedDrafter:
         return replace(limits, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
     def _draft_token(self) -> _NeuralToken:
+        """Draft the next token, with its calibrated chance of acceptance."""
         token, confidence = self.neural_drafter.draft_token()
         confidence = min(max(confidence, 1 - _MAX_CONFIDENCE), _MAX_CONFIDENCE)
         logit = log(confidence / (1 - confidence))
@@ -332,7 +333,7 @@ class PlannedDrafter:
 def remaining_values(chances: Sequence[float], values: Sequence[float]) -> list[float]:
     """Return the value of the remaining guesses after a pass that accepted 0, 1, ... of them.
 
-    values: see `planner.best_draft`.
+    values: from `planner.best_draft`.
     """
     reached, found = 1.0, [values[0]]
     for chance, value in zip(chances, values[1:], strict=False):
@@ -346,7 +347,7 @@ def _values_after_prefix(
 ) -> list[float]:
     """Return `remaining_values` for tokens after the prefix: neural ones, then guesses.
 
-    chances: of the neural tokens, cumulative. trailing: of the guesses after them.
+    chances: of the neural tokens, cumulative. trailing: of each guess after these tokens.
     """
     if not trailing:
         return []
@@ -360,7 +361,7 @@ def _value_at(values: Sequence[float], place: int) -> float:
 
 
 def _extend_chances(chances: list[float], trailing: Sequence[float], most: int) -> list[float]:
-    """Extend the cumulative `chances` by those of the guesses `trailing`, up to `most`."""
+    """Append cumulative chances for the guesses `trailing`, up to `most` chances in all."""
     for chance in trailing[: max(0, most - len(chances))]:
         chances.append(chances[-1] * chance)
     return chances

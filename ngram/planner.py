@@ -17,7 +17,7 @@ def choose_length(
     ongoing: bool = False,
     rerun_on_reject: bool = False,
 ) -> int:
-    """Return the best draft length from 0 to `limit`; see `best_draft`."""
+    """Return the best draft length from 0 to `limit`; `best_draft` explains the parameters."""
     return best_draft(
         probabilities, costs, rate, limit, ongoing=ongoing, rerun_on_reject=rerun_on_reject
     )[0]

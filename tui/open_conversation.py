@@ -144,12 +144,12 @@ class Conversation:
         return self._add(ChatMessage("user", text, parent))
 
     def edit(self, turn: ChatTurn, text: str) -> ChatTurn:
-        """Replace `turn` by one with another prompt; the old turn becomes a branch."""
+        """Replace `turn` by a turn with another prompt; the old turn becomes a branch."""
         del self.turns[self.turns.index(turn) :]
         return self._add(ChatMessage("user", text, turn.prompt.parent))
 
     def regenerate(self, turn: ChatTurn) -> ChatTurn:
-        """Replace `turn` by one with the same prompt; the old answer becomes a branch."""
+        """Replace `turn` by a turn with the same prompt; the old answer becomes a branch."""
         del self.turns[self.turns.index(turn) :]
         return self._add(turn.prompt)
 

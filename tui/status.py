@@ -96,7 +96,7 @@ class StatusLine(Widget):
         return StatusLine.clock() - self._since
 
     def _elapsed(self) -> list[Content]:
-        """Return the duration of the activity; at one token a second nothing else moves."""
+        """Return the duration of the activity, a sign of life at one token a second."""
         seconds = int(self._seconds())
         if not self.is_busy or not seconds:
             return []

@@ -280,6 +280,7 @@ class ConversationStore:
         self._database.execute(insert, (number, searchable(text)))
 
     def _choose(self, conversation: int | None, messages: Iterable[str]) -> None:
+        """Record `messages`, if they exist, as the latest choices of branches, in order."""
         numbers = self._row_numbers(conversation)
         first = self._last_choice(conversation) + 1
         known = [numbers[message] for message in messages if message in numbers]
@@ -307,6 +308,7 @@ class ConversationStore:
         return {message.id: number for number, message in self._rows(conversation, _TREE_COLUMNS)}
 
     def _find_number(self, conversation: str) -> int | None:
+        """Return the row number of a conversation, None if it does not exist."""
         query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"
         names = conversation, rows.number_of(conversation), conversation
         row: tuple[int] | None = self._database.execute(query, names).fetchone()

@@ -140,6 +140,7 @@ class DatabaseFile:
             with _transaction(database, "DEFERRED"):  # all checks see the same state
                 version = self._check(database)
             _use_write_ahead_log(database)
+            # With WAL and synchronous = NORMAL, a save does not wait for the disk.
             for setting in ("synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
                 database.execute(f"PRAGMA {setting}")
             if version < VERSION:
@@ -222,7 +223,7 @@ def _create(path: Path) -> None:
 
 
 def _use_write_ahead_log(database: sqlite3.Connection) -> None:
-    """Enable WAL: readers do not wait for a writer, and saving does not wait for the disk."""
+    """Enable WAL, so that readers do not wait for a writer. Retry while the database is busy."""
     # The first process to do so needs exclusive access, which SQLite does not wait for.
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -246,7 +247,7 @@ def _check_pages(database: sqlite3.Connection) -> None:
 
 
 def _foreign_object(database: sqlite3.Connection) -> str | None:
-    """Describe a view, trigger or computed column, if any; akunu creates none, and it may hang."""
+    """Describe a view, trigger or computed column, if any: akunu has none, and theirs may hang."""
     for kind, name, page, statement in database.execute(
         "SELECT type, name, rootpage, sql FROM sqlite_master"
     ):

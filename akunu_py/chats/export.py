@@ -74,7 +74,7 @@ def self_contained(text: str) -> str:
 
 
 def _is_closed(text: str) -> bool:
-    """Return whether a paragraph after `text` is separate from it."""
+    """Return whether a paragraph appended to `text` is a block of its own."""
     if not _MAY_STAY_OPEN.search(text):
         return True
     tokens = _block_parser().parse(f"{text}\n\n{_END_MARK}\n")

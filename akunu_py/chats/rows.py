@@ -95,7 +95,7 @@ def storable(text: str) -> str:
 
 
 def id_of(number: int, value: object) -> str:
-    """Return the id of a row, or an id generated from its number if invalid."""
+    """Return `value` if it is a valid id, else an id generated from the row's number."""
     return value if isinstance(value, str) and ID.fullmatch(value) else f"{_GENERATED}{number}"
 
 

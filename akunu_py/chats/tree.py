@@ -149,7 +149,7 @@ class ConversationTree:
 
 
 def valid_role(role: object, previous: str | None) -> Role:
-    """Return `role` if it may follow `previous` (None: at the start), else a role that may."""
+    """Return `role` if it may follow `previous` (None: at the start), else an allowed role."""
     for each, follows in _FOLLOWS.items():
         if each == role and previous in follows:
             return each

@@ -159,15 +159,16 @@ def session_thread(
 ) -> SessionThread:
     """Return the thread that loads models or connects to a server.
 
-    server: the value of --server. hosts_server: for --hosts. learned_states: receives the learned
-    state of each loaded model. The thread imports MLX, which takes seconds.
+    name, model: the first model, and its files if installed.
+    server: the value of --server. An address serves the first model only; the others use "auto".
+    learned_states: receives the learned state of each model loaded in this process.
+    hosts_server: serves all models, with --hosts.
     """
     from akunu_py.tui.workers.session_thread import SessionThread
 
-    def load(model_name: str) -> ChatModel:
+    def load(model_name: str) -> ChatModel:  # runs in the thread, where MLX takes seconds to import
         from akunu_py.decoding.generate.chat_model import LoadedChat
 
-        # The server at an address has only the first model.
         choice = server if model_name == name or not is_address(server) else "auto"
         loading, stored = loading_from(args), None
         if not is_address(choice):  # the server may have a model that is not installed

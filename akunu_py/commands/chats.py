@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_chats(store: ConversationStore, args: argparse.Namespace) -> None:
-    _print([SearchResult(info, SearchHit()) for info in store.list()], args.format)
+    _print_results([SearchResult(info, SearchHit()) for info in store.list()], args.format)
 
 
 def search(store: ConversationStore, args: argparse.Namespace) -> None:
     words = " ".join(f'"{word}"' if " " in word else word for word in args.words)
-    _print(store.search(words), args.format)
+    _print_results(store.search(words), args.format)
 
 
 def export(store: ConversationStore, args: argparse.Namespace) -> None:
@@ -130,7 +130,7 @@ def _read(file: str) -> str:
         ) from error
 
 
-def _print(results: Sequence[SearchResult], form: str) -> None:
+def _print_results(results: Sequence[SearchResult], form: str) -> None:
     if form == "json":
         content = [_json_row(each) for each in results]
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def load_completer(args: argparse.Namespace, requested: str | None, server: str) -> CompletionMaker:
     """Return a client of a running server, or load the model; call in the thread that uses it.
 
-    asked: the model on the command line.
+    requested: the model on the command line.
     """
     options = CompleteOptions(
         fim=args.fim,

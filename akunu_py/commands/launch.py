@@ -47,7 +47,7 @@ class Launch:
 
 
 def _codex(served: ModelEndpoint) -> Launch:
-    """Source: Codex's docs/config.md. Only OpenAI's servers run its web search."""
+    """Configure Codex. Only OpenAI's servers run its web search. Source: docs/config.md."""
     provider = "model_providers.akunu"
     values: dict[str, Any] = {
         "model": served.model,
@@ -69,7 +69,7 @@ def _codex(served: ModelEndpoint) -> Launch:
 
 
 def _opencode(served: ModelEndpoint) -> Launch:
-    """Source: opencode.ai/docs/config and /docs/providers."""
+    """Configure OpenCode. Source: opencode.ai/docs/config and /docs/providers."""
     model: dict[str, Any] = {"name": served.model, "tool_call": True}
     if served.context:
         answer = min(8192, served.context // 4)
@@ -92,7 +92,7 @@ def _opencode(served: ModelEndpoint) -> Launch:
 
 
 def _aider(served: ModelEndpoint) -> Launch:
-    """Source: aider.chat/docs/llms/openai-compat.html."""
+    """Configure Aider. Source: aider.chat/docs/llms/openai-compat.html."""
     return Launch(
         ["aider", "--model", f"openai/{served.model}", "--no-show-model-warnings"],
         {
@@ -105,7 +105,7 @@ def _aider(served: ModelEndpoint) -> Launch:
 
 
 def _claude(served: ModelEndpoint) -> Launch:
-    """Source: docs.claude.com, "LLM gateway configuration"."""
+    """Configure Claude Code. Source: docs.claude.com, "LLM gateway configuration"."""
     return Launch(
         ["claude", "--model", served.model],
         {

@@ -93,7 +93,7 @@ def list_models(args: argparse.Namespace) -> None:
             model.name,
             human_size(model.size),
             f"{model.context_length:,}" if model.context_length else "",
-            _day(read_usage(model.name).used),
+            _local_date(read_usage(model.name).used),
             f"damaged: {model.damaged}" if model.damaged else model.repository or model.source,
         )
         for model in installed
@@ -205,7 +205,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def verify(args: argparse.Namespace) -> None:
-    """Verify one model or all models, even after a damaged one."""
+    """Verify one model, or all models, reporting the damaged models at the end."""
     models = [model_store.get(args.name)] if args.name else model_store.list_models()
     damaged = []
     for model in models:
@@ -225,7 +225,7 @@ def verify(args: argparse.Namespace) -> None:
 
 
 def verify_model(model: model_store.StoredModel) -> None:
-
+    """Verify a model's files with a progress bar. Raises DamagedModel."""
     with progress_bar() as progress:
         model_store.verify(
             model, lambda done, total: progress(f"verifying {model.name}", done, total)
@@ -378,7 +378,7 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
         say(f"{name:<8}  {value or 'unknown'}")
 
 
-def _day(moment: str) -> str:
+def _local_date(moment: str) -> str:
     try:
         return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d")
     except ValueError:

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 def _load(
     args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[HostLost, bool], None]
 ) -> Session:
-    """Load the model; call in the scheduler's thread. on_lost: see `Ring`."""
+    """Load the model; call in the scheduler's thread. on_lost: called if a host is lost."""
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)
@@ -158,6 +158,7 @@ def _load(
 
 
 def _exit_on_eof(grace: float) -> None:
+    """Stop the server when stdin closes; kill it if it does not end in the grace period."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

@@ -46,14 +46,14 @@ def server_for(
 ) -> tuple[ServerClient, ServerFacts] | None:
     """Return the server to use instead of loading `model`, or None.
 
-    asked: the model that the server at an address must have, None for any. Raises AkunuError if
-    no server responds there.
+    requested: the model that a server at an address must have, None for any. Raises AkunuError if
+    no server responds at the address.
     """
     if choice == "off":
         return None
     if choice == "auto":
         return matching_server(model.path, loading) if model else None
-    return server_at(choice, requested and _name(requested), os.environ.get(KEY_VARIABLE, ""))
+    return server_at(choice, requested and _store_name(requested), os.environ.get(KEY_VARIABLE, ""))
 
 
 def is_address(choice: str) -> bool:
@@ -62,13 +62,13 @@ def is_address(choice: str) -> bool:
 
 
 def model_name_at(url: str, requested: str | None) -> str:
-    """Return the name of a server's model; see `server_for`."""
+    """Return the name of the model that a server has. Raises AkunuError as `server_for`."""
     found = server_for(url, requested, None, LoadOptions())
     assert found is not None
     return found[1].name
 
 
-def _name(model: str) -> str:
+def _store_name(model: str) -> str:
     try:
         return model_store.resolve(model).name
     except AkunuError:  # the server may have a model that is not installed

@@ -53,9 +53,9 @@ class Acceptance:
         id: str | int,
         extended: ShownCompletion | None = None,
     ) -> ShownCompletion:
-        """Count a completion, unless it is the rest of a counted one.
+        """Count a completion, unless it is the rest of a counted completion.
 
-        id: identifies it in `accepted`. growing: the ghost of the first part of `text`.
+        id: to pass to `accepted`. extended: the shown completion that `text` extends, if any.
         """
         end = hash((request.path, request.prefix + text))
         with self._lock:
@@ -105,7 +105,7 @@ def _add_recent(
 
 
 def kind_of(request: CompletionRequest) -> Kind:
-    """Return the language and the cursor's place in its line, or "next edit"."""
+    """Return (language, place); the place is the cursor's in its line, or "next edit"."""
     before = request.prefix[request.prefix.rfind("\n") + 1 :]
     after = request.suffix.partition("\n")[0]
     if request.edits is not None:

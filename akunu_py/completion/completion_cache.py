@@ -27,7 +27,7 @@ class CompletionCache:
         self._lock = threading.Lock()
 
     def add(self, request: CompletionRequest, completion: Completion) -> None:
-        """Add a completion, unless it was cancelled, or is a prefill or a change."""
+        """Add a completion, but not of a cancelled request, a prefill or a next edit."""
         is_text = request.max_tokens and request.edits is None
         if completion.finish_reason != "cancelled" and is_text:
             with self._lock:

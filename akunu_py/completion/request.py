@@ -108,10 +108,10 @@ class CompletionMaker(Protocol):
         ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """Return a completion; see `Completer.steps`. Raises ServerGone if the server ended."""
+        """Complete, passing new text to `on_text`. Raises ServerGone if the server ended."""
 
     def recall(self, request: CompletionRequest) -> Completion | None:
-        """Return the rest of an earlier completion; see `Completer.recall`."""
+        """Return the rest of an earlier completion, without generating text."""
 
     def release_under_pressure(self) -> None:
         """Release memory under pressure; called when idle."""

@@ -118,6 +118,7 @@ class CompletionStops:
         return self._cut_lines(text, final=final, done=False)
 
     def _cut_lines(self, text: str, *, final: bool, done: bool) -> Cut:
+        """Cut after the last line that belongs to the completion. final: no text follows."""
         lines = text.split("\n")
         if self._rest_of_line and self._fills(lines):
             return self._cut_filling(lines, final, done)
@@ -315,7 +316,7 @@ class CompletionStops:
         return False
 
     def _matches(self, output: Sequence[str], whole: bool, below: Sequence[str]) -> bool | None:
-        """Return True if `output` starts with enough lines of `below`, None if it is too short.
+        """Return True if `output` repeats enough lines of `below`, None if it is too short.
 
         whole: the last line of `output` is complete.
         """
@@ -336,7 +337,7 @@ class CompletionStops:
 
 
 def _next_lines(below: str) -> list[list[str]]:
-    """Return the lines that a model may repeat, also without a comment, or with its last line."""
+    """Return the starts of `below` that a model may repeat, with or without a comment."""
     lines = [line.rstrip() for line in below[:_LONGEST].split("\n") if line.strip()]
     code = next((n for n, line in enumerate(lines) if not _COMMENT_LINE.match(line)), len(lines))
     starts = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}
@@ -344,7 +345,7 @@ def _next_lines(below: str) -> list[list[str]]:
 
 
 def _is_distinct(line: str) -> bool:
-    """Return True if one such line shows a repetition: it has words and opens nothing."""
+    """Return True if `line` alone, repeated, proves a repetition: it has words, opens nothing."""
     return bool(re.search(r"\w", line)) and not (_OPENING.search(line) or _DECORATOR.match(line))
 
 
@@ -437,7 +438,7 @@ class OpenBracket:
 
     @property
     def on_line(self) -> bool:
-        """Return True if the cursor's line opened it."""
+        """Return True if the bracket was opened in the cursor's line."""
         return self.at >= 0
 
 
@@ -493,7 +494,7 @@ class OpenBrackets:
         return None
 
     def depth(self, text: str, *, closed: bool = False) -> int:
-        """Count the open brackets after `text`. closed: include those closed after the cursor."""
+        """Count the brackets open after `text`. closed: also count any closed after the cursor."""
         stack = self._add([], self._scan(text))
         return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
 

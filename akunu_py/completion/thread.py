@@ -142,9 +142,9 @@ class CompletionThread:
             self._make_next(ticket, recalled)
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
-        """End the thread: cancel all requests, or with `drain` serve those of clients first.
+        """End the thread: cancel all requests, or with `drain` serve clients' requests first.
 
-        Returns False if it is still busy after `timeout` seconds.
+        Returns False if the thread is still busy after `timeout` seconds.
         """
         self._draining = True
         return self._thread.close(timeout, drain=drain)
@@ -200,7 +200,7 @@ class CompletionThread:
         return completer.recall(request)
 
     def _submit_ahead(self, ticket: Ticket) -> None:
-        """Queue the ticket as the work ahead, unless it is done or in progress."""
+        """Queue a completion to make ahead, unless it is cached or in progress."""
         with self._lock:
             known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
         known = known or self._recall(ticket.request) is not None
@@ -329,7 +329,7 @@ class _Job:
 
 
 def _covers(ticket: Ticket, other: Ticket) -> bool:
-    """Return True if work ahead for `ticket` also serves `other`."""
+    """Return True if the completion made ahead for `ticket` also serves `other`."""
     one, two = ticket.request, other.request
     if two.max_tokens and not one.max_tokens:
         return False

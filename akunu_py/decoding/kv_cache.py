@@ -139,7 +139,7 @@ def has_length(cache: Cache, length: int) -> bool:
 
 
 def trim(cache: Cache, rows: int) -> None:
-    """Remove the last `rows` rows; see `can_trim`."""
+    """Remove the last `rows` rows. `can_trim` must allow it."""
     _notify(cache, "trim", rows)
     _trim_all(cache, rows)
 

@@ -30,7 +30,7 @@ class Sampler:
     """Stateless sampler of a token for each row of logits. Raises UsageError for bad options."""
 
     def __init__(self, options: SamplingOptions) -> None:
-        _check(options)
+        _check_ranges(options)
         self.options = options
         self.seed = secrets.randbits(32) if options.seed is None else options.seed
         self._penalizes = (
@@ -189,7 +189,7 @@ def accepted_leniently(
     return accepted
 
 
-def _check(options: SamplingOptions) -> None:
+def _check_ranges(options: SamplingOptions) -> None:
     ranges: Sequence[tuple[str, float, float, float]] = (
         ("temperature", options.temperature, 0, 100),
         ("top_p", options.top_p, 0, 1),

@@ -51,7 +51,7 @@ class Builder:
         """Return the rule for the whole value."""
         if self.layout.outermost is None:
             return self.rule(formula)
-        self._outermost = self._new(formula)
+        self._outermost = self._new_rule(formula)
         return self._outermost
 
     def layout_of(self, rule: Rule) -> Layout:
@@ -62,10 +62,10 @@ class Builder:
         """Return the rule for the values that fit `formula`, pending if it is new."""
         key = frozenset(formula[1:] if formula[0] == "and" else (formula,))
         if key not in self._known:
-            self._known[key] = self._new(formula)
+            self._known[key] = self._new_rule(formula)
         return self._known[key]
 
-    def _new(self, formula: Formula) -> Rule:
+    def _new_rule(self, formula: Formula) -> Rule:
         rule = self.rules.new()
         self._formulas[rule] = formula
         self.pending.append((rule, formula))
@@ -99,9 +99,9 @@ class Builder:
 def choices(
     value: Formula, met: int, goals: Sequence[tuple[int, Formula]], *, exclusive: bool = False
 ) -> list[tuple[Formula, int]]:
-    """Return the formulas of an item or a property, each with the goals that are met behind it.
+    """Return the possible formulas of a value, each with the goals met after the value.
 
-    met: a bit for each goal that is met already. goals: goals that this value may meet.
+    met: a bit for each goal met before the value. goals: goals that the value may meet.
     exclusive: no value fits two of the formulas.
     """
     found = [([value], met)]
@@ -293,6 +293,7 @@ class _Object:
         return [each for each in found if each.value != FALSE]
 
     def _split(self, names: _Names, test: Formula) -> list[_Names]:
+        """Split `names` into names that pass `test` and names that do not; omit empty parts."""
         self._builder.simplifier.spend(50)
         expr, content = self._matching_names(test), names.content or CONTENT
         whole = expr if names.content is None else regex.both(content, expr)
@@ -315,6 +316,7 @@ class _Object:
             yield conjunction(found) if found else others
 
     def _passes(self, names: _Names, test: Formula) -> bool:
+        """Return whether all `names` pass a test, which `_split` made the same for all."""
         if test[0] == "other":
             matched = any(self._passes(names, ("pattern", pattern)) for pattern in test[2])
             return names.name not in test[1] and not matched
@@ -350,6 +352,7 @@ class _Object:
         return Shuffle(required, optional, others, comma, close, self._least)
 
     def _state(self, at: int, count: int, met: int) -> Rule:
+        """Return the rule from known name number `at` on, after `count` properties."""
         key = at, min(count, self._count_cap), met
         if key not in self._states:
             self._builder.simplifier.spend(5)
@@ -380,7 +383,7 @@ class _Object:
             rules.add(rule, (Repetition((again,), 0, None), *symbols))
 
     def _pairs(self, names: _Names, met: int) -> list[tuple[Rule, int]]:
-        """Return the rules for a property with such a name, each with the goals met behind it."""
+        """Return the rules for a property called as in `names`, each with the goals then met."""
         goals = [
             (index, goal)
             for index, (_, test, goal) in enumerate(self._goals)

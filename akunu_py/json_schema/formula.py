@@ -37,7 +37,7 @@ def conjunction(parts: Iterable[Formula]) -> Formula:
 
 
 def disjunction(parts: Iterable[Formula]) -> Formula:
-    """Return the formula that at least one part holds."""
+    """Return the formula that is true if at least one of `parts` is true."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == TRUE:
@@ -85,7 +85,7 @@ class Document:
         # Before 2019-09 keywords next to a $ref are ignored.
         self.refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
         self._index(schema, "", 0)
-        self.reference(schema, "#", self._id(schema, ""))
+        self.reference(schema, "#", self._base_uri(schema, ""))
 
     def reference(self, schema: Any, place: str, base: str) -> Formula:
         """Return the formula that stands for a subschema."""
@@ -99,7 +99,7 @@ class Document:
             if len(self._schemas) >= _MAX_SCHEMAS:
                 raise SchemaError(f"there are more than {_MAX_SCHEMAS:,} subschemas")
             self._numbers[id(schema)] = len(self._schemas)
-            self._schemas.append((schema, place, self._id(schema, base)))
+            self._schemas.append((schema, place, self._base_uri(schema, base)))
         return ("schema", self._numbers[id(schema)])
 
     def place(self, index: int) -> str:
@@ -127,7 +127,7 @@ class Document:
     def _index(self, part: Any, base: str, depth: int) -> None:
         """Note the identifiers and anchors in a part of the document."""
         if isinstance(part, dict):
-            base = self._id(part, base)
+            base = self._base_uri(part, base)
             if not depth or "$id" in part or "id" in part:
                 self._by_uri.setdefault(f"{base}#", part)
             for key in ("$anchor", "$dynamicAnchor"):
@@ -141,7 +141,7 @@ class Document:
             self._index(each, base, depth + 1)
 
     @staticmethod
-    def _id(schema: Any, base: str) -> str:
+    def _base_uri(schema: Any, base: str) -> str:
         identifier = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
         if not isinstance(identifier, str) or identifier.startswith("#"):
             return base

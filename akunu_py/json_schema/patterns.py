@@ -88,7 +88,7 @@ class _Parser:
         self._at = 0
 
     def parse(self) -> list[_Parts]:
-        options = self._choice()
+        options = self._alternatives()
         if self._at < len(self._text):
             self.refuse("a closing bracket too many")
         return options
@@ -107,7 +107,7 @@ class _Parser:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _choice(self) -> list[_Parts]:
+    def _alternatives(self) -> list[_Parts]:
         options = [self._sequence()]
         while self._accept("|"):
             options.append(self._sequence())
@@ -170,7 +170,7 @@ class _Parser:
                 pass
         elif self._text.startswith("?", self._at):
             self.refuse("a group of an unknown kind")
-        options = self._choice()
+        options = self._alternatives()
         if not self._accept(")"):
             self.refuse("a bracket that is not closed")
         plain = [[part for part in parts if isinstance(part, Expr)] for parts in options]
@@ -208,7 +208,7 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
-        """Read what a backslash escapes."""
+        """Read an escape after its backslash; return the characters that it matches."""
         letter = self._next()
         code = ord(letter)
         if letter.lower() in _CLASSES:
@@ -242,6 +242,7 @@ class _Parser:
         return ((code, code),)
 
     def _hex(self, digits: int, default: int) -> int:
+        """Read a hexadecimal number; if it is invalid, read nothing and return `default`."""
         text = self._text[self._at : self._at + max(digits, 0)]
         if not re.fullmatch("[0-9a-fA-F]+", text) or len(text) < digits or int(text, 16) > MAX_CODE:
             return default

@@ -74,7 +74,7 @@ def _atoms(separator: str, parts: Iterable[Expr]) -> str:
 
 
 def without(expr: Expr, other: Expr, *, inhabited: bool = False) -> Expr:
-    """Return what `expr` matches and `other` does not. inhabited: there is known to be some."""
+    """Return an expression for texts of `expr`, not of `other`. inhabited: such texts exist."""
     if NOTHING in (expr, other):
         return expr
     text = f"({expr.atom} & ~{other.atom})"

@@ -36,7 +36,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """The rest of an array or object behind its opening bracket, in any order."""
+    """The rest of an array or object after its opening bracket, in any order."""
 
     required: tuple[Rule, ...]  # each of them once
     optional: tuple[Rule, ...]  # each of them at most once
@@ -190,7 +190,7 @@ class Rules:
 
 
 def _symbol_count(symbol: Symbol) -> int:
-    """Return an estimate of llguidance's number of symbols for this one."""
+    """Return an estimate of the number of llguidance's symbols for `symbol`."""
     if isinstance(symbol, Shuffle):
         return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
     return len(symbol.symbols) if isinstance(symbol, Repetition) else 1

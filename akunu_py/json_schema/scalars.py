@@ -40,7 +40,7 @@ def property_rule(rule: Formula, name: str) -> Formula:
 
 
 def values(formula: Formula) -> list[Any] | None:
-    """Return all numbers or strings that fit, None where the formula does not list them."""
+    """Return all numbers or strings that fit, None if the formula does not list them."""
     match formula[0]:
         case "number" | "string":
             return [formula[1]]
@@ -95,7 +95,7 @@ def grammar_of(kind: str, formula: Formula, notation: Notation) -> tuple[Symbol,
 
 
 def listed(kind: str, formula: Formula, notation: Notation) -> list[tuple[Symbol, ...]] | None:
-    """Return the grammar of each value that fits, None where the formula does not list them."""
+    """Return the grammar of each value that fits, None if the formula does not list them."""
     if kind == "null":
         return [(notation.word(None),)]
     if kind == "boolean":
@@ -147,22 +147,22 @@ def _number(formula: Formula) -> Expr:
         return _NUMBER
     if (found := values(formula)) is not None:
         return either(regex.raw_text(each) for value in found for each in _spellings(value))
-    return _condition(formula)
+    return _fitting_numbers(formula)
 
 
-def _condition(formula: Formula) -> Expr:
+def _fitting_numbers(formula: Formula) -> Expr:
     match formula:
         case ("and", *parts):
             if (found := _multiples_between(formula)) is not None:
                 multiples = either(map(_exact_value, found))
                 return both(multiples, _INTEGER) if ("integer",) in parts else multiples
-            return both(*map(_condition, parts))
+            return both(*map(_fitting_numbers, parts))
         case ("or", *parts):
-            return either(map(_condition, parts))
+            return either(map(_fitting_numbers, parts))
         case ("not", ("integer",)):
             return _FRACTION
         case ("not", part):
-            return without(_PLAIN, _condition(part))
+            return without(_PLAIN, _fitting_numbers(part))
         case ("number", value):
             return _exact_value(value)
         case ("integer",):

@@ -32,7 +32,7 @@ Conjunction = tuple[Formula, ...]
 
 
 class Simplifier:
-    """Views of the formulas of one document. Raises SchemaError."""
+    """Simplifies the formulas of one document. Raises SchemaError."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -89,7 +89,7 @@ class Simplifier:
             self._active.pop()
 
     def _exactly_one(self, branches: tuple[Formula, ...], holds: bool) -> Formula:
-        """Return the formula that exactly one branch holds."""
+        """Return a formula for "exactly one of `branches` is true", or for its negation."""
         if not holds:
             pairs = [(one, two) for at, one in enumerate(branches) for two in branches[:at]]
             return disjunction([conjunction(map(negation, branches)), *map(conjunction, pairs)])
@@ -129,6 +129,7 @@ class Simplifier:
         return True
 
     def _contradicts(self, literals: Conjunction, depth: int) -> bool:
+        """Return whether item counts, a required property or an item make `literals` false."""
         least, most = count_limits(literals, "Items")
         if most is not None and least > most:
             return True
@@ -151,7 +152,7 @@ class Simplifier:
         return self._pruned(found)
 
     def _pruned(self, conjunctions: Iterable[Conjunction]) -> list[Conjunction]:
-        """Return the conjunctions that can hold and that no other one includes."""
+        """Drop conjunctions that cannot be true, or that a shorter conjunction covers."""
         found: dict[frozenset[Formula], Conjunction] = {}
         for each in conjunctions:
             unique = tuple(dict.fromkeys(each))

@@ -116,6 +116,7 @@ def messages_of(body: PromptBody) -> list[Message]:
 def _turn_messages(
     turn: MessagesTurn, prefix: str, tool_names: dict[str, str]
 ) -> Iterator[Message]:
+    """Yield a turn as messages; add the names of its tool calls to `tool_names`, by id."""
     blocks = turn.content
     if isinstance(blocks, str):
         yield Message(turn.role, blocks)
@@ -168,10 +169,10 @@ def _block_text(block: ResultBlock, param: str) -> str:
 
 def tools_of(body: PromptBody) -> list[Tool]:
     """Return the tools. Raises RequestError for tools that Anthropic defines."""
-    return [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
+    return [_convert_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
 
 
-def _tool(tool: MessagesTool, param: str) -> Tool:
+def _convert_tool(tool: MessagesTool, param: str) -> Tool:
     if tool.type not in (None, "custom"):
         message = f"{param}: unsupported tool type {tool.type[:100]}; use one with input_schema"
         raise RequestError(message, param=f"{param}.type")
@@ -306,9 +307,9 @@ class MessageEncoder:
         return [_frame(error_body(error, ""))]
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        return [_frame(value) for value in self._values(event)]
+        return [_frame(value) for value in self._stream_events(event)]
 
-    def _values(self, event: events.Event) -> list[dict[str, Any]]:
+    def _stream_events(self, event: events.Event) -> list[dict[str, Any]]:
         match event:
             case events.PromptProcessed():
                 return self._start(event)
@@ -349,7 +350,7 @@ class MessageEncoder:
         ]
 
     def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Extend the open block of thinking or text, or start one."""
+        """Extend the open block if it is of this kind, otherwise start a block."""
         if not text:
             return []
         values: list[dict[str, Any]] = []

@@ -42,7 +42,7 @@ def restore_stderr() -> None:
 
 
 def _pass_on(read: int, direct: int) -> None:
-    """Copy everything but what follows the ring's mark in a line; lines arrive in pieces."""
+    """Copy the output, except from the ring's mark to the line's end; lines come in pieces."""
     inside = False
     while data := os.read(read, 1 << 16):
         output = b""

@@ -32,7 +32,7 @@ class Passes:
 
 @dataclass(slots=True)
 class Run:
-    """One conversation."""
+    """The measurements of one conversation."""
 
     turns: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompt, output
     decoded: int = 0  # output tokens, without those that the prefill yields

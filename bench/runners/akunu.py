@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
 from akunu_py.bench.runners.mlx_lm import decode_text, run_conversation
@@ -52,7 +51,7 @@ class Akunu:
             self.name += f" {draft_tokens}"
 
     def reference(self, temperature: float) -> str | None:
-        """Return the baseline; above temperature 0 our own plain loop, with the same samples."""
+        """Return the baseline; above temperature 0 akunu without drafts, for the same samples."""
         reference = self.baseline if temperature == 0 else OFF
         return None if reference == self.name else reference
 
@@ -79,19 +78,19 @@ class Akunu:
 
 
 class UnsavedState(LearnedState):
-    """A learned state that never touches the disk, with a read-only memory."""
+    """A learned state that never touches the disk, with a read-only answer cache."""
 
     def __init__(
         self,
         curve: CostCurve,
-        memory: AnswerCache | None = None,
+        answer_cache: AnswerCache | None = None,
         neural_drafters: dict[str, LearnedDrafter] | None = None,
     ) -> None:
         self.curve, self.neural_drafters = curve, {} if neural_drafters is None else neural_drafters
-        self.memory = memory
+        self.answer_cache = answer_cache
         self.warnings = []
 
-    def remember(self, tokens: Any) -> None:
+    def add_answer(self, tokens: Sequence[int]) -> None:
         """Do nothing, because the next repetition gets the same answer."""
 
     def save_costs(self) -> None:

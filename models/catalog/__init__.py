@@ -170,6 +170,7 @@ def _growth(cache: Any, where: str) -> CacheGrowth:
 def _best_of(
     purpose: str, pool: list[CatalogEntry], memory: int, is_fast: Callable[[CatalogEntry], bool]
 ) -> Recommendation:
+    """Recommend the best model in `pool` that fits and is fast, or explain why none is."""
     pool = sorted(pool, key=lambda entry: entry.grade)
     fitting = [entry for entry in pool if entry.fits(memory)]
     if not fitting:

@@ -306,7 +306,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture is converted."""
+    """The conversion of one architecture."""
 
     model_type: str
     class_name: str

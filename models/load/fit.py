@@ -94,7 +94,7 @@ class MemoryNeeds:
     context: int  # the model's own maximum, in tokens
 
     def with_draft(self, draft: MemoryNeeds) -> MemoryNeeds:
-        """Return the requirements together with a draft model, which runs between its steps."""
+        """Return the requirements with a draft model. Passes alternate: activations stay."""
         weights, cache = self.weights + draft.weights, self.cache + draft.cache
         return replace(self, weights=weights, cache=cache)
 
@@ -170,7 +170,7 @@ def choose_context(
     requested: the user's context; None: the largest that fits, up to the model's own. force: skip
     the check. with_8_bits: returns the requirements with an 8-bit cache, if supported; called only
     if the model does not fit. Raises UsageError for a context beyond the model's own, and
-    DoesNotFit if the requested context, or a useful one, does not fit.
+    DoesNotFit if the requested context, or a useful context, does not fit.
     """
     if requested is not None and requested > needs.context:
         raise UsageError(
@@ -209,7 +209,7 @@ def largest_context(needs: MemoryNeeds, limit: int) -> int:
 
 
 def soft_limit(memory: int) -> int:
-    """Return the part of `memory` bytes that leaves other programs enough."""
+    """Return the part of `memory` bytes to use, so that other programs have enough."""
     return int(memory * _SOFT_LIMIT)
 
 
@@ -241,7 +241,7 @@ def _advice(limit: int, best: int, with_8_bits: Callable[[], MemoryNeeds | None]
 
 
 def _best_with(with_8_bits: Callable[[], MemoryNeeds | None], limit: int) -> int:
-    """Return the largest context with other requirements, 0 if there are none."""
+    """Return the largest context with an 8-bit cache, 0 if the cache cannot be quantized."""
     needs = with_8_bits()
     return largest_context(needs, limit) if needs else 0
 

@@ -88,6 +88,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
 
 def _quantization(model: ModelFiles) -> tuple[str, int]:
+    """Return the weights' format in words, and its bits per weight (0: not quantized)."""
     config, tensors = model.config, model.tensors
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):

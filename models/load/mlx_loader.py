@@ -92,7 +92,7 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
 
 
 def _largest_token(model: Any, tokenizer: Any) -> int:
-    """Return the largest id of a token that is not added.
+    """Return the largest token id, not counting added tokens.
 
     model: from tokenizer.json, if present; the library needs 100 ms for 49,152 tokens.
     """

@@ -83,7 +83,7 @@ class ModelFiles:
         Raises UnknownModel, UnsupportedModel, DamagedModel.
         """
         config = check_config(path)
-        settings = {"config.json": config} | _read_objects(path)
+        settings = {"config.json": config} | _read_other_settings(path)
         weights = weight_files(path)
         return cls(path, settings, weights, _read_tensors(path / "config.json", config, weights))
 
@@ -118,10 +118,11 @@ def context_length(config: dict[str, Any]) -> int:
     return 0
 
 
-def _read_objects(source: Path) -> dict[str, dict[str, Any]]:
-    """Return the other settings by file name, after a check of all files that libraries read.
+def _read_other_settings(source: Path) -> dict[str, dict[str, Any]]:
+    """Return the JSON settings besides config.json, by file name.
 
-    Raises DamagedModel for a file that is not regular or too large.
+    Checks all files that mlx-lm or transformers would read. Raises DamagedModel for an unreadable,
+    irregular or too large file, and for an overlong SentencePiece entry.
     """
     found = {}
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):

@@ -112,7 +112,10 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _byte_range(entry: Any) -> tuple[int, int]:
-    """Return the byte range of a tensor, after a check against its shape and type."""
+    """Return the byte range of a tensor's header entry; check it against shape and type.
+
+    Raises TypeError, ValueError or KeyError.
+    """
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise TypeError("expected a short list as the shape")

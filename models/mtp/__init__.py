@@ -260,7 +260,7 @@ _TEXT_PREFIX = r"(?:(?:model\.)?language_model\.)?"  # in multimodal models
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFamily:
-    """How one family publishes its heads."""
+    """The names and layout under which a model family publishes its heads."""
 
     module: str  # of mlx-lm
     model: str = "Model"  # class in the module

@@ -90,7 +90,7 @@ def find_leftovers() -> list[Leftover]:
     """Return everything that can be removed. Raises StoreError."""
     root = paths.models_dir()
     with store_errors(f"cannot read {root}"):
-        return [*_partial(), *_dangling(), *_unfinished(), *_old_usage(root)]
+        return [*_partial_models(), *_empty_models(), *_partial_downloads(), *_old_usage(root)]
 
 
 def remove_leftover(leftover: Leftover) -> int:
@@ -106,14 +106,14 @@ def remove_leftover(leftover: Leftover) -> int:
     return 0
 
 
-def _partial() -> Iterator[Leftover]:
+def _partial_models() -> Iterator[Leftover]:
     for name, path in model_store.partial_directories():
         if _is_unlocked(name):
             what = f"leftover of an interrupted pull of {name}"
             yield Leftover(what, name, (path,), _size(path))
 
 
-def _dangling() -> Iterator[Leftover]:
+def _empty_models() -> Iterator[Leftover]:
     for model in model_store.list_models():
         if model.manifest is None or not model.repository:
             continue
@@ -122,7 +122,7 @@ def _dangling() -> Iterator[Leftover]:
             yield Leftover(what, model.name, (model.path,), _size(model.path))
 
 
-def _unfinished() -> Iterator[Leftover]:
+def _partial_downloads() -> Iterator[Leftover]:
     for pull in unfinished_pulls():
         if _is_unlocked(pull.name):
             size = sum(_size(path) for path in pull.partials)

@@ -28,9 +28,9 @@ class ModelBusy(StoreError):
 
 @contextmanager
 def lock_model(name: str) -> Iterator[None]:
-    """Hold the lock of the model `name`; the store's directory must exist.
+    """Hold the exclusive lock of the model `name`; the store's directory must exist.
 
-    Raises ModelBusy if another process holds it, and StoreError.
+    Does not wait: raises ModelBusy if the lock is held, StoreError if its file cannot be opened.
     """
     path = paths.models_dir() / f".lock-{name}"
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

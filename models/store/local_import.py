@@ -77,6 +77,7 @@ def _name_in_use(name: str) -> UsageError:
 def _from_directory(
     source: Path, bits: int | None, progress: ProgressCallback
 ) -> tuple[Builder, int]:
+    """Return a function that imports the directory, and the bytes that it will write."""
     plan = plan_directory(source)
     if bits and plan.bits:
         raise _quantized_already(source, plan.facts)

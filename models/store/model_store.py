@@ -68,7 +68,7 @@ def list_models() -> list[StoredModel]:
         if not root.exists():
             return []
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    return [_describe(name, root / name) for name in names if not name.startswith(".")]
+    return [_read_model(name, root / name) for name in names if not name.startswith(".")]
 
 
 def get(name: str) -> StoredModel:
@@ -76,7 +76,7 @@ def get(name: str) -> StoredModel:
     path = _model_path(name)
     if not path.is_dir():
         raise _unknown_error(name)
-    model = _describe(name, path)
+    model = _read_model(name, path)
     if model.damaged:
         raise _damaged_error(model, model.damaged)
     return model
@@ -219,7 +219,7 @@ def _unknown_error(name: str) -> UnknownModel:
     )
 
 
-def _describe(name: str, path: Path) -> StoredModel:
+def _read_model(name: str, path: Path) -> StoredModel:
     try:
         if not is_name(name):
             raise DamagedModel(f"invalid model name {name[:80]!r}")
@@ -247,6 +247,7 @@ def _size(path: Path) -> int:
 
 
 def _find_problem(model: StoredModel) -> str:
+    """Return why a model cannot be used, judging by its file sizes; "" if it can."""
     if model.damaged:
         return model.damaged
     try:
@@ -429,7 +430,7 @@ def read_usage(name: str) -> Usage:
 
 
 def note_usage(name: str, **changes: Any) -> None:
-    """Record `changes` of a Usage, and the current time as its last use."""
+    """Record `changes` of the model's Usage, and the current time as its last use."""
     with contextlib.suppress(OSError):
         usage = replace(read_usage(name), used=_now(), **changes)
         path = _usage_path(name)

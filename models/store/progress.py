@@ -76,6 +76,7 @@ class ProgressMeter:
         self._samples: deque[tuple[float, int]] = deque()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
+        """Pass on a Progress with the recent rate and the time left, None while unknown."""
         now = self._clock()
         # A phase that starts over (a restarted download) gets a new rate.
         if phase != self._phase or (self._samples and done < self._samples[-1][1]):

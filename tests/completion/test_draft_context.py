@@ -81,11 +81,11 @@ def test_draft_context_changes_no_token(engine: Engine, mode: Any) -> None:
 
 def test_completions_are_not_remembered(engine: Engine) -> None:
     class Kept:
-        memory, curve, caches = None, AutoDrafter().curve, None
+        answer_cache, curve, caches = None, AutoDrafter().curve, None
         neural_drafters: ClassVar[dict[str, Any]] = {}
         remembered = 0
 
-        def remember(self, tokens: Sequence[int]) -> None:
+        def add_answer(self, tokens: Sequence[int]) -> None:
             self.remembered += 1
 
         def save_costs(self) -> None:

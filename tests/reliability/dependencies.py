@@ -52,7 +52,7 @@ _FOR = {
     "filelock": "the locks of the hub's cache",
     "tokenizers": "tokenizers of imported models",
     "llguidance": "structured output: which tokens a grammar allows",
-    "platformdirs": "where files belong on each system",
+    "platformdirs": "standard directories of each system",
     "starlette": "akunu serve: routes and middleware",
     "uvicorn": "akunu serve: HTTP",
     "pydantic": "akunu serve: the bodies of requests",

@@ -30,8 +30,8 @@ def test_every_source_is_looked_at() -> None:
     assert {
         "akunu_py/decoding/model/engine.py",
         "tui/app.py",
-        "models/store/store.py",
-        "ngram/memory.py",
+        "models/store/model_store.py",
+        "ngram/answer_cache.py",
     } <= names
 
 

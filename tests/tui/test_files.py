@@ -296,6 +296,18 @@ async def test_a_command_is_sent_by_one_enter_and_filled_in_by_tab(directory: Pa
         assert page.sent[-1] == "/temperature"
 
 
+async def test_a_resized_list_keeps_its_highlighted_suggestion(directory: Path) -> None:
+    page = Page(directory)
+    async with Host(page).run_test() as pilot:
+        await typed(pilot, page, "/t")
+        await pilot.press("down", "down")
+        await pilot.resize_terminal(60, 20)
+        await pilot.pause()
+        assert page.popup.highlighted == 2
+        await typed(pilot, page, "h")
+        assert page.popup.highlighted == 0
+
+
 async def test_up_and_down_choose_and_escape_closes_until_more_is_typed(directory: Path) -> None:
     page = Page(directory)
     async with Host(page).run_test() as pilot:

@@ -102,12 +102,12 @@ async def test_what_is_opened_at_the_start(
 def test_the_command_line() -> None:
     parser = argparse.ArgumentParser()
     command.add_options(parser)
-    for line, again, resume in (
+    for line, latest, resume in (
         ("", False, None), ("--continue", True, None), ("--resume", False, []),
         ("--resume the sea", False, ["the", "sea"]),
     ):  # fmt: skip
         args = parser.parse_args(line.split())
-        assert (args.again, args.resume) == (again, resume)
+        assert (args.latest, args.resume) == (latest, resume)
 
 
 def test_what_was_not_sent_comes_back(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ class AnswerController:
             self._view.show_download(download.progress.describe())
 
     async def on_download_ended(self, message: DownloadEnded, *, is_listed: bool) -> None:
-        """Use the model or report the error. is_listed: the open list of models shows it."""
+        """Use the model, or report the result unless the open list of models shows it."""
         if self._waits_for(message.name):
             self._view.show_download("")
             if message.model:

@@ -50,7 +50,7 @@ class TurnController:
         return self._draft if self._edited and text == typeable(prompt) else text
 
     async def send(self, text: str) -> None:
-        """Send a prompt with its attached files, replacing the one being edited."""
+        """Send a prompt with its attached files, in place of the prompt being edited, if any."""
         if mentions(text):
             names = await asyncio.to_thread(missing_files, text, self._directory)
             if names and text != self._warned_prompt:
@@ -130,7 +130,7 @@ class TurnController:
         self._view.show_state()
 
     async def regenerate(self) -> None:
-        """Regenerate the answer; the old one stays as a branch."""
+        """Regenerate the answer; the old answer stays as a branch."""
         turn = self._chosen_turn()
         if turn is None:
             self._view.show_error("There is no answer yet.")

@@ -130,7 +130,7 @@ def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
 
 
 def read_attachment(name: str, path: Path, max_bytes: int | None = None) -> Attachment:
-    """Read a file or list a directory. Raises UsageError. room: maximum bytes (None: no limit)."""
+    """Read a file, up to `max_bytes` (None: no limit), or list a directory. Raises UsageError."""
     try:
         if path.is_dir():
             text = _listing(path)

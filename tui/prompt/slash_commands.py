@@ -176,7 +176,7 @@ class ChatCommands(Provider):
             yield command, f"{command.usage}   {key}".rstrip().replace("[", r"\[")
 
     def _choices(self) -> dict[str, Run]:
-        """Return functions that choose a model, persona or theme, by title."""
+        """Return functions that choose a model, persona or theme, by palette title."""
         return {
             displayable(f"{title} {word}"): partial(
                 dispatch, self.app, CommandCall(_BY_NAME[name], word)

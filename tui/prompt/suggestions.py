@@ -182,14 +182,14 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._choose("tab")
 
     def on_option_list_option_highlighted(self) -> None:
-        """Show what Enter does."""
+        """Show the effect of Enter on the highlighted suggestion."""
         if self._suggestions is not None and self.highlighted is not None:
             runs = self._suggestions.suggestions[self.highlighted].runs
             enter = "Enter runs it · Tab inserts it" if runs else "Enter or Tab inserts it"
             self.border_subtitle = f"{enter} · Esc close"
 
     def on_resize(self) -> None:
-        self._draw()
+        self._refill(self.highlighted)
 
     def _update(self) -> None:
         if not self._typing or self._box is None:
@@ -203,7 +203,7 @@ class SuggestionPopup(OptionList, can_focus=False):
             found and len(found.suggestions) == 1 and before.endswith(found.suggestions[0].insert)
         )
         self.display = found is not None and not is_complete
-        self._draw()
+        self._refill()
 
     async def _list_files(self) -> None:
         await asyncio.to_thread(self._suggester.index.refresh)
@@ -215,7 +215,8 @@ class SuggestionPopup(OptionList, can_focus=False):
         start, end = self._box.selection
         return self._box.get_text_range((0, 0), end) if start == end else ""
 
-    def _draw(self) -> None:
+    def _refill(self, highlighted: int | None = 0) -> None:
+        """Replace the list's lines with the suggestions, at the width of the window."""
         if self._suggestions is None or not self.is_open:
             return
         self.clear_options()
@@ -227,7 +228,7 @@ class SuggestionPopup(OptionList, can_focus=False):
             label = min(label, room - note - _GAP)  # a size is worth more than the head of a path
         room -= label + _GAP
         self.add_options(Option(self._line(each, label, room)) for each in suggestions)
-        self.highlighted = 0
+        self.highlighted = highlighted
 
     def _line(self, suggestion: Suggestion, width: int, room: int) -> Content:
         """Return a label of `width` columns, and a note if `room` allows."""

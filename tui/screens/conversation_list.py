@@ -72,7 +72,7 @@ class ConversationRenamed(Message):
 
 
 class ConversationsScreen(ListDialog[ChosenConversation]):
-    """The list of conversations. The result is the one to open, None for no change."""
+    """The list of conversations. The result is the conversation to open, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
@@ -226,10 +226,10 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     def _search(self, choose: str | None = None) -> None:
         """Search again, then highlight `choose` or keep the highlighted conversation."""
         self._search_done.clear()
-        self._find(choose)
+        self._update_results(choose)
 
     @work(exclusive=True, group="search")
-    async def _find(self, choose: str | None) -> None:
+    async def _update_results(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
             found = await self._store.call(lambda store: _find_all(store, words, choose))
@@ -404,7 +404,7 @@ def format_time(then: float, now: float) -> str:
 
 
 class ExportScreen(Dialog[ExportFormat]):
-    """The list of export formats. The result is the chosen one, None for none."""
+    """The list of export formats. The result is the chosen format, None if closed."""
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}

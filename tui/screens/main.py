@@ -146,7 +146,7 @@ class ChatView:
         await self.transcript.query(Welcome).remove()
 
     def offer_last_chat(self, title: str) -> None:
-        """Offer to continue the last chat, if this one is empty."""
+        """Offer to continue the last chat, if the open chat is empty."""
         for welcome in self.transcript.query(Welcome):
             welcome.show_last_chat(title)
         self.update_last_chat_offer()
@@ -231,7 +231,7 @@ class Welcome(Vertical):
 
     def on_mount(self) -> None:
         if self._better is not None:
-            self.run_worker(self._offer(self._better), exit_on_error=False)
+            self.run_worker(self._offer_better_model(self._better), exit_on_error=False)
 
     def show_download(self, words: str) -> None:
         """Show the progress of the model's download; "" hides it."""
@@ -239,7 +239,7 @@ class Welcome(Vertical):
         self._download.update(Content(displayable(text)))
         self._download.display = bool(words)
 
-    async def _offer(self, better: Callable[[], ModelRow | None]) -> None:
+    async def _offer_better_model(self, better: Callable[[], ModelRow | None]) -> None:
         row = await asyncio.to_thread(better)
         if row is not None:
             self._offered.update(Content(describe_offer(row)))

@@ -68,7 +68,7 @@ class ModelRow:
 
 
 class ModelsScreen(ListDialog[str]):
-    """The list of models. The result is the one to use, None for no change."""
+    """The list of models. The result is the model to use, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "model_picker.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -229,12 +229,12 @@ class ModelsScreen(ListDialog[str]):
             self._confirming = ""
         title = facts = about = ""
         if row is not None:
-            title, facts, about = row.title, row.facts, self._about(row)
+            title, facts, about = row.title, row.facts, self._description(row)
             self.query_one("#about").set_class(bool(self._confirming), "-asks")
         for name, text in (("#title", title), ("#facts", facts), ("#description", about)):
             self.query_one(name, Static).update(Content(displayable(text)))
 
-    def _about(self, row: ModelRow) -> str:
+    def _description(self, row: ModelRow) -> str:
         if download := self._downloads.running.get(row.name):
             return download.progress.describe()
         if self._confirming:

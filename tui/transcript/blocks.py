@@ -100,15 +100,16 @@ class _List(MarkdownList):
         return list(zip(items, self._symbols(items), strict=True))
 
     @property
-    def _is_text(self) -> bool:
+    def _has_only_text(self) -> bool:
+        """Whether the items contain only paragraphs and text-only lists."""
         return all(
-            isinstance(block, Paragraph) or (isinstance(block, _List) and block._is_text)
+            isinstance(block, Paragraph) or (isinstance(block, _List) and block._has_only_text)
             for item, _ in self._items
             for block in item._blocks
         )
 
     def compose(self) -> ComposeResult:
-        self._has_rows = not self._is_text
+        self._has_rows = not self._has_only_text
         if self._has_rows:
             yield from (ListRow(item, symbol) for item, symbol in self._items)
 
@@ -118,7 +119,7 @@ class _List(MarkdownList):
             return
         self._blocks = block._blocks
         self._copy_context(block)
-        self._has_rows = self._has_rows or not self._is_text
+        self._has_rows = self._has_rows or not self._has_only_text
         if self._has_rows:
             await self._change_rows()
         self._lines = -1, []
@@ -193,6 +194,7 @@ class _ListLine:
 
 
 def _text_lines(block: MarkdownBlock, width: int, style: Style) -> Iterator[_ListLine]:
+    """Yield the lines of a paragraph or a list, wrapped to `width` columns."""
     if isinstance(block, _List):
         yield from block._draw(width, style)
         return
@@ -273,7 +275,7 @@ class TableBlock(MarkdownBlock):
 
 
 def natural_widths(rows: Sequence[Sequence[Content]]) -> tuple[list[int], list[int]]:
-    """Return the width of each column without wrapping, and of its longest word."""
+    """Return each column's width without wrapping, and the width of its longest word."""
     natural = [1] * len(rows[0])
     words = natural.copy()
     for row in rows:
@@ -319,7 +321,7 @@ def draw_table(
     else:
         return _as_list(header, rows, width, rule)
     widths = column_widths(natural, words, room)
-    drawn = [_row(row, widths, alignment, (gap, rule)) for row in [header, *rows]]
+    drawn = [_row_lines(row, widths, alignment, (gap, rule)) for row in [header, *rows]]
     crossing = gap.replace(" ", "─").replace("│", "┼")
     line = Content.styled(crossing.join("─" * each for each in widths), rule)
     wrapped = any(len(row) > 1 for row in drawn[1:])
@@ -329,7 +331,7 @@ def draw_table(
     return lines
 
 
-def _row(
+def _row_lines(
     row: Sequence[Content], widths: Sequence[int], alignment: Sequence[str], gap: tuple[str, Style]
 ) -> list[Content]:
     cells = [

@@ -56,21 +56,21 @@ class AnswerText(Markdown):
                 with self.app.batch_update():
                     await self.query_children(MarkdownBlock).remove()
                     self._markdown, self._last_parsed_line = "", 0
-                    await self._add(markdown)
+                    await self._append_or_report(markdown)
 
         return AwaitComplete(update())
 
     def append(self, markdown: str) -> AwaitComplete:
         async def append() -> None:
             async with self._change:
-                await self._add(markdown)
+                await self._append_or_report(markdown)
 
         if self._initial_markdown is not None:
             self._initial_markdown += markdown
             return AwaitComplete()
         return AwaitComplete(append())
 
-    async def _add(self, markdown: str) -> None:
+    async def _append_or_report(self, markdown: str) -> None:
         try:
             await super().append(markdown)
         except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
@@ -204,5 +204,5 @@ def _section(parts: list[str], place: int, unmounted: bool = False) -> MarkdownS
 
 
 def _is_list_cut(parts: list[str], place: int) -> bool:
-    """Return whether a section ends inside a list, without an empty line before the next one."""
+    """Return whether a section ends inside a list, with no empty line before the next section."""
     return place + 1 < len(parts) and not parts[place].endswith("\n\n")

@@ -282,6 +282,7 @@ class AnswerView(Vertical):
         self._text.display = not drafting
 
     def _ending(self) -> str:
+        """Return why the answer is incomplete or empty, "" if it is complete or growing."""
         if self.turn.state == "queued":
             return "… queued; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
@@ -293,6 +294,7 @@ class AnswerView(Vertical):
         return _ENDINGS.get(self.turn.finish_reason, "")
 
     async def _draw(self) -> None:
+        """Append new text until all is drawn, with pauses while the answer grows."""
         # The `stop` of Textual's MarkdownStream may start a second append while one runs.
         while self._drafted is None and isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()

@@ -194,6 +194,7 @@ class SteadyScroll(VerticalScroll):
             super()._check_anchor()
 
     def _shift(self, lines: int) -> None:
+        """Move the scroll position by `lines`, without the watchers that would redraw."""
         if lines:
             place = max(0.0, self.scroll_y + lines)
             self.set_reactive(Widget.scroll_y, place)
@@ -292,7 +293,10 @@ class Transcript(SteadyScroll):
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
-        """Switch to the active branch. Remove notices below the first change."""
+        """Show the active branch: replace all from the first changed turn on, with notices.
+
+        If later turns are not mounted, or unmounted earlier turns changed, `reload` everything.
+        """
         turns, column = self._conversation.turns, self._column
         skipped = [turn.number for turn in turns[: len(column.earlier)]]
         if column.later or skipped != [turn.number for turn in column.earlier]:
@@ -547,6 +551,7 @@ class Transcript(SteadyScroll):
             await self._update_sections()
 
     async def _update_sections(self) -> None:
+        """Restore unmounted sections near the screen, and unmount sections far from it."""
         if self.drafting or self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()

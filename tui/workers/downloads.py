@@ -73,7 +73,7 @@ class Downloads:
             self.running[name].stopped.set()
 
     def close(self, timeout: float) -> bool:
-        """Stop all downloads. Return False if one still runs after `timeout` seconds."""
+        """Stop all downloads. Return False if a download still runs after `timeout` seconds."""
         running = list(self.running.values())
         for download in running:
             download.stopped.set()

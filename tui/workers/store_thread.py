@@ -117,7 +117,7 @@ class StoreThread:
         *,
         last: bool = False,
     ) -> None:
-        """Queue a change: in the place of an earlier one with the same key, unless `last`."""
+        """Queue a change in place of an earlier change with this key; `last`: at the end."""
         with self._wake:
             if last:
                 self._pending.pop(key, None)

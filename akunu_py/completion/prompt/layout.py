@@ -146,7 +146,7 @@ def window_after(code: CodeTokens, text: str, budget: int) -> int:
 
 
 def comment_line(path: str) -> str:
-    """Return the path as a comment in its language, for models without a slot for it."""
+    """Return a comment with the path, in the language of its suffix; "" if unknown."""
     ending = os.path.basename(path).rpartition(".")[2].lower()
     for before, endings in _COMMENTS.items():
         if ending in endings.split():
@@ -293,7 +293,7 @@ class FimFamily:
 
     @property
     def has_path(self) -> bool:
-        """Return True if the prompt of a file without others contains its path."""
+        """Return True if the prompt of a single file contains its path."""
         return self.path_alone or "{path}" in self.prompt
 
     @property
@@ -484,7 +484,7 @@ class CodeTokens:
         return self._piece_text(piece) if piece is not None else ""
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text`. A marker in it is encoded in two parts, as text."""
+        """Return the tokens of `text`; markers are encoded in two parts, to stay text."""
         tokens: list[int] = []
         at = 0
         for found in self._marker.finditer(text):
@@ -502,6 +502,7 @@ class CodeTokens:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     def _make_table(self) -> tuple[list[str], list[int]]:
+        """Return the texts of all tokens except markers, sorted, and the tokens' ids."""
         pairs = [
             (text, token)
             for piece, token in self._vocabulary.items()

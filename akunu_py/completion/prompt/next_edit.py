@@ -255,7 +255,7 @@ _NEAR = 8  # lines; changes within this distance belong to the same edit
 
 
 class RecentEdits:
-    """The last edits in all buffers, the oldest first. A change near the last one joins it."""
+    """The last edits in all buffers, oldest first. A change near the last edit joins it."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # of the buffers, by path
@@ -267,7 +267,7 @@ class RecentEdits:
 
     def changed(self, path: str, text: str) -> None:
         before = self._texts.get(path, text)
-        step, current = difference(path, before, text), self._current()
+        step, current = difference(path, before, text), self._current_edit()
         self._texts[path] = text
         if step is None:
             return
@@ -277,10 +277,10 @@ class RecentEdits:
             self._base = path, before
 
     def __iter__(self) -> Iterator[BufferEdit]:
-        current = self._current()
+        current = self._current_edit()
         yield from [*self._done, *([current] if current else [])][-LATEST:]
 
-    def _current(self) -> BufferEdit | None:
+    def _current_edit(self) -> BufferEdit | None:
         if self._base is None:
             return None
         path, base = self._base

@@ -88,7 +88,7 @@ class RelatedFiles:
     ) -> None:
         """Choose again, before a prefill of the buffer. Cached pieces stay if they fit.
 
-        files: (path, text), nearest first. near: see `names_near`. tokens: counts a text's tokens.
+        files: (path, text), nearest first. near: from `names_near`. tokens: counts a text's tokens.
         budget: maximum tokens. fresh: maximum new tokens. cached: tokens with a cached prefix.
         """
         texts = dict(files)
@@ -186,14 +186,14 @@ def chunks_of(path: str, text: str) -> tuple[Chunk, ...]:
         else:
             pieces += _cut(piece)
     return tuple(
-        Chunk(path, content, frozenset(_NAME.findall(content)), frozenset(defined(content)))
+        Chunk(path, content, frozenset(_NAME.findall(content)), frozenset(defined_names(content)))
         for piece in pieces
         if (content := piece.strip("\n"))
     )
 
 
-def defined(text: str) -> set[str]:
-    """Return the names that `text` defines, in any language."""
+def defined_names(text: str) -> set[str]:
+    """Return the unqualified names that `text` seems to define, in common languages."""
     found = set()
     for match in chain.from_iterable(each.finditer(text) for each in _DEFINITIONS):
         name = re.split(r"[.:]+", match.group(1).rstrip(".:"))[-1]

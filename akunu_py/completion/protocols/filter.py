@@ -28,9 +28,9 @@ def run_filter(
     files: Sequence[Path] = (),
     whole: bool = False,
 ) -> None:
-    """Complete the buffer on stdin at `cursor` or `offset`; see `find_cursor`.
+    """Complete the buffer on stdin at `cursor` or `offset`, as in `find_cursor`.
 
-    base: the limits and the path of the request. files: other files of the project.
+    base: limits and path. files: other files of the project. whole: print the whole buffer.
     """
     raw = sys.stdin.buffer.read()
     output = raw if whole else b""

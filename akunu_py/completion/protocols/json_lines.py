@@ -230,14 +230,14 @@ def parse(
     if set(message) == {"cancel"}:
         return CancelLine(_id(message, "cancel"))
     if set(message) == {"accepted", "characters"}:
-        return _accepted(message)
+        return _parse_accepted(message)
     id = _id(message, "id")
     if "cancel" in message:
         raise BadLine('"cancel" needs a separate line, without other fields', id)
     if "accepted" in message:
         raise BadLine('"accepted" needs a separate line, with "characters"', id)
     try:
-        request = _request(message, defaults)
+        request = _parse_request(message, defaults)
     except UsageError as error:
         raise BadLine(str(error), id) from error
     return RequestLine(id, request, message.get("channel", ""), message.get("stream", False))
@@ -257,7 +257,7 @@ def _id(message: dict[str, Any], name: str) -> str | int:
     return value
 
 
-def _accepted(message: dict[str, Any]) -> AcceptedLine:
+def _parse_accepted(message: dict[str, Any]) -> AcceptedLine:
     characters = message["characters"]
     try:
         _check_kind("characters", characters, int, "an integer")
@@ -268,7 +268,7 @@ def _accepted(message: dict[str, Any]) -> AcceptedLine:
     return AcceptedLine(_id(message, "accepted"), characters)
 
 
-def _request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:
+def _parse_request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:
     for name, value in message.items():
         if name == "id":
             continue
@@ -282,15 +282,15 @@ def _request(message: dict[str, Any], defaults: CompletionRequest) -> Completion
     if "time_ms" in message:
         fields["seconds"] = message["time_ms"] / 1000
     if "edits" in message:
-        fields["edits"] = tuple(map(_edit, message["edits"]))
-    files = tuple(map(_file, message.get("files", ())))
+        fields["edits"] = tuple(map(_parse_edit, message["edits"]))
+    files = tuple(map(_parse_file, message.get("files", ())))
     recent = tuple(message.get("recent", ()))
     for text in recent:
         _check_kind("recent", text, str, "strings")
     return replace(defaults, files=files, recent=recent, **fields)
 
 
-def _file(file: Any) -> SourceFile:
+def _parse_file(file: Any) -> SourceFile:
     if not isinstance(file, dict) or set(file) != {"path", "text"}:
         raise UsageError('files: expected objects with "path" and "text"')
     for name, value in file.items():
@@ -298,7 +298,7 @@ def _file(file: Any) -> SourceFile:
     return SourceFile(**file)
 
 
-def _edit(edit: Any) -> BufferEdit:
+def _parse_edit(edit: Any) -> BufferEdit:
     texts = {"path", "before", "after"}
     if not isinstance(edit, dict) or set(edit) - {"line"} != texts:
         raise UsageError('edits: expected objects with "path", "before", "after" and maybe "line"')

@@ -225,6 +225,7 @@ class InlineCompletions:
     async def _completion(
         self, request: CompletionRequest, uri: str, partial: _PartialAnswer | None = None
     ) -> Completion:
+        """Wait for the completion. Raises JsonRpcException if it failed or was superseded."""
         done: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
 
         def on_text(text: str) -> None:
@@ -250,7 +251,7 @@ class InlineCompletions:
     def accept_command(
         self, request: CompletionRequest, text: str, extended: ShownCompletion | None = None
     ) -> tuple[types.Command, ShownCompletion]:
-        """Count a completion as shown; return its command for acceptance, and its ghost."""
+        """Count a completion as shown; return the command that accepts it, and its record."""
         number = next(self.numbers)
         ghost = self.acceptance.shown(request, text, number, extended)
         command = types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
@@ -327,9 +328,9 @@ class _PartialAnswer:
             self._timer.cancel()
 
     def ghost_of(self, text: str) -> ShownCompletion | None:
-        """Return the shown ghost that `text` continues.
+        """Return the shown completion that `text` extends, if any.
 
-        It belongs to this request, or to the request before if a part of it was typed since.
+        This request showed it, or the request before, if a part of it was typed since.
         """
         if self._ghost is not None or self._earlier is None:
             return self._ghost
@@ -572,7 +573,7 @@ class StrictProtocol(LanguageServerProtocol):
         return self._left.is_set() and self._shutdown
 
     def document(self, uri: str) -> OpenDocument:
-        """Return an open document, and mark it as the last one in use."""
+        """Return an open document, and mark it as the last document in use."""
         documents, key = self.workspace.text_documents, unquote(uri)
         if key not in documents:
             raise JsonRpcInvalidParams(f"document is not open: {uri}")

@@ -44,7 +44,7 @@ class ThinkingVariables:
         return variables or None
 
     def for_effort(self, effort: Effort | None) -> dict[str, Any] | None:
-        """Return the variables for a request's effort; None if it has no effect."""
+        """Return the variables for `effort`, {} for None; None if the template has none for it."""
         if effort is None:
             return {}
         return self.off() if effort == "none" else self.on(effort)

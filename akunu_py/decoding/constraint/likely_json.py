@@ -68,7 +68,7 @@ class LikelyText:
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Return the likely end of the current value with the text behind it, and its token count.
+        """Return the tokens that probably end the current value, and its number of tokens so far.
 
         Call only if `forced` returns nothing.
         """
@@ -97,7 +97,7 @@ class LikelyText:
         self._consume(token, [token])
 
     def _consume(self, token: int, written: list[int]) -> None:
-        """Consume a token. written: what the matcher consumes for it."""
+        """Add a token. written: `token` in the matcher's own tokens, such as bytes."""
         consumed = 0
         if self._matcher is not None and self._mismatch_at is None and written:
             consumed = self._matcher.try_consume_tokens(written)
@@ -201,7 +201,7 @@ class LikelyJson(LikelyText):
 
 
 def _force_first(matcher: LLMatcher, options: bytes) -> bytes:
-    """Return the first byte of `options` that is allowed, with the text forced behind it."""
+    """Return the first allowed byte of `options`, with the text forced after this byte."""
     for byte in options:
         if matcher.try_consume_tokens([byte]):
             return bytes([byte]) + matcher.compute_ff_bytes()
@@ -270,7 +270,7 @@ def _expected_gap(state: _JsonState, after: bytes) -> bytes:
 
 
 def _gap_like(gaps: Mapping[bytes, bytes], gap_name: bytes) -> bytes:
-    """Return the last gap of this name, or one that is consistent with the others."""
+    """Return the last gap called `gap_name`, else one in the style of the other gaps."""
     if gap_name in gaps:
         return gaps[gap_name]
     if gap_name == b":":

@@ -94,7 +94,7 @@ class ConstraintMatcher:
         return _masked(logits, masks)
 
     def masked_ahead(self, logits: mx.array) -> mx.array:
-        """Return a drafter's logits [1, vocab], masked behind the draft that `advance` walked."""
+        """Mask a drafter's logits [1, vocab] for the position after the accepted draft tokens."""
         return logits if self.complete else _masked(logits, [self._mask()])
 
     def consume(self, tokens: Sequence[int]) -> list[int]:
@@ -107,6 +107,7 @@ class ConstraintMatcher:
         return list(tokens)
 
     def begin_draft(self) -> None:
+        """Save the state for `end_draft`, and continue with a copy of the matcher."""
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
         self._saved = self._state, self._thinking_tail, len(self._structure), self._matcher
         self._matcher = self._matcher.deep_copy()
@@ -227,7 +228,7 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
 
 
 def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
-    """Return whether any text, not only an answer, matches. See `compile_constraint`."""
+    """Return whether `text` matches. Raises UsageError as `compile_constraint` does."""
     matcher = compile_constraint(codec, constraint)
     tokens = token_tables(codec).tokenize_bytes(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -265,7 +266,7 @@ def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
 
 
 def literal(text: str) -> str:
-    """Return `text` as a string of a grammar."""
+    """Return `text` as a string literal of a grammar."""
     # JSON leaves DEL unescaped, but strings in a grammar cannot contain it.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -322,7 +323,7 @@ def _run_with_timeout(seconds: float, name: str, work: Callable[[], _Result]) ->
 
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the opening token of thinking, if it is one, the closing tokens, and newlines."""
+    """Return the opening token of thinking, if it is a single token, its end, and newlines."""
     tokenizer = codec.tokenizer
     if thinking_markers(tokenizer) is None:
         return (), (), ()

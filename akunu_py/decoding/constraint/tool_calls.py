@@ -86,7 +86,7 @@ def constrained(
 
 
 def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOptions:
-    """Ban the openers of calls that are one token."""
+    """Ban the call openers that consist of a single token."""
     format = format_of(codec.tokenizer)
     openers = () if format is HARMONY else format.openers
     encoded = [codec.tokenizer.encode(text, add_special_tokens=False) for text in openers]
@@ -96,7 +96,7 @@ def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOpti
 
 @dataclass(frozen=True, slots=True)
 class CallRequirements:
-    """What a grammar of calls must allow."""
+    """The requirements of a request on the grammar of its tool calls."""
 
     tools: Sequence[Tool]
     forced: bool  # only calls; otherwise text with calls in it
@@ -112,11 +112,11 @@ def calls_constraint(
     Raises UsageError for a strict schema or a response format that no grammar expresses.
     """
     try:
-        text = _GrammarWriter(codec, layout).written(requirements)
+        text = _GrammarWriter(codec, layout).grammar(requirements)
         if text is None:
             return None
         levels: tuple[_Guess, ...] = ("closed", "open")
-        guesses = [_GrammarWriter(codec, layout, guess).written(requirements) for guess in levels]
+        guesses = [_GrammarWriter(codec, layout, guess).grammar(requirements) for guess in levels]
         return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
     except _Unbounded:
         return None
@@ -150,7 +150,8 @@ class _GrammarWriter:
         outermost = layout.outermost and replace(layout.outermost, ordered=True, closed=True)
         return replace(layout, ordered=True, closed=True, outermost=outermost)
 
-    def written(self, requirements: CallRequirements) -> str | None:
+    def grammar(self, requirements: CallRequirements) -> str | None:
+        """Return the grammar of the answer; None if calls are optional and have no opener."""
         if (format := requirements.text_format) is not None:
             return self._calls_or_text(replace(requirements, forced=True, text_format=None), format)
         layout, opened, single = self._calls, "", requirements.single
@@ -181,7 +182,7 @@ class _GrammarWriter:
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
 
     def _calls_or_text(self, requirements: CallRequirements, format: Constraint) -> str:
-        """Allow calls or what matches the format."""
+        """Return the grammar of an answer with calls, or with text in the format."""
         layout = COMPACT if format.compact else self._likely_layout(FREE)
         bare = not (self._calls.opener or self._calls.text_before)
         if bare and format.kind in ("json_schema", "json"):
@@ -194,13 +195,13 @@ class _GrammarWriter:
         elif calls.text_before:
             before, behind = map(self._text, calls.text_before)
             text = f"{text} | ({before} text {behind})? {self._text(calls.text_opener)} {text}"
-        written = self.written(requirements)
+        written = self.grammar(requirements)
         assert written is not None
         start, _, others = written.partition("\n")
         return f"{start} | {text}\n{others}{rules}"
 
     def _text_rules(self, requirements: CallRequirements) -> tuple[str, str]:
-        """Return the rules for text in markup, before the calls and behind them; "" if none."""
+        """Return the rules for text in markup, before and after the calls; "" for no rule."""
         if self._calls.text_markup is None:
             return "", ""
         begin, end, last = self._calls.text_markup
@@ -210,6 +211,7 @@ class _GrammarWriter:
         return f"(({self._text(begin)})? {text})?", f"({self._text(last)})?"
 
     def _text_until(self, end: str) -> str:
+        """Return symbols for any text that ends with `end`, and has it nowhere else."""
         found = self._marker(end)
         if isinstance(found, Verbatim):
             return f"text {found.text}"
@@ -220,7 +222,7 @@ class _GrammarWriter:
     def _call(self, tool: Tool) -> str:
         """Add a rule for a call of a tool and return its name."""
         tags = self._calls.tags
-        arguments = self._parameters(tool, tags) if tags else self._object(tool)
+        arguments = self._parameters(tool, tags) if tags else self._arguments_rule(tool)
         parts = []
         for part in _PLACEHOLDERS.split(self._calls.call):
             if part == "ARGUMENTS":
@@ -233,7 +235,7 @@ class _GrammarWriter:
         self._lines.append(f"{name}: {' '.join(parts)}")
         return name
 
-    def _object(self, tool: Tool) -> str:
+    def _arguments_rule(self, tool: Tool) -> str:
         try:
             schema = {**_ANY_OBJECT, **tool.parameters}
             return self._rule(schema, tool, _ANY_OBJECT, self._layout)
@@ -296,7 +298,7 @@ class _GrammarWriter:
         return self._rule(whole, tool, typed, marked("", end, tags.newline + head))
 
     def _marker(self, text: str) -> str | Verbatim:
-        """Return an end of text unchanged, or as symbols if it begins with a special token."""
+        """Return an end marker, as symbols if it begins with a special token."""
         head, end = self._split_end(text)
         if head:
             raise _Unbounded
@@ -351,7 +353,7 @@ def _opening_tags(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tupl
 
 
 def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
-    """Allow the format, or a call as Llama writes it."""
+    """Return a JSON schema for the format or for one call in Llama's notation."""
     schemas: list[Any] = [json.loads(format.text) if format.kind == "json_schema" else True]
     schemas += [{**_ANY_OBJECT, **tool.parameters} for tool in tools]
     apart = [  # each schema resolves its own references

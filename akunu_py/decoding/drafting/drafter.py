@@ -52,12 +52,12 @@ class Drafting:
         # Without rollback the model answers without drafts; front ends show the reason.
         mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
         if (mode, options.draft_tokens) != self._made_for:
-            self._make(mode, options.draft_tokens)
+            self._replace_drafter(mode, options.draft_tokens)
         return mode
 
-    def _make(self, mode: DraftMode, draft_tokens: int) -> None:
+    def _replace_drafter(self, mode: DraftMode, draft_tokens: int) -> None:
         self._target.run = self._target.run_model
-        drafter = self._inner = self._new(mode, draft_tokens)
+        drafter = self._inner = self._create_drafter(mode, draft_tokens)
         auto = drafter if isinstance(drafter, AutoDrafter) else None
         self._drafter = TrackedDrafter(self.wrap(drafter), auto)
         self._made_for = mode, draft_tokens
@@ -78,7 +78,7 @@ class Drafting:
         unread = len(known)
         known += history
         if not self._drafter.rewind(common_prefix(self._drafter.tokens, known)):
-            self._make(mode, options.draft_tokens)
+            self._replace_drafter(mode, options.draft_tokens)
         end = None if read is None else unread + read
         self._drafter.set_unread(unread)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
@@ -90,7 +90,7 @@ class Drafting:
             self._inner.guide = guide
 
     def set_alone(self, alone: bool) -> None:
-        """Set whether passes run ahead; see `Target.alone`."""
+        """Set whether passes may be launched ahead, as in `Target.alone`."""
         if isinstance(self._inner, AutoDrafter):
             self._inner.can_pipeline = alone
 
@@ -117,7 +117,7 @@ class Drafting:
         end = sorted(self._engine.tokens.stop_tokens)[:1]
         return [token for tokens in draft_context for token in (*tokens, *end)]
 
-    def _new(self, mode: DraftMode, draft_tokens: int) -> Drafter:
+    def _create_drafter(self, mode: DraftMode, draft_tokens: int) -> Drafter:
         if mode == "off":
             return NoDrafter()
         if mode == "fixed":

@@ -26,7 +26,7 @@ class NeuralDrafterBase:
 
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
-        """Return why `engine` has no such drafter, "" if it has one."""
+        """Return why `engine` cannot have this drafter, "" if it can."""
         raise NotImplementedError
 
     @classmethod

@@ -63,11 +63,11 @@ class HostGroup:
         self._processes: list[RankProcess] = []
         atexit.register(self.close)
         try:
-            arguments = self._arguments(stored, options)
+            arguments = self._worker_arguments(stored, options)
             for rank in range(1, hosts.size):
                 self._processes.append(RankProcess(hosts, rank, arguments))
             for process in self._processes:
-                self._compare(local, process)
+                self._compare_fingerprints(local, process)
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()
             self._connect()
         except BaseException:
@@ -75,7 +75,7 @@ class HostGroup:
             raise
 
     def keep_partition(self, model: Any) -> int:
-        """Keep rank 0's partition in lazily loaded `model`; see `device.convert_weights`."""
+        """Keep only rank 0's partition of lazily loaded `model`; return its item size."""
         split = self.split, self._group, self.weights
         self._stand_ins, description, itemsize = keep_partition(model, *split)
         self.partitions.append(description)
@@ -126,7 +126,7 @@ class HostGroup:
             raise HostLost(f"{self._failure}; {_RETRY_HINT}")
 
     def explain(self, error: RuntimeError) -> AkunuError | None:
-        """Return the HostLost behind a failed pass, None if it failed for another reason."""
+        """Return a HostLost if the loss of a host made a pass fail with `error`, else None."""
         deadline = time.monotonic() + _NOTICE_TIMEOUT
         while not self._failure and "[ring]" in str(error) and time.monotonic() < deadline:
             time.sleep(_POLL)
@@ -150,7 +150,7 @@ class HostGroup:
                 process.kill()
                 process.wait(_EXIT_TIMEOUT)
 
-    def _arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
+    def _worker_arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
         return {
             "model": stored.name if stored.manifest is not None else str(stored.path.resolve()),
             "split": self.split,
@@ -162,7 +162,7 @@ class HostGroup:
             "memory": options.memory_limit,
         }
 
-    def _compare(self, local: dict[str, str], process: RankProcess) -> None:
+    def _compare_fingerprints(self, local: dict[str, str], process: RankProcess) -> None:
         remote = self._wait_for(process, "fingerprint")["fingerprint"]
         if differs := first_difference(local, remote):
             raise UsageError(
@@ -212,7 +212,7 @@ class HostGroup:
             process.send(wake=True)
 
     def _watch(self) -> None:
-        """Kill all ranks if one ended or is silent, so that waiting passes raise."""
+        """Kill all ranks if a rank ended or is silent, so that waiting passes raise."""
         last_poll = time.monotonic()
         while not self._closed.wait(_POLL):
             now = time.monotonic()

@@ -46,10 +46,10 @@ def read_hosts(option: str) -> Hosts:
                 f"--hosts: expected 2 to {MAX_HOSTS} processes or a hostfile, got {option}"
             )
         return _over_ring([LOCALHOST] * count, [[LOCALHOST]] * count, {})
-    return _from_file(Path(option))
+    return _read_hostfile(Path(option))
 
 
-def _from_file(path: Path) -> Hosts:
+def _read_hostfile(path: Path) -> Hosts:
     from mlx._distributed_utils.common import Hostfile
 
     try:

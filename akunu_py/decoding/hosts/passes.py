@@ -237,7 +237,7 @@ class PartitionRunner:
                 if command[0] == HostCommand.IDLE:
                     mx.clear_cache()
                     return
-                self._run(command, tokens)
+                self._execute(command, tokens)
 
     @property
     def counts(self) -> PassCounts:
@@ -248,7 +248,7 @@ class PartitionRunner:
     def cached_tokens(self) -> dict[int, int]:
         return {key: kv_cache.row_count(cache) for key, cache in self._caches.items()}
 
-    def _run(self, command: Command, tokens: list[int]) -> None:
+    def _execute(self, command: Command, tokens: list[int]) -> None:
         kind, key, *numbers = command
         if kind == HostCommand.NEW:
             own = kv_cache.new_cache(self._model)
@@ -264,7 +264,7 @@ class PartitionRunner:
 
     def _run_on_cache(self, cache: Any, kind: int, numbers: list[int], tokens: list[int]) -> None:
         if kind == HostCommand.PASS:
-            self._pass(cache, numbers[0], tokens, need_logits=bool(numbers[1]))
+            self._run_pass(cache, numbers[0], tokens, need_logits=bool(numbers[1]))
         elif kind == HostCommand.ROLL_BACK:
             self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._last_pass, *numbers)
         elif kind == HostCommand.TRIM:
@@ -279,7 +279,7 @@ class PartitionRunner:
         elif kind == HostCommand.SHRINK:
             kv_cache.shrink(cache)
 
-    def _pass(
+    def _run_pass(
         self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, need_logits: bool
     ) -> None:
         if kv_cache.row_count(cache) != held:

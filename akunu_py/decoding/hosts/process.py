@@ -60,7 +60,7 @@ class RankProcess:
             reader.start()
 
     def send(self, **message: Any) -> None:
-        """Send a line. Ignores a closed pipe; see `exit_reason`."""
+        """Send a line. Ignores a closed pipe, which `exit_reason` explains."""
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
@@ -92,12 +92,12 @@ class RankProcess:
         return f"{reason}{f': {last_error}' if last_error else ''}"
 
     def close(self) -> None:
-        """Request its exit by closing its stdin."""
+        """Close the process's stdin, which makes it exit."""
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill it, also if it is stopped."""
+        """Kill the process, even while it is suspended."""
         if self._process.poll() is None and self.host != LOCALHOST:
             # Killing ssh ends the remote process; if that hangs, mlx.launch's `terminate` helps.
             threading.Thread(target=self._kill_remote, daemon=True).start()
@@ -105,7 +105,7 @@ class RankProcess:
             self._process.kill()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end and clean up. Returns False on timeout."""
+        """Wait for the process to end, and delete its pidfile. Returns False on timeout."""
         with contextlib.suppress(Exception):
             self._process.wait(seconds)
         if self._process.poll() is None:

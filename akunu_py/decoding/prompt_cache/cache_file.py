@@ -68,11 +68,11 @@ class CacheMetadata:
     conversation: str = ""
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens it shares with `prompt`, except its last."""
+        """Return the length of the prefix shared with `prompt`, without the prompt's last."""
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
     def reach(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of `prompt` need no prefill with it."""
+        """Return how many tokens of `prompt` need no prefill if this file is loaded."""
         shared = self.shared(prompt)
         if self.trims or shared == len(self.tokens):
             return shared

@@ -47,7 +47,7 @@ _DTYPES = {
 def save(
     history: TokenHistory, engine: Engine, path: Path, stopped: Stopped = lambda: False
 ) -> None:
-    """Write a history to `path`; see `Session.save_prompt_cache`. Raises SaveStopped."""
+    """Write a history to `path`. Raises UsageError, StoreError, SaveStopped."""
     _check_name(path)
     if not history.tokens:
         raise UsageError("nothing to save: the session has not processed a prompt yet")
@@ -90,7 +90,7 @@ def write(
 
 
 def load(engine: Engine, path: Path) -> TokenHistory:
-    """Load the history in `path`; see `Session.load_prompt_cache`."""
+    """Load the history in `path`. Raises UsageError if it does not fit, StoreError."""
     _check_name(path)
     header = cache_file.read(path)
     metadata = header.metadata
@@ -169,12 +169,12 @@ def _layer(name: str, state: Any) -> Any:
 
 
 def _build_pass(engine: Engine, entries: kv_cache.Cache) -> None:
-    """Build a pass over a cache, which alters it; never evaluated."""
+    """Build a pass over a cache, which alters the cache, without evaluating the pass."""
     engine.model(mx.zeros((1, 1), mx.int32), cache=entries)
 
 
 def _checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
-    """Return a checkpoint's own layers as they were."""
+    """Return copies of the layers that a checkpoint saved, with their saved state."""
     found = []
     for layer, state in zip(layers, checkpoint.entries, strict=True):
         if not isinstance(state, int):

@@ -68,7 +68,7 @@ class TokenHistory:
         return min((mark - length for mark in self.marks if mark > length), default=None)
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens the cache shares with `prompt`, except its last."""
+        """Return the length of the prefix shared with `prompt`, without the prompt's last."""
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
     def reach(self, shared: int) -> int:

@@ -49,7 +49,10 @@ class PromptCaches:
         return 0 < nbytes <= self.limit
 
     def add(self, history: TokenHistory) -> None:
-        """Cache a history that is no longer in use, if worthwhile."""
+        """Cache a history no longer in use, if it has at least LEAST tokens.
+
+        If `limit` is 0, record its eviction instead.
+        """
         if not self.limit:
             self.record_eviction(history)
         elif len(history.tokens) >= LEAST:
@@ -87,7 +90,7 @@ class PromptCaches:
     def reserve(
         self, needed: int, history: TokenHistory, protected: TokenHistory | None = None
     ) -> None:
-        """Reserve `needed` bytes in all for `history`, in use; see `make_room`."""
+        """Reserve `needed` bytes in all for `history`, in use; evict others, not `protected`."""
         self.make_room(self._reserved_by_others(history) + needed, protected)
         history.reserved = needed
 

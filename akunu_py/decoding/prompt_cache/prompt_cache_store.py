@@ -75,16 +75,16 @@ class PromptCacheStore:
 
     def saved(self, engine: Engine) -> list[SavedCache]:
         """Return the files that `engine` can continue, by their headers."""
-        return [each for each in self._all() if not incompatibility(each.metadata, engine)]
+        return [each for each in self._valid() if not incompatibility(each.metadata, engine)]
 
     def find_unusable(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
-        """Return the tokens of `prompt` in an incompatible file, and why it is."""
+        """Return how many tokens of `prompt` an incompatible file has, and the reason."""
         digest = engine.tokens.digest
-        candidates = [each.metadata for each in self._all() if each.metadata.tokenizer == digest]
+        candidates = [each.metadata for each in self._valid() if each.metadata.tokenizer == digest]
         found = [(each.shared(prompt), incompatibility(each, engine)) for each in candidates]
         return max((each for each in found if each[1]), default=(0, ""))
 
-    def _all(self) -> list[SavedCache]:
+    def _valid(self) -> list[SavedCache]:
         if not self._swept:
             self._swept = True
             with self._lock_for_writing() as locked:
@@ -101,7 +101,7 @@ class PromptCacheStore:
         return found
 
     def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
-        """Return the file that saves the most prefill of `prompt`, and those tokens."""
+        """Return the file that saves the most prefill of `prompt`, after the tokens saved."""
         found = [(each.metadata.reach(prompt), each) for each in self.saved(engine)]
         return max(found, key=lambda each: each[0], default=None)
 

@@ -72,7 +72,7 @@ class Finder:
     def search(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
         """Search text[begin:] up to the end of the first complete literal.
 
-        Returns the text before any possible match, and the index behind the searched text.
+        Returns the text before any possible match, and the end index of the searched text.
         Once `found` is set, `flush` returns the literal, and `search` must not be called.
         """
         assert self.found is None

@@ -55,15 +55,15 @@ class StreamDecoder:
             if self.stopped:
                 used = index + 1
                 cut = Piece(piece.tokens[:used], min(piece.accepted, used), (), piece.seconds)
-                return _joined(runs, cut), used
-        return _joined(runs, piece), len(piece.tokens)
+                return _text_piece(runs, cut), used
+        return _text_piece(runs, piece), len(piece.tokens)
 
     def finish(self) -> TextPiece:
         """Return the text held back at the end of the answer."""
         if self.stopped:
             return TextPiece("", Piece(()))
         rest = self._splitter.add(self._detokenizer.finish()) + self._splitter.finish()
-        return _joined([*self._split(rest), *self._stop.finish()], Piece(()))
+        return _text_piece([*self._split(rest), *self._stop.finish()], Piece(()))
 
     def _split(self, runs: Sequence[TextRun]) -> list[TextRun]:
         """Pass thinking unchanged, and the answer up to a stop sequence."""
@@ -74,7 +74,7 @@ class StreamDecoder:
         ]
 
 
-def _joined(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
+def _text_piece(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
     text = thinking = ""
     drafted: list[tuple[int, int]] = []
     for run in runs:
@@ -111,6 +111,7 @@ class Detokenizer:
         return self._release(force=True)
 
     def _release(self, *, force: bool) -> str:
+        """Return the pending text, "" for an incomplete character unless `force`."""
         pending = len(self._window) - self._decoded
         if not pending:
             return ""

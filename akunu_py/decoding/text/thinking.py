@@ -55,6 +55,7 @@ def special_tokens_in(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
 
 
 def _hidden_tokens(tokenizer: Any, tokens: set[int]) -> dict[int, str]:
+    """Return those of `tokens` that decoding skips by default, with their texts."""
     return {
         int(token): str(tokenizer.decode([token], skip_special_tokens=False))
         for token in sorted(tokens)
@@ -212,7 +213,7 @@ class ChannelSplitter:
         return merge_runs(runs)
 
     def _check_start(self, *, certain: bool = False) -> list[TextRun]:
-        """Pass an answer without any header unchanged; a grammar may force one."""
+        """Release the start, once a header is certain or excluded, as by some grammars."""
         if self._start_buffer is None:
             return []
         text = "".join(run.text for run in self._start_buffer)
@@ -224,6 +225,7 @@ class ChannelSplitter:
         return [made for run in buffered for made in self.add(run.text, run.drafted)]
 
     def _route(self, found: list[TextRun]) -> list[TextRun]:
+        """Add text to the open header, or return it with the kind of its message."""
         if self._header is None:
             return [TextRun(run.text, run.drafted, self._kind) for run in found]
         self._header += "".join(run.text for run in found)

@@ -70,7 +70,7 @@ class Reader:
         return self._text[self._at : self._at + count]
 
     def skip(self, characters: str = SPACE, emit: Emit | None = None) -> ParserSteps[str]:
-        """Read all `characters` that come next; return the one behind them, "" at the end."""
+        """Skip the `characters`; return the next character without reading it, "" at the end."""
         while True:
             rest = self.unread
             skipped = self.consume(len(rest) - len(rest.lstrip(characters)))
@@ -141,7 +141,7 @@ class Reader:
         """
         bracket = yield from self.skip(emit=emit)
         if bracket == '"':
-            yield from self._string(emit)
+            yield from self._read_string(emit)
             return
         if bracket not in ("{", "[") or not depth:
             yield from self._scalar(emit)
@@ -154,7 +154,7 @@ class Reader:
         while end != close:
             if bracket == "{":
                 yield from self.skip(emit=emit)
-                yield from self._string(emit)
+                yield from self._read_string(emit)
                 yield from self.skip(emit=emit)
                 emit((yield from self.expect(":")))
             yield from self.read_json(emit, depth - 1)
@@ -162,13 +162,13 @@ class Reader:
             end = yield from self.expect(",", close)
             emit(end)
 
-    def _string(self, emit: Emit) -> ParserSteps[None]:
+    def _read_string(self, emit: Emit) -> ParserSteps[None]:
         emit((yield from self.expect('"')))
         while (character := (yield from self.peek())) != '"':
             if not character:
                 raise CutOff
             if character == "\\":
-                emit((yield from self._escape()))
+                emit((yield from self._read_escape()))
             elif found := _PLAIN.match(self._text, self._at):
                 emit(self.consume(len(found[0])))
             else:
@@ -176,7 +176,7 @@ class Reader:
                 emit(known.get(self.consume(1), f"\\u{ord(character):04x}"))
         emit(self.consume(1))
 
-    def _escape(self) -> ParserSteps[str]:
+    def _read_escape(self) -> ParserSteps[str]:
         escape = self.consume(1)
         while len(escape) < (6 if escape.startswith("\\u") else 2):
             character = yield from self.peek()

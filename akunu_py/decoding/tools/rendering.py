@@ -53,7 +53,7 @@ _EXAMPLE = ToolCall("function_name", '{"argument": "value"}', "")
 
 @dataclass(frozen=True, slots=True)
 class TemplateFeatures:
-    """What a chat template can show."""
+    """The parts of a conversation that a chat template renders."""
 
     template: str
     tools: bool = False  # tools, calls and results
@@ -65,7 +65,7 @@ class TemplateFeatures:
 
 @chat_template.cached_per_tokenizer
 def template_features(tokenizer: Any) -> TemplateFeatures:
-    """Return what a tokenizer's chat template can show."""
+    """Return the features of a tokenizer's chat template."""
     if not tokenizer.has_chat_template:
         return TemplateFeatures("")
     template = ""
@@ -149,7 +149,7 @@ def _render(
     features: TemplateFeatures,
     variables: Mapping[str, Any] = {},
 ) -> str:
-    turns, definitions = _as_turns(messages, features), [_definition(tool) for tool in tools]
+    turns, definitions = _to_dicts(messages, features), [_definition(tool) for tool in tools]
     return chat_template.render(tokenizer, turns, model, definitions, variables)
 
 
@@ -160,7 +160,7 @@ def _definition(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _as_turns(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
+def _to_dicts(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
     ids = _history_ids(messages, features.template)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []
@@ -225,7 +225,7 @@ def _history_ids(messages: Sequence[Message], template: str) -> dict[str, str]:
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Split messages with several calls, and put each result behind its call."""
+    """Split messages with several calls, and put each result after its call."""
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     split: list[Message] = []
     placed: set[str] = set()

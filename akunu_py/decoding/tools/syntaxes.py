@@ -33,7 +33,7 @@ _MAX_DEPTH = 60  # nested values of Gemma
 
 
 class Calls:
-    """Receives what a syntax reads and emits it as events."""
+    """Receives the parts of calls that a syntax reads, and emits them as events."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class NamedJson:
 
     @property
     def call(self) -> str:
-        """The text of a call, see `CallLayout`."""
+        """The text of a call with a placeholder for arguments, as in `CallLayout`."""
         return f"{self.begin}{self.header}{self.separator}ARGUMENTS{self.end}"
 
     def layout(self, opener: str, closer: str) -> CallLayout:
@@ -419,7 +419,7 @@ class Gemma:
         return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
 
     def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> ParserSteps[None]:
-        """Read an object or an array behind its opening bracket."""
+        """Read the rest of an object or an array, after its opening bracket."""
         close = "}" if bracket == "{" else "]"
         emit(bracket)
         first = True
@@ -429,11 +429,11 @@ class Gemma:
                 emit(", ")
             first = False
             if bracket == "{":
-                yield from self._key(reader, emit)
+                yield from self._read_key(reader, emit)
             yield from self._read_value(reader, emit, depth)
         emit(close)
 
-    def _key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
+    def _read_key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
         if (yield from reader.accept(self.quote, skip=SPACE)):
             key, _ = yield from reader.read_until(self.quote)
             yield from reader.expect(":", skip=SPACE)
@@ -498,7 +498,7 @@ class _Literals(ast.NodeTransformer):
 
 
 def _read_expression(reader: Reader) -> ParserSteps[str]:
-    """Return the text of a value, up to the comma or bracket behind it."""
+    """Return the text of a value, up to the comma or bracket that ends it."""
     text = quote = ""
     depth = 0
     while True:
@@ -529,6 +529,7 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
 
 
 def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Yield the JSON types that `schema`, a part of `root`, names; follow `depth` references."""
     if not isinstance(schema, Mapping) or not depth:
         return
     declared = schema.get("type")

@@ -71,11 +71,11 @@ class ToolCallParser:
         self._after_call = False
         make_id = new_id or (format or HERMES).new_id
         self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
-        self._steps = self._run(format) if format else None
+        self._steps = self._parse(format) if format else None
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Special tokens that the text must contain, see `GenerateOptions`."""
+        """Special tokens that the text must contain, for `GenerateOptions.markers`."""
         return self._format.all_markers if self._format else ()
 
     def add(self, text: str) -> list[Event]:
@@ -119,7 +119,7 @@ class ToolCallParser:
             self._events.append(TextDelta(stripped))
             self._had_text, self._after_call = True, False
 
-    def _run(self, format: ToolFormat) -> ParserSteps[None]:
+    def _parse(self, format: ToolFormat) -> ParserSteps[None]:
         while True:
             opener = yield from self._text_before_call(format)
             if opener is None:
@@ -174,7 +174,7 @@ class ToolCallParser:
             yield
 
     def _read_block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
-        """Read the calls behind an opener, up to their closer. Raises Malformed."""
+        """Read the calls after an opener, up to their closer. Raises Malformed."""
         reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
         while True:

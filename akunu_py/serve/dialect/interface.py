@@ -48,7 +48,7 @@ class Encoder(Protocol):
     def encode(self, event: Event, choice: int) -> list[bytes]:
         """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
 
-        `Finished` comes once for each job; the frames of the last one end the stream.
+        Each job has one `Finished` event; the frames of the last `Finished` end the stream.
         """
 
     def heartbeat(self) -> bytes:

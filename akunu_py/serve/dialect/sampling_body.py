@@ -80,9 +80,10 @@ def generate_options(
     constraint: Constraint | None = None,
     logprobs: int | None = None,
 ) -> GenerateOptions:
-    """Return the options of an answer, with the service's defaults. Raises RequestError.
+    """Return the service's default options, overridden by the request's.
 
-    constraint: one from other parameters. logprobs: see `SamplingOptions`.
+    constraint: a constraint from fields outside `body`. logprobs: as in `SamplingOptions`.
+    Raises RequestError for two constraints.
     """
     constraint = _only_constraint(body, constraint)
     parameters: dict[str, Any] = {

@@ -81,11 +81,11 @@ class Service:
         }
 
 
-def check_model(asked: str | None, names: Sequence[str]) -> None:
-    """Raise RequestError if a request names another model than the served one."""
-    if asked is not None and asked not in names:
+def check_model(requested: str | None, names: Sequence[str]) -> None:
+    """Raise RequestError unless `requested` is None or one of the served model's `names`."""
+    if requested is not None and requested not in names:
         raise RequestError(
-            f"this server serves {names[0]}, not {asked[:100]!r}; request {names[0]}, or start "
+            f"this server serves {names[0]}, not {requested[:100]!r}; request {names[0]}, or start "
             "another server: akunu serve --model NAME",
             "not_found",
             param="model",

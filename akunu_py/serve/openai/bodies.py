@@ -190,7 +190,7 @@ def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
 
 
 def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
-    """Return the choice. Raises RequestError if its tool is not offered."""
+    """Convert a tool choice. Raises RequestError for a tool that is not among `tools`."""
     if isinstance(body, NamedTool):
         check_tool(body.function.name, [tool.name for tool in tools])
         return ToolChoice("named", body.function.name)

@@ -107,7 +107,7 @@ class ChatEncoder(CommentEncoder):
         delta = self._delta(event, choice)
         if delta is None:
             return []
-        return [*self._role(choice), self._chunk(choice, delta)] if delta else self._role(choice)
+        return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
 
     def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
         """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
@@ -128,7 +128,8 @@ class ChatEncoder(CommentEncoder):
                 return None
         return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
 
-    def _role(self, choice: int) -> list[bytes]:
+    def _start(self, choice: int) -> list[bytes]:
+        """Return the first chunk of a choice, with the role; nothing if it was sent."""
         if self._has_role[choice]:
             return []
         self._has_role[choice] = True
@@ -138,7 +139,7 @@ class ChatEncoder(CommentEncoder):
         self._finished.append(event)
         reason = finish_reason(event, calls=self._calls[choice] > 0)
         extra = {"akunu": statistics(event)}
-        frames = [*self._role(choice), self._chunk(choice, {}, reason, extra)]
+        frames = [*self._start(choice), self._chunk(choice, {}, reason, extra)]
         if len(self._finished) < self._count:
             return frames
         if self._usage:
@@ -173,7 +174,7 @@ def build_chat_completion(head: ReplyHead, answers: Sequence[CollectedAnswer]) -
     )
 
 
-def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
+def _choice(index: int, answer: CollectedAnswer) -> dict[str, Any]:
     calls = [
         {
             "id": call.id,
@@ -192,4 +193,4 @@ def _choice(number: int, answer: CollectedAnswer) -> dict[str, Any]:
     assert answer.finished is not None
     reason = finish_reason(answer.finished, calls=bool(calls))
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
-    return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}

@@ -124,7 +124,7 @@ def _parse_prompt(prompt: str | list[int], suffix: str | None, service: Service)
 
 
 class CompletionsEncoder(CommentEncoder):
-    """Encodes a stream of chunks; thinking has its own field."""
+    """Encodes a stream of chunks, with thinking in the field `reasoning_content`."""
 
     error_body = staticmethod(error_body)
 
@@ -172,7 +172,7 @@ class CompletionsEncoder(CommentEncoder):
 def build_completions(
     head: ReplyHead, answers: Sequence[CollectedAnswer], echoes: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed; see `CompletionsEncoder`."""
+    """Return the body of a reply that is not streamed, with `count` answers to each prompt."""
     finished = [answer.finished for answer in answers if answer.finished]
     choices = [
         _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))
@@ -183,12 +183,10 @@ def build_completions(
     return head.object("text_completion", choices, usage=total, akunu=statistics(*finished))
 
 
-def _choice(
-    number: int, text: str, thinking: str = "", reason: str | None = None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, thinking: str = "", reason: str | None = None) -> dict[str, Any]:
     return {
         "text": text,
-        "index": number,
+        "index": index,
         "logprobs": None,
         "finish_reason": reason,
         **({"reasoning_content": thinking} if thinking else {}),

@@ -30,7 +30,7 @@ _READ_TIMEOUT_S = 30.0  # a live server sends a heartbeat every few seconds
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server serves."""
+    """The model of a server, and its capabilities."""
 
     model: ServedModelFacts
     supports_fim: bool  # knows a fill-in-the-middle format

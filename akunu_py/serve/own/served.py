@@ -27,7 +27,7 @@ from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats,
 
 
 class ServedChat:
-    """A served model; see `ChatModel`. remember: answers may join the answer cache."""
+    """A `ChatModel` on a server. remember: answers may join the server's answer cache."""
 
     def __init__(
         self, client: ServerClient, facts: ServedModelFacts, *, remember: bool = True
@@ -49,7 +49,7 @@ class ServedChat:
 
 
 class ServedAnswer:
-    """An answer of a server; see `ShownAnswer`."""
+    """A `ShownAnswer` that a server generates."""
 
     def __init__(
         self, client: ServerClient, messages: Sequence[Message], options: GenerateOptions
@@ -81,12 +81,12 @@ class ServedAnswer:
                 if "gauges" in frame:
                     self._gauges = Gauges(**frame["gauges"])
                 if "piece" in frame:
-                    yield _piece(frame["piece"])
+                    yield _parse_piece(frame["piece"])
                 self.finish_reason = frame.get("ended")
         self.finish_reason = self.finish_reason or "cancelled"
 
 
-def _piece(values: Mapping[str, Any]) -> ShownPiece:
+def _parse_piece(values: Mapping[str, Any]) -> ShownPiece:
     text = values["piece"]
     inner = text["piece"]
     piece = Piece(
@@ -124,7 +124,7 @@ class ServedCompleter:
         ended: EndCheck | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """Complete; see `Completer.steps`. Raises ServerGone, AkunuError."""
+        """Return the server's completion. Raises ServerGone, AkunuError."""
         check_request(request)
         ended = ended or time_limit(request.seconds)
         known = self.recall(request) if request.max_tokens else None
@@ -137,11 +137,11 @@ class ServedCompleter:
             "request": asdict(replace(request, seconds=None)),  # the time limit is `ended`'s
             "options": self._options,
         }
-        completion = self._ask(body, ended, on_text)
+        completion = self._request_completion(body, ended, on_text)
         self._cache.add(request, completion)
         return completion
 
-    def _ask(
+    def _request_completion(
         self, body: Mapping[str, Any], ended: EndCheck, on_text: Callable[[str], None]
     ) -> Completion:
         text = ""

@@ -326,6 +326,7 @@ class ResponseBuilder:
         return self._extend_input(item)
 
     def _extend_input(self, item: Values) -> list[Values]:
+        """Append to a custom tool's input the text that its JSON arguments now contain."""
         text = to_input(self._arguments)
         delta = text[len(item["input"]) :]
         if not delta or not text.startswith(item["input"]):

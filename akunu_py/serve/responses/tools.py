@@ -59,7 +59,7 @@ class ToolMap:
 
     @property
     def grammar_tool(self) -> MappedTool | None:
-        """The tool to call if the choice names one with a grammar; the answer is its input."""
+        """The chosen tool, if it has a grammar: the whole answer is then the tool's input."""
         mapped = self.by_name.get(self.choice.name)
         return mapped if mapped is not None and mapped.grammar is not None else None
 
@@ -103,6 +103,7 @@ def map_tools(
 
 
 def _map_tool(body: ResponsesTool, namespace: str, param: str) -> list[MappedTool]:
+    """Convert a tool, or all tools of a namespace; return [] for a tool to ignore."""
     if body.type in _IGNORED_TYPES:
         return []
     if body.type not in ("function", "custom", "namespace") or (

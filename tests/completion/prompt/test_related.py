@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import comment_line, find_root, name_files
-from akunu_py.completion.prompt.related import RelatedFiles, chunks_of, defined, names_near, rank
+from akunu_py.completion.prompt.related import (
+    RelatedFiles,
+    chunks_of,
+    defined_names,
+    names_near,
+    rank,
+)
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.token_ids import common_prefix
 from tests.support.tiny_fim import load_tiny
@@ -149,7 +155,7 @@ def test_pieces_are_the_whole_file() -> None:
     ],
 )
 def test_definitions_are_known_in_any_language(name: str, definitions: set[str]) -> None:
-    assert definitions - defined((SOURCES / name).read_text()) == set()
+    assert definitions - defined_names((SOURCES / name).read_text()) == set()
 
 
 def test_what_has_nothing_to_do_with_it_is_not_read() -> None:
