@@ -162,7 +162,7 @@ class Request:
         _check(engine, prompt, options)
         check_mode(engine, options.draft)
         self.status = Status.WAITING
-        # Set before each step by whoever runs several requests:
+        # Set before each step by the step loop:
         self.alone = True  # no other request runs before this one's next step
         self.crowded = False  # an earlier request waits for memory
         self.chunk_seconds = session.chunk_seconds  # time limit of a prefill chunk
