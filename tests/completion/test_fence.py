@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.completion.stops import is_markdown, strip_fence
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.types import Stats
+from tests.support.fixed_request import FixedRequest
 from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = [*load_families()["qwen3-coder-chat"].markers]
@@ -58,18 +57,7 @@ class FixedAnswer(Session):
     def generate(
         self, prompt: Sequence[int], options: Any, draft_context: Any = (), stable: Any = None
     ) -> Any:
-        def letters() -> Iterator[SimpleNamespace]:
-            for letter in self.answer:
-                generation.tokens.append(0)
-                yield SimpleNamespace(text=letter)
-
-        class FixedGeneration(SimpleNamespace):
-            steps: Callable[[Any], Iterator[Any]] = lambda _: letters()
-
-        generation = FixedGeneration(
-            tokens=[], stats=Stats(), cancel=lambda: None, finish_reason="stop"
-        )
-        return generation
+        return FixedRequest(self.answer)
 
 
 @pytest.fixture(scope="module")

@@ -78,8 +78,11 @@ async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
             while await gauges() != wanted:
                 await asyncio.sleep(0.005)
 
-    asked = [asyncio.create_task(ask(tiny.app, CHAT, LONG, hung_up=hung_up)) for _ in range(7)]
-    await until(DEFAULT_SLOTS, 7 - DEFAULT_SLOTS)
+    asked = [
+        asyncio.create_task(ask(tiny.app, CHAT, LONG, hung_up=hung_up))
+        for _ in range(DEFAULT_SLOTS + 3)
+    ]
+    await until(DEFAULT_SLOTS, 3)
     hung_up.set()
     await asyncio.gather(*asked)
     await until(0, 0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +22,9 @@ from akunu_py.completion.thread import CompletionThread
 from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.types import Stats
+from akunu_py.types import FinishReason
 from tests.support.engines import altered
+from tests.support.fixed_request import FixedRequest
 from tests.support.tiny_fim import load_tiny
 
 MARKERS = ["<|endoftext|>", "<|file_sep|>", "<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"]
@@ -52,18 +51,12 @@ class Answering(Session):
     """A session whose model gives `answer`, and ends it."""
 
     answer = ""
-    reason = "stop"
+    reason: FinishReason = "stop"
 
     def generate(
         self, prompt: Any, options: Any, draft_context: Any = (), stable: Any = None
     ) -> Any:
-        def steps() -> Iterator[SimpleNamespace]:
-            for letter in self.answer:
-                yield SimpleNamespace(text=letter)
-
-        return SimpleNamespace(
-            steps=steps, tokens=[0], stats=Stats(), cancel=lambda: None, finish_reason=self.reason
-        )
+        return FixedRequest(self.answer, self.reason)
 
 
 @pytest.fixture(scope="module")

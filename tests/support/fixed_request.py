@@ -1,0 +1,30 @@
+"""A request with a fixed answer, for tests of what becomes of an answer."""
+
+from __future__ import annotations
+
+from akunu_py.decoding.generate.session import Status, Step
+from akunu_py.types import FinishReason, Piece, Stats, TextPiece
+
+
+class FixedRequest:
+    """Yields `answer` letter by letter, then ends with `finish_reason`."""
+
+    def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
+        self.tokens: list[int] = []
+        self.stats = Stats()
+        self.finish_reason = finish_reason
+        self.status = Status.DECODING
+        self._left = list(answer)
+
+    def step(self) -> list[Step]:
+        if not self._left:
+            self.status = Status.FINISHED
+            return []
+        self.tokens.append(0)
+        return [TextPiece(self._left.pop(0), Piece(()))]
+
+    def cancel(self) -> None:
+        self._left = []
+
+    def close(self) -> None:
+        self.status = Status.FINISHED
