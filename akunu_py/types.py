@@ -222,7 +222,7 @@ class Stats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     known_tokens: int = 0  # prompt tokens prefilled at some time before
-    not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse` and `Recall.read`
+    not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse`, `DiskPromptCaches.read`
 
     def add(self, piece: Piece, *, from_prefill: bool) -> None:
         """Count a piece."""

@@ -43,7 +43,7 @@ class Terminal:
 
 
 def agreed(letter: str) -> int | None:
-    """The width of a letter that is left alone, which `test_what_stays_as_it_is` is about."""
+    """Return the width of a letter that `pin_columns` does not change, or None if it does."""
     data = f"\x1b[1;1H{letter}"
     return cell_len(letter) if pin_columns(data) == data else None
 
