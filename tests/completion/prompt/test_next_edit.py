@@ -156,13 +156,14 @@ def test_what_an_answer_is_made_of(makers: dict[str, Completer]) -> None:
     request = CompletionRequest(
         "a = 1\nb = a\n", "c = a\n", "x.py", edits=(BufferEdit("x.py", "z", "a"),)
     )
-    for name, answer, reason, change in [
+    cases: list[tuple[str, str, FinishReason, Change | None]] = [
         ("sweep-next-edit", "a = 1\nb = a\nc = a + b\n", "stop", Change(2, 3, ("c = a + b",))),
         ("sweep-next-edit", "a = 1\nb = a\nc = a\n", "stop", None),
         ("sweep-next-edit", "a = 1\nb =", "length", None),  # no part of an answer is one
         ("zeta-2", "a = 1\nc = a<|user_cursor|>\n>>>>>>> UPDATED\nmore", "stop", Change(1, 2, ())),
         ("zeta-2", "NO_EDITS\n>>>>>>> UPDATED\n", "stop", None),
-    ]:
+    ]
+    for name, answer, reason, change in cases:
         session = Answering(makers[name].engine)
         session.answer, session.reason = answer, reason
         maker = Completer(makers[name].engine)
