@@ -131,6 +131,15 @@ def test_class_names_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_no_two_wings_have_a_module_of_the_same_name() -> None:
+    wings: dict[str, set[str]] = {}
+    for path, _ in sources():
+        parts = path.parts if path.parts[0] != "akunu_py" else path.parts[1:]
+        if not path.name.startswith("__"):
+            wings.setdefault(path.name, set()).add(parts[0])
+    assert [name for name, found in wings.items() if len(found) > 1] == []
+
+
 def test_the_check_finds_what_it_should() -> None:
     source = '"""Does what was read."""\n# Nobody\n# learns it.\nadd("-x", help=f"told {x}")\n'
     assert len(faults(prose_of(Path("x.py"), source))) == 3

@@ -24,10 +24,10 @@ PERMISSIVE = ("mit", "apache", "bsd", "isc", "psf", "mpl", "python software", "u
 
 _HEAD = """# Dependencies
 
-What akunu installs, with the licences that the packages name. Made by
+What akunu installs, with the licenses that the packages name. Made by
 `python -m tests.reliability.dependencies`; a test holds it against pyproject.toml.
 
-| package | where | licence | what for |
+| package | where | license | what for |
 |---|---|---|---|
 """
 _MORE = """
@@ -35,7 +35,7 @@ _MORE = """
 
 On {system}:
 
-| package | licence |
+| package | license |
 |---|---|
 """
 _PLAIN = {"MIT License": "MIT", "Apache Software License": "Apache-2.0", "BSD License": "BSD"}
@@ -91,14 +91,14 @@ def declared() -> dict[str, str]:
 
 def facts(name: str) -> Facts:
     """What pyproject.toml and the installed package say of it."""
-    return Facts(name, declared()[name], licence_of(name), _FOR.get(name, ""))
+    return Facts(name, declared()[name], license_of(name), _FOR.get(name, ""))
 
 
 def render() -> str:
     """The page."""
     rows = [facts(name) for name in sorted(declared())]
     lines = [f"| {row.name} | {row.where} | {row.license} | {row.purpose} |" for row in rows]
-    more = [f"| {name} | {licence_of(name)} |" for name in sorted(brought_along())]
+    more = [f"| {name} | {license_of(name)} |" for name in sorted(brought_along())]
     return (
         _HEAD + "\n".join(lines) + _MORE.format(system=platform.system()) + "\n".join(more) + "\n"
     )
@@ -128,7 +128,7 @@ def _is_here(name: str) -> bool:
     return True
 
 
-def licence_of(name: str) -> str:
+def license_of(name: str) -> str:
     """What the installed package says of itself; "?" where it says nothing, or is not here."""
     if not _is_here(name):
         return "?"

@@ -1,5 +1,5 @@
 """What SECURITY.md promises of the sources: no file can make the program run code of its own, and
-what is installed is listed, with its licence."""
+what is installed is listed, with its license."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def is_forbidden(node: ast.Import | ast.ImportFrom | ast.Call) -> bool:
 
 
 def listed() -> dict[str, tuple[str, str]]:
-    """The page's first table: where each is installed, and its licence."""
+    """The page's first table: where each is installed, and its license."""
     page = (ROOT / FILE).read_text("utf-8").partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     return {name: (where, license) for name, where, license, _ in rows[1:]}
@@ -90,7 +90,7 @@ def test_the_list_of_dependencies_is_that_of_the_project() -> None:
     assert all(facts(name).purpose for name in declared())
 
 
-def test_licences_are_permissive() -> None:
+def test_licenses_are_permissive() -> None:
     named = listed()
     for name in declared():
         found = facts(name).license  # "?": not on this system
