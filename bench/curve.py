@@ -47,6 +47,7 @@ def add_curve_option(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Time passes of 1 to 32 rows at one context; show the costs and planned draft lengths."""
     from akunu_py.decoding import device
     from akunu_py.decoding.load import load_engine
 

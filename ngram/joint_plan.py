@@ -19,11 +19,11 @@ class JointPlanner:
         self._earned = self._spent = _RATE_PRIOR
 
     def lengths(self, offers: Sequence[Sequence[float]], rows: int, context: int) -> list[int]:
-        """Return the number of draft tokens for each request.
+        """Return the number of draft tokens for each request; 0 for all until `rows` is timed.
 
-        Adds the most probable draft token of any request, and keeps the number of tokens where the
-        expected tokens exceed their cost most: the renewal-reward rule of `planner.best_draft`,
-        over the sum of the rows. offers: acceptance chances by request, each given the ones before
+        Adds the most probable draft token of any request, one at a time, and keeps the number where
+        the expected tokens exceed their cost most. The cost is the added time, counted in tokens at
+        the recent rate: the rule of `planner.best_draft`, over the sum of the rows. offers: acceptance chances by request, each given the ones before
         it. rows: without drafts. context: mean tokens per request.
         """
         lengths, best = [0] * len(offers), [0] * len(offers)

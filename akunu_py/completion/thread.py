@@ -298,7 +298,11 @@ class _Job:
         self._timed_out = time_limit(ticket.request.seconds)
 
     def ended(self) -> CompletionReason | None:
-        """Return the reason to end now, None to continue; called between two passes."""
+        """Return the reason to end now, None to continue; called between two passes.
+
+        First, if the newest ticket of the channel requests the rest of this text, the job serves
+        that ticket from now on, and the old ticket ends as cancelled.
+        """
         newest = self._thread.newest(self.ticket.channel)
         if newest is not None and newest is not self.ticket and self._fits(newest):
             superseded, self.ticket = self.ticket, newest

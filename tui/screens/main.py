@@ -204,7 +204,7 @@ _TWO_COLUMNS = 64  # minimum width for keys in two columns
 
 
 class Welcome(Vertical):
-    """The start page: the model, its catalog description, and the keys."""
+    """The start page: the model, its description or download, offers, and the keys."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"welcome--key", "welcome--meaning"}
 

@@ -112,6 +112,7 @@ def rendered_reply(request: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
+    """Limit this process, print the empty first reply, then reply to each line of stdin."""
     for kind, limit in ((resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_FSIZE, 0)):
         # macOS has no limit of memory; there `chat_template` watches it.
         with contextlib.suppress(ValueError, OSError):

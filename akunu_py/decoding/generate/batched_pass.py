@@ -87,7 +87,10 @@ class _AttentionView:
         return _PerRequest(entry.make_mask(end - start, **options) for entry, (start, end) in each)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append keys and values [rows, heads, 1, dim]; return each request's own."""
+        """Append each request's rows of keys and values [rows, heads, 1, dim] to its own cache.
+
+        Return two lists over the requests: all keys of its cache, and all values.
+        """
         both = [
             entry.update_and_fetch(keys[start:end].swapaxes(0, 2), values[start:end].swapaxes(0, 2))
             for entry, (start, end) in zip(self.entries, self.spans, strict=True)

@@ -41,7 +41,7 @@ class StepLoop:
         return len(self._running) < self._count + short
 
     def begin(self, handle: JobHandle) -> None:
-        """Start a job in a free session."""
+        """Start a job in a free session, or else in a new one. Does not check `has_room`."""
         used = [each.session for each in self._running]
         free = [session for session in self._sessions if session not in used]
         if not free:

@@ -108,7 +108,10 @@ class HostGroup:
         return [self._wait_for(process, "counts") for process in self._processes]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return messages and counters after an answer, ready for JSON."""
+        """Return the split, message counts and each rank's partition, ready for JSON.
+
+        Includes the workers' counters, so it waits until they are idle after an answer.
+        """
         described = zip(self.hosts.names, self.partitions, strict=True)
         ranks: list[dict[str, Any]] = [{"host": name, "holds": text} for name, text in described]
         for rank, reply in zip(ranks[1:], self.counts(), strict=True):
