@@ -23,8 +23,10 @@ class JointPlanner:
 
         Adds the most probable draft token of any request, one at a time, and keeps the number where
         the expected tokens exceed their cost most. The cost is the added time, counted in tokens at
-        the recent rate: the rule of `planner.best_draft`, over the sum of the rows. offers: acceptance chances by request, each given the ones before
-        it. rows: without drafts. context: mean tokens per request.
+        the recent rate: the rule of `planner.best_draft`, over the sum of the rows.
+
+        offers: acceptance chances by request, each given the ones before it. rows: without drafts.
+        context: mean tokens per request.
         """
         lengths, best = [0] * len(offers), [0] * len(offers)
         if not self.curve.measured(rows):  # the gain over plain steps is unknown
