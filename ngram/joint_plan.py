@@ -9,6 +9,7 @@ from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 
 _RATE_DECAY, _RATE_PRIOR = 0.97, 6.0  # of the running gain, per pass and in passes
 _NEGLIGIBLE = 0.01  # chance of a draft token
+_PLAIN_EVERY = 8  # passes between two plain ones whose cost is not measured yet
 
 
 class JointPlanner:
@@ -17,19 +18,21 @@ class JointPlanner:
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve  # costs by the rows of all requests; keeps learning
         self._earned = self._spent = _RATE_PRIOR
+        self._since_plain = _PLAIN_EVERY  # passes since one without drafts
 
     def lengths(self, offers: Sequence[Sequence[float]], rows: int, context: int) -> list[int]:
-        """Return the number of draft tokens for each request; 0 for all until `rows` is timed.
+        """Return the number of draft tokens for each request.
 
         Adds the most probable draft token of any request, one at a time, and keeps the number where
         the expected tokens exceed their cost most. The cost is the added time, counted in tokens at
-        the recent rate: the rule of `planner.best_draft`, over the sum of the rows.
+        the recent rate: the rule of `planner.best_draft`, over the sum of the rows. Now and then it
+        is 0 for all, until the plain pass is timed: only that shows what drafts gain.
 
         offers: acceptance chances by request, each given the ones before it. rows: without drafts.
         context: mean tokens per request.
         """
         lengths, best = [0] * len(offers), [0] * len(offers)
-        if not self.curve.measured(rows):  # the gain over plain steps is unknown
+        if not self.curve.measured(rows) and self._since_plain >= _PLAIN_EVERY:
             return best
         costs = self.curve.table(context)
         first = costs[min(rows, MAX_ROWS) - 1]
@@ -52,6 +55,7 @@ class JointPlanner:
 
     def observe(self, requests: int, rows: int, tokens: int, seconds: float, context: int) -> None:
         """Record a pass over `rows` rows that yielded `tokens` tokens in all."""
+        self._since_plain = 0 if rows == requests else self._since_plain + 1
         if not self.curve.first_use(rows):  # devices compile kernels then
             self.curve.observe(rows, seconds, context)
         costs = self.curve.table(context)
