@@ -143,8 +143,10 @@ def write_float32_model(source: Path, directory: Path, layers: int | None) -> No
 class Server:
     """A server process that can be restarted; its name is akunu or mlx-lm."""
 
-    def __init__(self, name: str, model: Path) -> None:
+    def __init__(self, name: str, model: Path, options: Sequence[str] = ()) -> None:
+        """options: of akunu's server."""
         self.name = name
+        self._options = options
         self._model = model
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
@@ -152,7 +154,7 @@ class Server:
             self._port = probe.getsockname()[1]
 
     def start(self) -> None:
-        words = _AKUNU if self.name == "akunu" else _MLX_LM
+        words = [*_AKUNU, *self._options] if self.name == "akunu" else _MLX_LM
         self._process = subprocess.Popen(
             [*words, "--model", str(self._model), "--port", str(self._port)],
             stdout=subprocess.DEVNULL,
@@ -343,7 +345,8 @@ def compare_throughput(source: Path, tokens: int, clients: Sequence[int], repeat
         write_float32_model(source, model, None)
         for number in range(repeats):
             for name in SERVERS:
-                server = Server(name, model)
+                # The answers to variants of a prompt are alike; drafts from them would flatter.
+                server = Server(name, model, ["--no-answer-cache"])
                 server.start()
                 try:
                     for workload, count in product(load_workloads(WORKLOADS), clients):
