@@ -92,10 +92,17 @@ class _AttentionView:
         Return two lists over the requests: all keys of its cache, and all values.
         """
         both = [
-            entry.update_and_fetch(keys[start:end].swapaxes(0, 2), values[start:end].swapaxes(0, 2))
-            for entry, (start, end) in zip(self.entries, self.spans, strict=True)
+            entry.update_and_fetch(own_keys, own_values)
+            for entry, own_keys, own_values in zip(
+                self.entries, self.split(keys), self.split(values), strict=True
+            )
         ]
         return _PerRequest(each[0] for each in both), _PerRequest(each[1] for each in both)
+
+    def split(self, rows: mx.array) -> list[mx.array]:
+        """Return each request's part of [rows, heads, 1, dim] as [1, heads, its rows, dim]."""
+        parts = mx.split(rows, [start for start, _ in self.spans[1:]])
+        return [part if len(part) == 1 else part.swapaxes(0, 2) for part in parts]
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return each request's keys and values, for layers that share them."""
@@ -135,20 +142,16 @@ def _attention(
     if type(cache) is not _AttentionView:
         return _plain_attention(queries, keys, values, cache, scale, mask, **options)
     outputs = []
-    for index, (start, end) in enumerate(cache.spans):
-        own = mask[index] if type(mask) is _PerRequest else mask
-        if own is None and end - start > 1:
-            own = "causal"
+    for index, own_queries in enumerate(cache.split(queries)):
+        own_mask = mask[index] if type(mask) is _PerRequest else mask
+        rows = own_queries.shape[2]
+        if own_mask is None and rows > 1:
+            own_mask = "causal"
+        entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
         output = _plain_attention(
-            queries[start:end].swapaxes(0, 2),
-            keys[index],
-            values[index],
-            cache.entries[index],
-            scale,
-            own,
-            **options,
+            own_queries, own_keys, own_values, entry, scale, own_mask, **options
         )
-        outputs.append(output.swapaxes(0, 2))
+        outputs.append(output if rows == 1 else output.swapaxes(0, 2))
     return mx.concatenate(outputs)
 
 
