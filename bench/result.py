@@ -296,10 +296,10 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from akunu_py.decoding import device
     from akunu_py.models.load.mlx_loader import open_model
 
-    model, ring = engine.model, engine.ring
-    if ring is not None:  # opens the whole model without reading its weights
+    model, host_group = engine.model, engine.host_group
+    if host_group is not None:  # opens the whole model without reading its weights
         model = open_model(engine.path).model
-        device.convert_weights(model, ring.weights)
+        device.convert_weights(model, host_group.weights)
     arrays = [value for _, value in tree_flatten(model.parameters())]
     described = {
         "name": engine.name,
@@ -308,9 +308,9 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "size_bytes": sum(value.nbytes for value in arrays if isinstance(value, mx.array)),
         "kv_bits": engine.plan.kv_bits,
     }
-    if ring is not None:
-        parts = enumerate(ring.partitions)
-        described["hosts"] = [f"{ring.hosts.label(rank)}: {part}" for rank, part in parts]
+    if host_group is not None:
+        parts = enumerate(host_group.partitions)
+        described["hosts"] = [f"{host_group.hosts.label(rank)}: {part}" for rank, part in parts]
     return described
 
 

@@ -184,7 +184,7 @@ def _lost_host(engine: Engine, error: BaseException) -> str:
     """Return the message about a lost host, "" for an interruption. Raises any other `error`."""
     if not isinstance(error, RuntimeError):
         return str(error)
-    if engine.ring is None or (lost := engine.ring.explain(error)) is None:
+    if engine.host_group is None or (lost := engine.host_group.explain(error)) is None:
         raise error
     return str(lost)
 
@@ -199,7 +199,7 @@ def make_runners(
     """
     modes = list(setup.modes)
     runners: list[Runner] = [MlxLm(engine)]
-    if engine.ring is not None:
+    if engine.host_group is not None:
         runners, modes = [], [OFF, *(mode for mode in modes if mode != OFF)]
     if setup.draft_model is not None:
         runners.append(MlxLmDraftModel(engine, setup.draft_model))
@@ -367,7 +367,7 @@ def run_tests(
     """Append two series for each test to `into`; they are valid at any interruption."""
     no_stop = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
-    if engine.ring is not None:
+    if engine.host_group is not None:
         del loops[PLAIN]  # it cannot run a model split over hosts
     for test in tests:
         rows = {name: Throughput(test.name, name) for name in loops}

@@ -169,7 +169,11 @@ def as_dict(engine: Engine, generation: Request) -> dict[str, object]:
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},
-        **({"hosts": engine.ring.as_dict()} if engine.ring and generation.finish_reason else {}),
+        **(
+            {"hosts": engine.host_group.as_dict()}
+            if engine.host_group and generation.finish_reason
+            else {}
+        ),
     }
 
 

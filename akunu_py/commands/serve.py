@@ -151,8 +151,8 @@ def _load(
     engine = engine_from_arguments(args)
     from akunu_py.decoding.generate.session import Session
 
-    if engine.ring is not None:
-        engine.ring.on_lost = on_lost
+    if engine.host_group is not None:
+        engine.host_group.on_lost = on_lost
     learned.append(load_learned(engine, no_answer_cache=args.no_answer_cache))
     return Session(engine, learned[-1])
 

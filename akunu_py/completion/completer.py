@@ -145,7 +145,7 @@ class Completer:
         steps = _CompletionSteps(self, session, unix, ended, emit, sampling)
         return CompletionRun(steps, lambda made: self._cache.add(unix, made), crlf=crlf)
 
-    def recall(self, request: CompletionRequest) -> Completion | None:
+    def find_cached(self, request: CompletionRequest) -> Completion | None:
         """Return the rest of an earlier completion whose beginning was typed. Thread-safe."""
         if not has_crlf(request):
             return self._cache.find(request)

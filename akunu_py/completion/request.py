@@ -110,7 +110,7 @@ class CompletionMaker(Protocol):
     ) -> Completion:
         """Complete, passing new text to `on_text`. Raises ServerGone if the server ended."""
 
-    def recall(self, request: CompletionRequest) -> Completion | None:
+    def find_cached(self, request: CompletionRequest) -> Completion | None:
         """Return the rest of an earlier completion, without generating text."""
 
     def release_under_pressure(self) -> None:

@@ -125,21 +125,21 @@ class CompletionThread:
             ticket.ahead = True
             self._submit_ahead(ticket)
             return
-        recalled = self._recall(ticket.request)
+        cached = self._find_cached(ticket.request)
         with self._lock:
             previous = self._latest.pop(ticket.channel, None) if ticket.channel else None
-            if recalled is None:
+            if cached is None:
                 self._waiting.add(ticket)
                 if ticket.channel:
                     self._latest[ticket.channel] = ticket
         if previous is not None:
             previous.cancel()
-        if recalled is None:
+        if cached is None:
             self._thread.put(ticket)
         else:
-            ticket.send(recalled.text)
-            self._finish(ticket, recalled)
-            self._make_next(ticket, recalled)
+            ticket.send(cached.text)
+            self._finish(ticket, cached)
+            self._make_next(ticket, cached)
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
         """End the thread: cancel all requests, or with `drain` serve clients' requests first.
@@ -193,17 +193,17 @@ class CompletionThread:
         self._completer = None
         release_memory()
 
-    def _recall(self, request: CompletionRequest) -> Completion | None:
+    def _find_cached(self, request: CompletionRequest) -> Completion | None:
         completer = self._completer
         if completer is None or isinstance(completer, CompletionFailure):
             return None
-        return completer.recall(request)
+        return completer.find_cached(request)
 
     def _submit_ahead(self, ticket: Ticket) -> None:
         """Queue a completion to make ahead, unless it is cached or in progress."""
         with self._lock:
             known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
-        known = known or self._recall(ticket.request) is not None
+        known = known or self._find_cached(ticket.request) is not None
         if not known:
             with self._lock:
                 self._ahead = ticket

@@ -81,15 +81,15 @@ def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadO
     from akunu_py.decoding.hosts.hostfile import read_hosts
     from akunu_py.decoding.model.engine import Engine
 
-    ring = HostGroup(read_hosts(hosts), found, options)
+    host_group = HostGroup(read_hosts(hosts), found, options)
     try:
-        options = replace(options, weights=ring.weights, kv_bits=None)
-        engine = Engine.load(found.path, options, name=found.name, ring=ring)
+        options = replace(options, weights=host_group.weights, kv_bits=None)
+        engine = Engine.load(found.path, options, name=found.name, host_group=host_group)
     except BaseException:
-        ring.close()
+        host_group.close()
         raise
-    for rank, partition in enumerate(ring.partitions):
-        say(f"akunu: {ring.hosts.label(rank)} holds {partition}", error=True)
+    for rank, partition in enumerate(host_group.partitions):
+        say(f"akunu: {host_group.hosts.label(rank)} holds {partition}", error=True)
     return engine
 
 
@@ -149,10 +149,10 @@ def load_learned(
 
     settings = settings or load_settings()
     layout = f"{engine.plan.weights} on {device.device_name()}"
-    if engine.ring is not None:  # the network changes the costs of a forward pass
-        layout += f", {engine.ring.split} among {engine.ring.hosts.size}"
+    if engine.host_group is not None:  # the network changes the costs of a forward pass
+        layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
     keep = settings.answer_cache and not no_answer_cache
     size = parse_size(settings.prompt_cache_disk)
-    local = engine.ring is None  # caches of other hosts are not on this disk
+    local = engine.host_group is None  # caches of other hosts are not on this disk
     caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and local else None
     return LearnedState(engine.path, engine.tokens.digest, layout, answer_cache=keep, caches=caches)

@@ -162,7 +162,7 @@ class Target:
         before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens
         return self.sampler.sample(logits, before, count + tokens.shape[0] - wanted + 1)
 
-    def guess(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
+    def sample_draft(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
         """Sample after `known` from another model's logits [1, vocab]; return token and chance."""
         if self.constraint is not None:
             logits = self.constraint.masked_ahead(logits)
@@ -225,7 +225,7 @@ class Target:
         histories = [self.history, *self.caches.histories()]
         return max(histories, key=lambda each: each.reach(each.shared(prompt)))
 
-    def is_read_elsewhere(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
+    def find_concurrent_prefill(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
         """Return a check whether another target still prefills a prefix worth waiting for."""
         histories = [self.history, *self.caches.histories(), *self.caches.in_use]
         known = max(each.reach(each.shared(prompt)) for each in histories)
@@ -236,10 +236,10 @@ class Target:
             if coming >= known + _WORTH_WAITING and coming > len(other.tokens):
                 if other.needs_checkpoints:
                     other.marks |= {coming}
-                return partial(self._is_reading, other, coming)
+                return partial(self._is_prefilling, other, coming)
         return None
 
-    def _is_reading(self, other: TokenHistory, end: int) -> bool:
+    def _is_prefilling(self, other: TokenHistory, end: int) -> bool:
         in_use = any(each is other for each in self.caches.others(self.history))
         return in_use and bool(other.pending) and len(other.tokens) < end
 

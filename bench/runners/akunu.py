@@ -44,7 +44,7 @@ class Akunu:
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
         self._neural_drafters: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
-        self.baseline = PLAIN if engine.ring is None else OFF
+        self.baseline = PLAIN if engine.host_group is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
         if draft_tokens is not None:

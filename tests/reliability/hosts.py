@@ -97,10 +97,10 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
         contextlib.nullcontext() if spin else patient_ranks(),
     ):
         engine = load_stored(found, LoadOptions(hosts=str(size)))
-    assert engine.ring is not None
+    assert engine.host_group is not None
     with _counted() as counts:
         divided = _answers(engine, MODES, count, [tokens for tokens, _ in whole], counts)
-    engine.ring.close()
+    engine.host_group.close()
     pairs = enumerate(zip(whole, divided, strict=True))
     wrong = [at for at, ((tokens, cached), b) in pairs if (tokens, cached) != b[:2]]
     unlike = [at for at, each in enumerate(divided) if not each[2]]
@@ -112,7 +112,7 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
         "wrong": wrong,
         "unlike": unlike,
         "cached": sum(each[1] for each in divided),
-        "messages": engine.ring.messages,
+        "messages": engine.host_group.messages,
     }
     print(json.dumps(shown | counts))
 
@@ -196,7 +196,7 @@ def _alike(engine: Any, counts: dict[str, int]) -> bool:
     here = {str(key): kv_cache.row_count(cache) for key, cache in engine.model.caches.items()}
     return all(
         here.items() <= each["held"].items() and counts.items() <= each["counts"].items()
-        for each in engine.ring.counts()
+        for each in engine.host_group.counts()
     )
 
 

@@ -29,20 +29,20 @@ def main() -> int:
     args = parser.parse_args()
     with patient_ranks():
         engine = load_engine("starter", LoadOptions(hosts="3"))
-    assert engine.ring is not None
+    assert engine.host_group is not None
     wrong = 0
     modes: tuple[DraftMode, ...] = ("auto", "off")
     for name in args.workloads:
         for item in load_trace(_TRACES).workloads[name]:
             for mode in modes:
                 options = GenerateOptions(max_tokens=len(item.output), draft=mode)
-                before, filled = engine.ring.messages, 0
+                before, filled = engine.host_group.messages, 0
                 with mock.patch.object(
                     Coordinator, "fill", autospec=True, side_effect=Coordinator.fill
                 ) as f:
                     answer = Session(engine).generate(item.prompt, options).answer()
                     filled = f.call_count
-                sent, tokens = engine.ring.messages - before, len(answer.tokens)
+                sent, tokens = engine.host_group.messages - before, len(answer.tokens)
                 same = tuple(answer.tokens) == item.output[:tokens]
                 wrong += not same
                 shown = {
@@ -56,7 +56,7 @@ def main() -> int:
                     "a token": round(sent / tokens, 3),
                 }
                 print(json.dumps(shown), flush=True)
-    engine.ring.close()
+    engine.host_group.close()
     return int(wrong > 0)
 
 

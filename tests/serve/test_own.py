@@ -111,9 +111,9 @@ def test_cached_completion_needs_no_server(client: ServerClient) -> None:
     request = CompletionRequest("def f(a):\r\n    b", max_tokens=30)
     whole = completer.complete(request).text
     typed = CompletionRequest(request.prefix + whole[:2], max_tokens=30)
-    recalled = completer.recall(typed)
-    assert recalled is not None
-    assert (recalled.text, recalled.reused) == (whole[2:], True)
+    cached = completer.find_cached(typed)
+    assert cached is not None
+    assert (cached.text, cached.reused) == (whole[2:], True)
 
 
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:

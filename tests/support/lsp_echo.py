@@ -50,7 +50,7 @@ class Echo:
         text = json.dumps(asdict(request) | {"sample": (self.samples + 1) // 2}, ensure_ascii=False)
         return Completion(text, ended() or "stop", Stats())
 
-    def recall(self, request: CompletionRequest) -> None:
+    def find_cached(self, request: CompletionRequest) -> None:
         return None
 
     def release_under_pressure(self) -> None:

@@ -64,7 +64,7 @@ class Ghost:
             on_text(word)
         return Completion(TEXT, "stop", Stats())
 
-    def recall(self, request: CompletionRequest) -> None:
+    def find_cached(self, request: CompletionRequest) -> None:
         return None
 
     def release_under_pressure(self) -> None:

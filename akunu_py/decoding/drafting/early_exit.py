@@ -93,7 +93,7 @@ class ExitDrafter(NeuralDrafterBase):
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
         """Return why `engine` has no exit. The first call measures, with a few passes."""
-        if engine.ring is not None:
+        if engine.host_group is not None:
             return "the model is divided among hosts"
         found = _find_exit(engine)
         return found if isinstance(found, str) else ""

@@ -43,7 +43,7 @@ class NeuralDrafterBase:
 
     def _sample(self, logits: mx.array) -> tuple[int, float]:
         """Sample the token after `_known` from logits [1, vocab] and append it."""
-        guess = self._target.guess(logits, self._known)
+        guess = self._target.sample_draft(logits, self._known)
         self._known.append(guess[0])
         return guess
 

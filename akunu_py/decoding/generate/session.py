@@ -309,7 +309,7 @@ class Request:
             raise
         except BaseException as error:
             self.status = Status.FINISHED
-            group, lost = self._engine.ring, None
+            group, lost = self._engine.host_group, None
             if isinstance(error, RuntimeError) and group is not None:
                 lost = group.explain(error)
             self.target.reset()
@@ -351,7 +351,7 @@ class Request:
             self._started = time.perf_counter()
             self.target.sampler, self.target.constraint = self._sampler, self._constraint
             self._session.drafting.prepare(self._options)
-            elsewhere = self.target.is_read_elsewhere(self._prompt)
+            elsewhere = self.target.find_concurrent_prefill(self._prompt)
             self._conditions = [elsewhere] if elsewhere is not None else []
             self._conditions.append(lambda: not self._has_room(0))
         while self._conditions:

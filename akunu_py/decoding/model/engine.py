@@ -46,7 +46,7 @@ class Engine:
     mtp_head: MtpHead | None = None
     no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
     load_s: float = 0.0  # loading time in seconds
-    ring: HostGroup | None = None  # the other hosts, if the model is split over several
+    host_group: HostGroup | None = None  # the other hosts, if the model is split over several
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Engine:
         *,
         name: str | None = None,
         draft_model: tuple[str, Path] | None = None,
-        ring: HostGroup | None = None,
+        host_group: HostGroup | None = None,
     ) -> Engine:
         """Load the model in the directory `path`.
 
@@ -76,9 +76,9 @@ class Engine:
         started = time.perf_counter()
         name = name or path.name
         with as_error(f"the model in {path} cannot be loaded"):
-            parts = open_parts(path, options, draft_model, ring)
+            parts = open_parts(path, options, draft_model, host_group)
             needs = [each.needs for each in parts.drafters]
-            split = ring is not None
+            split = host_group is not None
             plan = make_plan(name, parts.opened, parts.needs, options, needs, partitioned=split)
             engine = load(parts, plan)
         return replace(engine, load_s=time.perf_counter() - started)
@@ -101,7 +101,7 @@ class ModelParts:
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
     no_mtp_head_reason: str = "the model is split over several hosts"
-    ring: HostGroup | None = None
+    host_group: HostGroup | None = None
 
     @property
     def drafters(self) -> list[DraftModel | MtpHead]:
@@ -109,33 +109,36 @@ class ModelParts:
 
 
 def open_parts(
-    path: Path, options: LoadOptions, draft_model: tuple[str, Path] | None, ring: HostGroup | None
+    path: Path,
+    options: LoadOptions,
+    draft_model: tuple[str, Path] | None,
+    host_group: HostGroup | None,
 ) -> ModelParts:
     """Open the model in `path` and its neural drafters; see `Engine.load`."""
     opened = open_model(path)
-    if ring is not None:
-        itemsize = ring.keep_partition(opened.model)
+    if host_group is not None:
+        itemsize = host_group.keep_partition(opened.model)
     else:
         itemsize = device.convert_weights(opened.model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
     small = open_draft_model(*draft_model, options.weights, own) if draft_model else None
-    if ring is not None:
-        return ModelParts(opened, own, small, ring=ring)
+    if host_group is not None:
+        return ModelParts(opened, own, small, host_group=host_group)
     head, no_head = open_head(opened, options.weights, own, memory_limit(options))
     return ModelParts(opened, own, small, head, no_head)
 
 
 def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     """Read the weights of `parts` according to the plan. Raises what `Engine.load` does."""
-    opened, ring = parts.opened, parts.ring
+    opened, host_group = parts.opened, parts.host_group
     model = opened.model
     device.wire_memory(model)
     with ThreadPoolExecutor(1) as pool:  # loads the tokenizer while the device reads the weights
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
-        if ring is None:
+        if host_group is None:
             mx.eval(model.parameters())
         else:
-            model, context = ring.start(model, plan.context_length)
+            model, context = host_group.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
         tokens = loading.result()
     cache = kv_cache.new_cache(model, plan.kv_bits)
@@ -155,5 +158,5 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         draft_model=parts.draft_model,
         mtp_head=parts.mtp_head,
         no_mtp_head_reason=parts.no_mtp_head_reason,
-        ring=ring,
+        host_group=host_group,
     )

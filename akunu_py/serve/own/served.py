@@ -115,7 +115,7 @@ class ServedCompleter:
     def close(self) -> None:
         """Do nothing: the server saves what it learned."""
 
-    def recall(self, request: CompletionRequest) -> Completion | None:
+    def find_cached(self, request: CompletionRequest) -> Completion | None:
         return self._cache.find(request)
 
     def complete(
@@ -127,7 +127,7 @@ class ServedCompleter:
         """Return the server's completion. Raises ServerGone, AkunuError."""
         check_request(request)
         ended = ended or time_limit(request.seconds)
-        known = self.recall(request) if request.max_tokens else None
+        known = self.find_cached(request) if request.max_tokens else None
         if known is not None:
             if known.text:
                 on_text(known.text)
