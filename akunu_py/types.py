@@ -162,7 +162,7 @@ class GenerateOptions:
     sampling: SamplingOptions = SamplingOptions()
     stop: tuple[str, ...] = ()  # stop sequences; not part of the answer
     stop_tokens: tuple[int, ...] = ()  # in addition to the model's
-    remember: bool = True  # add the answer to the answer cache
+    may_store: bool = True  # the answer in the answer cache, its prompt cache on disk
     markers: tuple[str, ...] = ()  # special tokens that stay in the text
     conversation: str = ""  # its id, so that its prompt caches can be deleted with it
 

@@ -358,7 +358,7 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
     session = Session(engine)
     prompt = engine.tokens.encode_chat([Message("user", "hi")])
-    options = GenerateOptions(max_tokens=1, draft="off", remember=False)
+    options = GenerateOptions(max_tokens=1, draft="off", may_store=False)
 
     def first_token_s() -> float:
         return session.generate(prompt, options).answer().stats.prefill_s

@@ -174,19 +174,19 @@ def session_thread(
         if not is_address(choice):  # the server may have a model that is not installed
             loaded = model and model_name == model.name
             stored = model if loaded else model_store.resolve(model_name)
-        remember = settings.answer_cache and not args.no_answer_cache
+        may_store = settings.answer_cache and not args.no_answer_cache
         if hosts_server is not None:
             from akunu_py.serve.own.served import ServedChat
 
             client, served = hosts_server.connect(stored or model_store.resolve(model_name))
             note = "\n".join(filter(None, (hosts_server.partitions(), served.model.note)))
             facts = replace(served.model, server="", note=note)
-            return ServedChat(client, facts, remember=remember)
+            return ServedChat(client, facts, may_store=may_store)
         if found := server_for(choice, model_name, stored, loading):
             from akunu_py.serve.own.served import ServedChat
 
             client, served = found
-            return ServedChat(client, served.model, remember=remember)
+            return ServedChat(client, served.model, may_store=may_store)
         from akunu_py.decoding.load import load_learned, load_stored
 
         engine = load_stored(stored or model_store.resolve(model_name), loading, settings)

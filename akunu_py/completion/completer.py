@@ -303,7 +303,7 @@ class _CompletionSteps:
             shared.draft_tokens,
             replace(self._sampling, allowed_tokens=allowed_tokens),
             stop_tokens=tuple(self._completer.engine.tokens.stop_tokens),
-            remember=False,
+            may_store=False,
         )
         return self._session.generate(self._tokens, options, self._prompt.draft_context)
 

@@ -94,7 +94,7 @@ def test_completions_are_not_remembered(engine: Engine) -> None:
     kept: Any = Kept()
     session = Session(engine, kept)
     prompt = engine.tokens.encode("a = ")
-    session.generate(prompt, GenerateOptions(max_tokens=4, remember=False)).answer()
+    session.generate(prompt, GenerateOptions(max_tokens=4, may_store=False)).answer()
     assert kept.remembered == 0
     session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
     assert kept.remembered == 2

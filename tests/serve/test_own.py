@@ -342,11 +342,11 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
     assert heard.thread.close(60)
 
 
-@pytest.mark.parametrize("remember", [True, False])
-def test_no_answer_cache_is_honored(client: ServerClient, remember: bool) -> None:
+@pytest.mark.parametrize("may_store", [True, False])
+def test_no_answer_cache_is_honored(client: ServerClient, may_store: bool) -> None:
     """Even if the server has an answer cache."""
-    chat = ServedChat(client, client.facts().model, remember=remember)
+    chat = ServedChat(client, client.facts().model, may_store=may_store)
     for asked in (True, False):
-        answer = chat.answer(QUESTION, replace(CHAT, remember=asked))
+        answer = chat.answer(QUESTION, replace(CHAT, may_store=asked))
         options: Any = answer.body["options"]
-        assert options["remember"] is (asked and remember)
+        assert options["may_store"] is (asked and may_store)

@@ -326,7 +326,7 @@ class Request:
         self.close()
         rest = self._decoder.finish()
         self.finish_reason = self._reason()
-        if self._session.learned is not None and self._options.remember:
+        if self._session.learned is not None and self._options.may_store:
             self._session.learned.add_answer(self.tokens)
             self._session.learned.save_costs()
         return [self._counted(rest)] if rest.text or rest.thinking else []
@@ -376,12 +376,12 @@ class Request:
         target, prompt = self.target, self._prompt
         leg = min(self._options.max_tokens, _LEG)
         memory_guard.make_room(self._engine, target, prompt, leg)
-        remember, disk_caches = self._options.remember, self._session.disk_caches
+        may_store, disk_caches = self._options.may_store, self._session.disk_caches
         on_disk: tuple[int, NotCached] = (0, "")
-        if remember and disk_caches is not None:
+        if may_store and disk_caches is not None:
             on_disk = disk_caches.read(target, prompt)
         reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + leg), self._stable)
-        target.history.remember = remember
+        target.history.may_store = may_store
         target.history.conversation, target.history.requested_at = (
             self._options.conversation,
             time.time(),

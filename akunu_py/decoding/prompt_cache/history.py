@@ -27,7 +27,7 @@ class TokenHistory:
         self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
         self.uses = 0  # number of returns to the caches
         self.drafter_histories: dict[str, TokenHistory] = {}  # of neural drafters, by key
-        self.remember = True  # may be saved to disk
+        self.may_store = True  # on disk
         self.conversation = ""  # id of the last conversation that used it
         self.requested_at = 0.0  # time of that request (`time.time`)
         self.reserved = 0  # bytes that it may grow to while in use

@@ -27,20 +27,20 @@ from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats,
 
 
 class ServedChat:
-    """A `ChatModel` on a server. remember: answers may join the server's answer cache."""
+    """A `ChatModel` on a server. may_store: answers may join the server's answer cache."""
 
     def __init__(
-        self, client: ServerClient, facts: ServedModelFacts, *, remember: bool = True
+        self, client: ServerClient, facts: ServedModelFacts, *, may_store: bool = True
     ) -> None:
         self.facts = facts
-        self._client, self._remember = client, remember
+        self._client, self._may_store = client, may_store
 
     def gauges(self) -> Gauges:
         """Return nothing: the server sends gauges with its answers."""
         return Gauges()
 
     def answer(self, messages: Sequence[Message], options: GenerateOptions) -> ServedAnswer:
-        options = replace(options, remember=options.remember and self._remember)
+        options = replace(options, may_store=options.may_store and self._may_store)
         return ServedAnswer(self._client, messages, options)
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:

@@ -31,7 +31,7 @@ from tests.support.tiny_fim import load_tiny
 pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories")
 
 OPTIONS = GenerateOptions(max_tokens=2, draft="off")
-PRIVATE = replace(OPTIONS, remember=False)
+PRIVATE = replace(OPTIONS, may_store=False)
 
 
 @pytest.fixture(scope="module")

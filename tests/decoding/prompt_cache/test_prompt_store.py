@@ -114,11 +114,11 @@ def test_what_goes_on_takes_the_place_of_what_it_goes_on_with(tiny: Engine) -> N
 
 def test_nothing_is_kept_of_what_is_not_to_be_remembered(tiny: Engine) -> None:
     session = opened(tiny)
-    read(session, some(LENGTH, 1), replace(OPTIONS, remember=False))
+    read(session, some(LENGTH, 1), replace(OPTIONS, may_store=False))
     assert not session.save_idle()
     assert keep(opened(tiny), 1)
     private = opened(tiny)
-    assert read(private, some(LENGTH, 1), replace(OPTIONS, remember=False)) == 0
+    assert read(private, some(LENGTH, 1), replace(OPTIONS, may_store=False)) == 0
     assert not Session(tiny, LearnedState(Path("x"), "t", "l", answer_cache=False)).save_idle()
 
 
