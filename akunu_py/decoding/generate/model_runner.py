@@ -43,12 +43,12 @@ class ModelRunner:
         assert self._planner is not None
         started = time.perf_counter()
         decodings = [request.decoding for request in requests]
-        offers = [decoding.offer() for decoding in decodings]
         pending = sum(len(request.target.pending) for request in requests)
         context = sum(len(request.target.tokens) for request in requests) // len(requests)
-        lengths = self._planner.lengths(offers, pending, context)
-        rows = [each.take(length) for each, length in zip(decodings, lengths, strict=True)]
         try:
+            offers = [decoding.offer() for decoding in decodings]
+            lengths = self._planner.lengths(offers, pending, context)
+            rows = [each.take(length) for each, length in zip(decodings, lengths, strict=True)]
             sampled = self._run(requests, rows)
         except Exception as error:  # noqa: BLE001 - every request reports it
             return [request.fail(error) for request in requests]

@@ -88,7 +88,8 @@ class StepLoop:
                 crowded = True
         if len(ready) > 1 and self.runner.why_not_batched is None:
             for each in ready:
-                each.slot.can_share = each.request is not None and each.request.can_share
+                shares = each.request is not None and each.request.can_share
+                each.slot.can_share = shares and not each.slot.cancelled
         return ready
 
 

@@ -134,13 +134,25 @@ class RequestRecords:
     def metrics(self, counts: RequestCounts) -> str:
         """Return the counters in Prometheus's text format, version 0.0.4."""
         lines = []
-        gauges = {
-            "running": ("Running requests.", self.running),
-            "waiting": ("Waiting requests.", self.waiting),
-        }
-        for state, (help, number) in gauges.items():
-            full = f"akunu_requests_{state}"
-            lines += [f"# HELP {full} {help}", f"# TYPE {full} gauge", f"{full} {number}"]
+        single = (
+            ("requests_running", "gauge", "Running requests.", self.running),
+            ("requests_waiting", "gauge", "Waiting requests.", self.waiting),
+            (
+                "shared_passes_total",
+                "counter",
+                "Decode passes of several requests.",
+                counts.shared_passes,
+            ),
+            (
+                "shared_pass_requests_total",
+                "counter",
+                "Requests in these passes.",
+                counts.shared_requests,
+            ),
+        )
+        for name, kind, help, number in single:
+            full = f"akunu_{name}"
+            lines += [f"# HELP {full} {help}", f"# TYPE {full} {kind}", f"{full} {number}"]
         for name, help in _HELP.items():
             full = f"akunu_{name}_total"
             lines += [f"# HELP {full} {help}", f"# TYPE {full} counter"]
@@ -148,11 +160,4 @@ class RequestRecords:
                 metric, brace, labels = series.partition("{")
                 if metric == name:
                     lines.append(f"{full}{brace}{labels} {value:.9g}")
-        shared = {
-            "shared_passes": ("Decode passes of several requests.", counts.shared_passes),
-            "shared_pass_requests": ("Requests in these passes.", counts.shared_requests),
-        }
-        for name, (help, number) in shared.items():
-            full = f"akunu_{name}_total"
-            lines += [f"# HELP {full} {help}", f"# TYPE {full} counter", f"{full} {number}"]
         return "\n".join(lines) + "\n"

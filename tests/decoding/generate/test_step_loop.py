@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
-from akunu_py.decoding.generate import session
+from akunu_py.decoding.generate import batched_pass, session
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
+from akunu_py.ngram.joint_plan import JointPlanner
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import UNSHARED, build, families_of_each_kind
@@ -391,3 +392,30 @@ def test_a_long_prompt_beside_answers_that_are_really_written(
         check_shares(ended, pass_s + 0.001 * writers, chunk_s + 4 * pass_s)
     # And the prompt does not wait: it gets as much of the time.
     assert sum(took[first : last + 1]) <= 2 * sum(took[i] for i in reading) + 2 * pass_s
+
+
+@pytest.mark.parametrize("part", ["planning", "pass"])
+def test_failed_shared_pass_fails_its_requests_and_no_later_ones(
+    part: str, tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning fails, or the forward pass; the step loop continues with new caches."""
+    engine = engine_of(tiny, "llama")
+    run = Run(StepLoop(Session(engine), 4))
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        if part == "planning":
+            patch.setattr(JointPlanner, "lengths", fail)
+        else:
+            patch.setattr(batched_pass, "run", fail)
+            patch.setattr(batched_pass, "why_not_batched", lambda *args: None)
+        bad = [Asked(some(30, seed), 20) for seed in (1, 2)]
+        run.serve(bad)
+    assert all(isinstance(asked.events[-1], Failed) for asked in bad)
+    good = [Asked(some(30, seed), 20) for seed in (1, 2)]
+    run.serve(good)
+    for asked in good:
+        alone = Session(engine).generate(asked.prompt, asked.options).answer()
+        assert asked.tokens == list(alone.tokens)
