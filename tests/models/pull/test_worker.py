@@ -51,10 +51,12 @@ def _workers_of(pid: int) -> list[int]:
     """Return the worker processes of all threads."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with contextlib.suppress(OSError):
-                if b"models.pull.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
+        # A thread or a child may end while its file is read.
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                with contextlib.suppress(OSError):
+                    if b"models.pull.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        found.append(int(child))
     return found
 
 
