@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 
 _RATE_DECAY, _RATE_PRIOR = 0.97, 6.0  # of the running gain, per pass and in passes
 _NEGLIGIBLE = 0.01  # chance of a draft token
 _PLAIN_EVERY = 8  # passes between two plain ones whose cost is not measured yet
+_HIDDEN_RATE, _MOST_HIDDEN = 0.1, 0.5  # learning rate and limit of `_hidden`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPass:
+    """A launched pass of several requests."""
+
+    requests: int
+    rows: int
+    drafted: int  # tokens
+    context: int  # mean tokens per request
+    pipelined: bool  # launched while another pass was running
 
 
 class JointPlanner:
@@ -19,8 +32,16 @@ class JointPlanner:
         self.curve = curve  # costs by the rows of all requests; keeps learning
         self._earned = self._spent = _RATE_PRIOR
         self._since_plain = _PLAIN_EVERY  # passes since one without drafts
+        self._hidden = 0.0  # share of a plain pass that pipelining hides
 
-    def lengths(self, offers: Sequence[Sequence[float]], rows: int, context: int) -> list[int]:
+    def lengths(
+        self,
+        offers: Sequence[Sequence[float]],
+        rows: int,
+        context: int,
+        *,
+        pipelined: bool = False,
+    ) -> list[int]:
         """Return the number of draft tokens for each request.
 
         Adds the most probable draft token of any request, one at a time, and keeps the number where
@@ -29,14 +50,15 @@ class JointPlanner:
         is 0 for all, until the plain pass is timed: only that shows what drafts gain.
 
         offers: acceptance chances by request, each given the ones before it. rows: without drafts.
-        context: mean tokens per request.
+        context: mean tokens per request. pipelined: plain passes are launched ahead, which ends
+        with a draft.
         """
         lengths, best = [0] * len(offers), [0] * len(offers)
         if not self.curve.measured(rows) and self._since_plain >= _PLAIN_EVERY:
             return best
         costs = self.curve.table(context)
-        first = costs[min(rows, MAX_ROWS) - 1]
-        rate = max(self._earned / self._spent, 1.0) * len(offers) / first
+        plain = costs[min(rows, MAX_ROWS) - 1] * (1.0 - self._hidden * pipelined)
+        rate = max(self._earned / self._spent, 1.0) * len(offers) / plain
         queue = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
         heapq.heapify(queue)
         gained = highest = 0.0
@@ -45,7 +67,7 @@ class JointPlanner:
             gained -= chance
             rows += 1
             lengths[index] += 1
-            value = gained - rate * (costs[rows - 1] - first)
+            value = gained - rate * (costs[rows - 1] - plain)
             if value > highest:
                 highest, best = value, list(lengths)
             offer, length = offers[index], lengths[index]
@@ -53,12 +75,19 @@ class JointPlanner:
                 heapq.heappush(queue, (chance * offer[length], index))
         return best
 
-    def observe(self, requests: int, rows: int, tokens: int, seconds: float, context: int) -> None:
-        """Record a pass over `rows` rows that yielded `tokens` tokens in all."""
-        self._since_plain = 0 if rows == requests else self._since_plain + 1
-        if not self.curve.first_use(rows):  # devices compile kernels then
-            self.curve.observe(rows, seconds, context)
-        costs = self.curve.table(context)
-        plain = costs[min(requests, MAX_ROWS) - 1] / requests
+    def observe(self, done: SharedPass, tokens: int, seconds: float) -> None:
+        """Record a pass that yielded `tokens` tokens in all."""
+        self._since_plain = self._since_plain + 1 if done.drafted else 0
+        costs = self.curve.table(done.context)
+        if done.pipelined:
+            hidden = 1.0 - seconds / costs[min(done.rows, MAX_ROWS) - 1]
+            hidden = min(max(hidden, 0.0), _MOST_HIDDEN)
+            self._hidden += _HIDDEN_RATE * (hidden - self._hidden)
+        elif not self.curve.first_use(done.rows):  # devices compile kernels then
+            self.curve.observe(done.rows, seconds, done.context)
+            costs = self.curve.table(done.context)
+        shown = 1.0 - self._hidden
+        plain = costs[min(done.requests, MAX_ROWS) - 1] * shown / done.requests
+        cost = costs[min(done.rows, MAX_ROWS) - 1] * (shown if done.pipelined else 1.0)
         self._earned = self._earned * _RATE_DECAY + tokens
-        self._spent = self._spent * _RATE_DECAY + costs[min(rows, MAX_ROWS) - 1] / plain
+        self._spent = self._spent * _RATE_DECAY + cost / plain

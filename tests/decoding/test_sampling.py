@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.generate.decode import accept, decode
+from akunu_py.decoding.generate.decode import accept
 from akunu_py.decoding.sampling import (
     Sampler,
     accepted_leniently,
@@ -24,6 +24,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, SamplingOptions
 from tests.support.chi_square import p_value
+from tests.support.decoding import decode
 from tests.support.targets import read
 from tests.support.tiny import VOCABULARY, Adversary, tiny_llama
 

@@ -20,7 +20,6 @@ from akunu_py.bench.command import add_format, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, add_draft_options, load_selected, print_replay
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.generate.decode import decode
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
@@ -37,6 +36,7 @@ from tests.measure.neural_drafters import (
     parse_figures,
 )
 from tests.measure.tool import run_tool
+from tests.support.decoding import decode
 
 SUMMARY = "Replay recorded answers through the decode loop, on a simulated device"
 _OUTLIER_FACTOR = 10.0  # times as long as usual takes an outlier

@@ -12,7 +12,6 @@ import pytest
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.generate.decode import decode
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
@@ -28,6 +27,7 @@ from tests.measure.device import (
     replay_items,
     replay_on_device,
 )
+from tests.support.decoding import decode
 from tests.support.tiny import Adversary
 
 CURVE = parse_curve("1:1,2:1.5,5:3")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.joint_plan import JointPlanner
+from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 
 OFFER = st.lists(st.floats(0.0, 1.0), max_size=5)
 
@@ -62,6 +62,18 @@ def test_drafts_end_where_each_row_costs_what_a_token_does() -> None:
     for _ in range(200):
         lengths = plan.lengths([[0.9] * 8] * 4, 4, 100)
         rows = 4 + sum(lengths)
-        plan.observe(4, rows, 4, 0.01 * rows, 100)
+        plan.observe(SharedPass(4, rows, sum(lengths), 100, pipelined=False), 4, 0.01 * rows)
     assert lengths == [0, 0, 0, 0]
     assert plan.curve.table(100)[3] == pytest.approx(0.04, rel=0.05)
+
+
+def test_drafts_must_also_gain_what_pipelining_hides() -> None:
+    """A draft ends the pipeline: its pass starts only after the one before is read."""
+    curve = {rows: 0.1 + 0.002 * rows for rows in range(1, MAX_ROWS + 1)}
+    plan = JointPlanner(CostCurve(curve))
+    assert plan.lengths([[0.3]] * 4, 4, 0, pipelined=True) == [1, 1, 1, 1]
+    for _ in range(100):
+        plan.observe(SharedPass(4, 4, 0, 0, pipelined=True), 4, 0.7 * curve[4])
+    assert plan.lengths([[0.3]] * 4, 4, 0, pipelined=True) == [0, 0, 0, 0]
+    assert plan.lengths([[0.3]] * 4, 4, 0) == [1, 1, 1, 1]
+    assert plan.lengths([[0.9]] * 4, 4, 0, pipelined=True) == [1, 1, 1, 1]

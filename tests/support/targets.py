@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.target import Target
+from tests.support.decoding import decode
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
 
@@ -69,7 +69,7 @@ def answer(target: Target, prompt: list[int], truth: list[int], count: int = COU
     drafter = Adversary(prompt, truth, seed=len(prompt))
     drafter.extend(prompt)
     read(target)
-    pieces = decode.decode(target, drafter, count, ())
+    pieces = decode(target, drafter, count, ())
     return [token for piece in pieces for token in piece.tokens]
 
 
@@ -88,5 +88,5 @@ def tokens_of(
     target.reuse_prefix(prompt)
     read(target)
     drafter.extend(prompt)
-    for piece in decode.decode(target, drafter, count, ()):
+    for piece in decode(target, drafter, count, ()):
         yield from piece.tokens

@@ -6,8 +6,7 @@ small model. The output is exactly that of plain decoding (see `sampling` for te
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import mlx.core as mx
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix, first_invalid
+from akunu_py.ngram.joint_plan import SharedPass
 from akunu_py.types import Drafter, Piece
 
 _MAX_PENDING = 8  # with more pending tokens a pass has no draft
@@ -24,89 +24,13 @@ _CLEAR_EVERY = 256  # passes between clearing MLX's buffer cache, as in mlx-lm
 
 @dataclass(slots=True)
 class _Pass:
-    """A launched pass."""
+    """A launched pass, or the part of one request in it."""
 
     sampled: mx.array  # see `Target.launch`
     drafted: list[int]
     before: Any  # see `Target.pass_state`
     behind: bool  # launched while another pass was running
-
-
-class Decoding:
-    """The decode passes of one answer: up to `limit` tokens, ending after a token of `stop`.
-
-    `drafter` knows all tokens including the pending ones. If it pipelines, another pass is launched
-    after a plain step before that step is collected: a plain step, or one that verifies a draft of
-    the tokens after the unknown next token. If `target.runs_ahead` is false, no pass runs between
-    two steps, and the time between them does not count.
-    """
-
-    def __init__(self, target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> None:
-        self.target = target
-        self.limit = limit  # tokens that may follow; 0 at the end
-        self._drafter = drafter
-        self._stop = stop
-        self._launched: _Pass | None = None
-        self._last = 0.0  # end of the previous pass, or start of this one
-        self._passes = 0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a pass is launched, which only `step` can collect."""
-        return self._launched is not None
-
-    def step(self) -> Piece:
-        """Run one pass of this request alone."""
-        target, drafter = self.target, self._drafter
-        launched, self._launched = self._launched, None
-        if launched is None:
-            self._last = target.clock()
-            launched = launch(target, drafter, self.limit)
-        if not launched.drafted and self.limit > 1 and target.runs_ahead:
-            self._launched = launch_behind(target, drafter, self.limit - 1, launched)
-        rows = len(target.pending) + len(launched.drafted)
-        tokens, accepted = collect(target, launched, target.read(launched.sampled), self._stop)
-        started, self._last = self._last, target.clock()
-        seconds = self._last - started
-        drafter.observe(len(launched.drafted), accepted, rows, seconds, pipelined=launched.behind)
-        piece = self._extend(tokens, accepted, launched, seconds)
-        if self.limit and self._launched is None and target.runs_ahead:
-            self._launched = launch(target, drafter, self.limit)
-        return piece
-
-    def offer(self) -> list[float]:
-        """Return the acceptance chances of the draft tokens for a shared pass."""
-        target = self.target
-        few = len(target.pending) <= _MAX_PENDING and not kv_cache.is_recurrent(target.cache)
-        return self._drafter.offer(self.limit - 1 if few else 0)
-
-    def take(self, count: int) -> SharedRows:
-        """Return the rows of a shared pass with the first `count` offered draft tokens."""
-        target = self.target
-        drafted = in_vocabulary_prefix(self._drafter.take(count), target.vocabulary)
-        before = target.pass_state() if drafted else None
-        return SharedRows(mx.array([*target.pending, *drafted], mx.int32), drafted, before)
-
-    def finish(self, rows: SharedRows, sampled: list[int], seconds: float) -> Piece:
-        """Accept the tokens `sampled` by a shared pass."""
-        launched = _Pass(rows.tokens, rows.drafted, rows.before, behind=False)
-        tokens, accepted = collect(self.target, launched, sampled, self._stop)
-        return self._extend(tokens, accepted, launched, seconds)
-
-    def close(self) -> None:
-        """End between two steps: keep the pending tokens of a launched pass and drop its draft."""
-        launched, self._launched = self._launched, None
-        if launched is not None:
-            abandon(self.target, launched)
-
-    def _extend(self, tokens: list[int], accepted: int, launched: _Pass, seconds: float) -> Piece:
-        self._drafter.extend(tokens)
-        over = ended(self.target, tokens[-1], self._stop)
-        self.limit = 0 if over else self.limit - len(tokens)
-        self._passes += 1
-        if self._passes % _CLEAR_EVERY == 0:
-            mx.clear_cache()
-        return Piece(tuple(tokens), accepted, tuple(launched.drafted[accepted:]), seconds)
+    shared: SharedPass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +42,133 @@ class SharedRows:
     before: Any  # see `Target.pass_state`
 
 
-def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> Generator[Piece]:
-    """Yield the pieces of `Decoding`; closing the generator closes it."""
-    decoding = Decoding(target, drafter, limit, stop)
-    with contextlib.closing(decoding):
-        while decoding.limit > 0:
-            yield decoding.step()
+class Decoding:
+    """The decode passes of one answer: up to `limit` tokens, ending after a token of `stop`.
 
+    `drafter` knows all tokens including the pending ones. If it pipelines, another pass is launched
+    after a plain step before that step is collected: a plain step, or one that verifies a draft of
+    the tokens after the unknown next token. If `target.runs_ahead` is false, no pass runs between
+    two steps, and the time between them does not count.
 
-def launch(target: Target, drafter: Drafter, limit: int) -> _Pass:
-    """Launch a pass over the pending tokens and a draft, for at most `limit` tokens."""
-    return _launch(target, draft(target, drafter, limit), None)
+    A shared pass is `offer`, `rows`, `launched`, `wait`, `collect` instead of `step`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        limit: int,
+        stop: Collection[int],
+        *,
+        answering: bool = True,
+    ) -> None:
+        """answering: False before the answer's first token, which is not drafted."""
+        self.target = target
+        self.limit = limit  # tokens that may follow; 0 at the end
+        self._drafter = drafter
+        self._stop = stop
+        self._answering = answering
+        self._launched: list[_Pass] = []  # at most two, in order
+        self._last = 0.0  # end of the previous pass, or start of this one
+        self._passes = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a pass is launched, which only `step` or `collect` can read."""
+        return bool(self._launched)
+
+    @property
+    def shared(self) -> SharedPass | None:
+        """The launched pass, if other requests share it."""
+        return self._launched[0].shared if self._launched else None
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a plain step can be launched before the launched pass is read."""
+        launched = self._launched[0]
+        return not launched.drafted and self.target.constraint is None
+
+    def step(self) -> Piece:
+        """Run one pass of this request alone."""
+        target, drafter = self.target, self._drafter
+        if not self._launched:
+            self._last = target.clock()
+            self._launch()
+        launched = self._launched[0]
+        if not launched.drafted and self.limit > 1 and target.runs_ahead:
+            behind = launch_behind(target, drafter, self.limit - 1, launched)
+            self._launched += [behind] if behind is not None else []
+        rows, first = len(target.pending) + len(launched.drafted), not self._answering
+        tokens, accepted = self._read()
+        started, self._last = self._last, target.clock()
+        seconds = self._last - started
+        if launched.shared is None and not first:
+            drafted = len(launched.drafted)
+            drafter.observe(drafted, accepted, rows, seconds, pipelined=launched.behind)
+        piece = self._extend(tokens, accepted, launched, seconds)
+        if self.limit and not self._launched and target.runs_ahead:
+            self._launch()
+        return piece
+
+    def offer(self) -> list[float]:
+        """Return the acceptance chances of the draft tokens for a shared pass."""
+        target = self.target
+        few = len(target.pending) <= _MAX_PENDING and not kv_cache.is_recurrent(target.cache)
+        return self._drafter.offer(self.limit - 1) if few and self._answering else []
+
+    def rows(self, count: int) -> SharedRows:
+        """Return the rows of a shared pass with the first `count` offered draft tokens."""
+        target = self.target
+        drafted = self._drafter.take(count) if self._answering else []
+        drafted = in_vocabulary_prefix(drafted, target.vocabulary)
+        before = target.pass_state() if drafted else None
+        return SharedRows(mx.array([*target.pending, *drafted], mx.int32), drafted, before)
+
+    def rows_behind(self) -> SharedRows:
+        """Return the row of a plain step after the launched one, which is not read yet."""
+        return SharedRows(self._launched[0].sampled, [], None)
+
+    def launched(self, rows: SharedRows, sampled: mx.array, shared: SharedPass) -> None:
+        """Record a launched pass, from which `sampled` will come."""
+        behind = bool(self._launched)
+        self._launched.append(_Pass(sampled, rows.drafted, rows.before, behind, shared))
+
+    def wait(self) -> None:
+        """Wait for the launched pass."""
+        mx.eval(self._launched[0].sampled)
+
+    def collect(self, seconds: float) -> Piece:
+        """Accept the tokens of the launched pass. seconds: its time."""
+        launched = self._launched[0]
+        tokens, accepted = self._read()
+        self._last = self.target.clock()
+        return self._extend(tokens, accepted, launched, seconds)
+
+    def close(self) -> None:
+        """End between two steps: keep the pending tokens of a launched pass and drop its draft."""
+        launched, self._launched = self._launched, []
+        for each in launched:
+            abandon(self.target, each)
+
+    def _launch(self) -> None:
+        target = self.target
+        drafted = draft(target, self._drafter, self.limit) if self._answering else []
+        self._launched.append(_launch(target, drafted, None))
+
+    def _read(self) -> tuple[list[int], int]:
+        """Wait for the first launched pass; return its tokens and how many were drafted."""
+        sampled = self.target.read(self._launched[0].sampled)
+        return collect(self.target, self._launched.pop(0), sampled, self._stop)
+
+    def _extend(self, tokens: list[int], accepted: int, launched: _Pass, seconds: float) -> Piece:
+        self._answering = True
+        self._drafter.extend(tokens)
+        over = ended(self.target, tokens[-1], self._stop)
+        self.limit = 0 if over else self.limit - len(tokens)
+        self._passes += 1
+        if self._passes % _CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return Piece(tuple(tokens), accepted, tuple(launched.drafted[accepted:]), seconds)
 
 
 def launch_behind(target: Target, drafter: Drafter, limit: int, step: _Pass) -> _Pass | None:
@@ -180,12 +220,6 @@ def abandon(target: Target, launched: _Pass) -> None:
     if launched.drafted:
         kept = target.roll_back(launched.before, kept + len(launched.drafted), kept)
     target.commit((), kept)
-
-
-def plain_step(target: Target, stop: Collection[int] = ()) -> list[int]:
-    """Return the token after the pending ones."""
-    launched = _launch(target, [], None)
-    return collect(target, launched, target.read(launched.sampled), stop)[0]
 
 
 def accept(drafted: Sequence[int], sampled: Sequence[int]) -> int:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from akunu_py.decoding.generate import batched_pass
-from akunu_py.decoding.generate.decode import SharedRows
 from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.joint_plan import JointPlanner
+from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 
 
 class ModelRunner:
@@ -24,6 +23,8 @@ class ModelRunner:
         self._curve = curve
         self._planner: JointPlanner | None = None
         self._why_not: str | None = None  # valid once there is a planner
+        self._last = 0.0  # end of the previous pass, or start of this one
+        self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
         self.passes = self.requests = 0  # shared passes so far, and the requests in them
 
     @property
@@ -38,42 +39,87 @@ class ModelRunner:
             self._planner = JointPlanner(costs)
         return self._why_not
 
-    def run(self, requests: Sequence[Request]) -> list[list[Step] | Exception]:
-        """Run one pass over all requests, which `can_share` it; return the results of each."""
-        assert self._planner is not None
-        started = time.perf_counter()
-        decodings = [request.decoding for request in requests]
-        pending = sum(len(request.target.pending) for request in requests)
-        context = sum(len(request.target.tokens) for request in requests) // len(requests)
+    def run(self, requests: Sequence[Request], *, ahead: bool) -> list[list[Step] | Exception]:
+        """Run one pass over all requests, which `can_share` it; return the results of each.
+
+        If some have a launched pass, read only these. ahead: no other request is ready, so that the
+        next plain pass can be launched before this one is read.
+        """
+        running = [each for each in requests if each.is_running]
         try:
-            offers = [decoding.offer() for decoding in decodings]
-            lengths = self._planner.lengths(offers, pending, context)
-            rows = [each.take(length) for each, length in zip(decodings, lengths, strict=True)]
-            sampled = self._run(requests, rows)
+            if not running:
+                self._last = time.perf_counter()
+                self._launch(requests, self._plan(requests, ahead=ahead))
+                running = list(requests)
+            continues = ahead and not self._drafts_pay
+            if continues and all(each.decoding.can_continue for each in running):
+                behind = [each for each in requests if each.decoding.limit > each.is_running]
+                if behind:
+                    self._launch(behind)
+            for each in running:
+                each.decoding.wait()
         except Exception as error:  # noqa: BLE001 - every request reports it
-            return [request.fail(error) for request in requests]
-        seconds = time.perf_counter() - started
-        self.passes, self.requests = self.passes + 1, self.requests + len(requests)
-        before = sum(len(request.tokens) for request in requests)
-        results = [
-            request.finish_pass(each, tokens, seconds)
-            for request, each, tokens in zip(requests, rows, sampled, strict=True)
-        ]
-        tokens = sum(len(request.tokens) for request in requests) - before
-        self._planner.observe(len(requests), pending + sum(lengths), tokens, seconds, context)
+            return [each.fail(error) for each in requests]
+        started, self._last = self._last, time.perf_counter()
+        results = self._collect(requests, running, self._last - started)
+        try:
+            left = [each for each in requests if each.is_running]
+            self._drafts_pay = bool(left) and any(self._plan(left, ahead=ahead))
+        except Exception as error:  # noqa: BLE001 - every request reports it
+            return [each.fail(error) for each in requests]
         return results
 
-    def _run(self, requests: Sequence[Request], rows: Sequence[SharedRows]) -> list[list[int]]:
-        """Return the sampled tokens of each request."""
+    def _plan(self, requests: Sequence[Request], *, ahead: bool) -> list[int]:
+        """Return the number of draft tokens for each request."""
+        assert self._planner is not None
+        offers = [each.decoding.offer() for each in requests]
+        rows = sum(len(each.target.pending) for each in requests)
+        pipelined = ahead and all(each.target.constraint is None for each in requests)
+        return self._planner.lengths(offers, rows, _context(requests), pipelined=pipelined)
+
+    def _launch(self, requests: Sequence[Request], lengths: Sequence[int] | None = None) -> None:
+        """Launch a pass with that many draft tokens; None: a plain one behind a running pass."""
+        decodings = [each.decoding for each in requests]
+        rows = [
+            each.rows_behind() if each.is_running else each.rows(length)
+            for each, length in zip(decodings, lengths or [0] * len(requests), strict=True)
+        ]
         parts = [
             batched_pass.Part(each.tokens, request.target.cache)
             for each, request in zip(rows, requests, strict=True)
         ]
         logits = batched_pass.run(self._engine.model, parts)
-        mx.async_eval(logits)  # drafts are checked against grammars meanwhile
         sampled = [
-            request.target.sample(part, each.tokens, each.drafted)
+            request.target.sample(part, each.tokens, each.drafted, ahead=request.is_running)
             for request, part, each in zip(requests, logits, rows, strict=True)
         ]
         mx.async_eval(sampled)
-        return [request.target.read(each) for request, each in zip(requests, sampled, strict=True)]
+        shared = SharedPass(
+            len(requests),
+            sum(each.tokens.size for each in rows),
+            sum(len(each.drafted) for each in rows),
+            _context(requests),
+            pipelined=lengths is None,
+        )
+        for decoding, each, tokens in zip(decodings, rows, sampled, strict=True):
+            decoding.launched(each, tokens, shared)
+
+    def _collect(
+        self, requests: Sequence[Request], running: Sequence[Request], seconds: float
+    ) -> list[list[Step] | Exception]:
+        """Return the results of the running requests' pass, and learn its cost."""
+        passes = {each.decoding.shared for each in running}
+        before = sum(len(each.tokens) for each in running)
+        results = [each.collect(seconds) if each in running else [] for each in requests]
+        tokens = sum(len(each.tokens) for each in running) - before
+        shared = passes.pop()
+        if shared is not None and not passes and shared.requests == len(running):
+            self.passes, self.requests = self.passes + 1, self.requests + len(running)
+            assert self._planner is not None
+            self._planner.observe(shared, tokens, seconds)
+        return results
+
+
+def _context(requests: Sequence[Request]) -> int:
+    """Return the mean number of cached tokens."""
+    return sum(len(each.target.tokens) for each in requests) // len(requests)

@@ -45,7 +45,7 @@ class StepPlan:
     """The next step: a prefill chunk or decode pass of one request, or a shared decode pass."""
 
     slots: Sequence[Slot]  # several share a pass
-    alone: bool  # no other request is ready
+    alone: bool  # no request outside it is ready
     chunk: bool  # it begins a request or prefills
     mixed: bool  # some requests prefill while others decode
     chunk_seconds: float | None  # time limit of a prefill chunk; None: the fastest size
@@ -63,7 +63,7 @@ class Scheduler:
         chosen = self._choose(ready, prefill_rate or _PREFILL_RATE)
         shared = [each for each in ready if each.can_share and each.decodes]
         slots = shared if chosen in shared else [chosen]
-        alone, chunk = len(ready) == 1, not chosen.decodes
+        alone, chunk = len(slots) == len(ready), not chosen.decodes
         mixed = chunk in [each.decodes for each in ready if each not in slots]
         seconds = None if alone else self._chunk_seconds(ready, chosen)
         return StepPlan(slots, alone, chunk, mixed, seconds)

@@ -17,7 +17,7 @@ from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
-from akunu_py.decoding.generate.decode import Decoding, SharedRows, ended, plain_step
+from akunu_py.decoding.generate.decode import Decoding, ended
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.learned_state import LearnedState
@@ -248,13 +248,13 @@ class Request:
     @property
     def can_share(self) -> bool:
         """Whether its next decode pass may be shared with other requests."""
-        target, decoding = self.target, self._decoding
+        target = self.target
+        one_row = len(target.pending) == 1 and bool(target.tokens)
         return (
             self.status is Status.DECODING
-            and decoding is not None
-            and not decoding.is_running
+            and self._decoding is not None
             and target.run == target.run_model
-            and (len(target.pending) == 1 or not self._engine.recurrent)
+            and (one_row or not self._engine.recurrent)
         )
 
     @property
@@ -268,13 +268,11 @@ class Request:
         assert self._decoding is not None
         return self._decoding
 
-    def finish_pass(
-        self, rows: SharedRows, sampled: list[int], seconds: float
-    ) -> list[Step] | Exception:
+    def collect(self, seconds: float) -> list[Step] | Exception:
         """Return the results of a shared pass, or the error that ends this request."""
         try:
-            finish = self.decoding.finish
-            return self._guarded(lambda: self._deliver(finish(rows, sampled, seconds)), shared=True)
+            collect = self.decoding.collect
+            return self._guarded(lambda: self._deliver(collect(seconds)), shared=True)
         except Exception as error:  # noqa: BLE001 - it must not end the other requests
             return error
 
@@ -415,40 +413,38 @@ class Request:
             sizes.seconds = self.chunk_seconds
 
     def _prefill(self) -> list[Step]:
-        """Run a chunk; after the last one, decode the first token."""
+        """Run a chunk; after the last one, begin to decode."""
         assert self._chunks is not None
-        read = next(self._chunks, None)
-        if read is not None:
-            self.prompt_tokens_left = max(0, self._prefill_end - self._cached - read)
-            return [self._progress(self._cached + read)]
-        self.status = Status.DECODING
-        if self._drafter is not None:
+        read = next(self._chunks)
+        self.prompt_tokens_left = max(0, self._prefill_end - self._cached - read)
+        progress = self._progress(self._cached + read)
+        if not self.prompt_tokens_left:
+            next(self._chunks, None)  # takes the last checkpoint
+            self.status = Status.DECODING
             self._begin_leg()
-            return self._deliver(self.decoding.step())
-        first = plain_step(self.target)
-        self._prefilled = time.perf_counter()
-        self.stats.prefill_s = self._prefilled - self._started
-        history = [*self._prompt, *first]
-        drafting = self._session.drafting
-        self._drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
-        drafting.set_guide(self._constraint)
-        return self._deliver(Piece(tuple(first), seconds=self.stats.prefill_s))
+        return [progress]
 
     def _begin_leg(self) -> None:
         """Begin the next decode passes; each leg reserves memory for its own tokens only."""
-        assert self._drafter is not None
+        answering = self._drafter is not None
+        if self._drafter is None:
+            drafting, context = self._session.drafting, self._draft_context
+            self._drafter = drafting.drafter(self._options, self._prompt, draft_context=context)
+            drafting.set_guide(self._constraint)
         limit, stop = min(self._tokens_left, _LEG), self._engine.tokens.stop_tokens
-        self._decoding = Decoding(self.target, self._drafter, limit, stop)
+        self._decoding = Decoding(self.target, self._drafter, limit, stop, answering=answering)
 
     def _deliver(self, piece: Piece) -> list[Step]:
         """Decode a piece to text, and see whether the answer or the leg ends with it."""
+        if self._prefilled is None:
+            self._prefilled = time.perf_counter()
+            self.stats.prefill_s = self._prefilled - self._started
+            piece = replace(piece, seconds=self.stats.prefill_s)
         self._tokens_left -= len(piece.tokens)
         stop = self._engine.tokens.stop_tokens
         if not piece.tokens or ended(self.target, piece.tokens[-1], stop) or not self._tokens_left:
             self._complete = True
-        elif self._decoding is None:
-            self._begin_leg()
-        elif self._decoding.limit <= 0:
+        elif self.decoding.limit <= 0:
             self._reserve_leg()
         text = self._decoded(piece)
         self._measure()

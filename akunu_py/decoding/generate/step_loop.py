@@ -63,17 +63,17 @@ class StepLoop:
         started = self._clock()
         events = [
             (each.handle, each.deliver(results))
-            for each, results in zip(members, self._run(members), strict=True)
+            for each, results in zip(members, self._run(members, plan.alone), strict=True)
         ]
         self._scheduler.charge(plan, self._clock() - started)
         self._running = [each for each in self._running if not each.ended]
         return events
 
-    def _run(self, members: Sequence[_Running]) -> list[Results]:
+    def _run(self, members: Sequence[_Running], alone: bool) -> list[Results]:
         """Run a step of one job, or a pass that several share."""
         requests = [each.request for each in members if each.request is not None]
         if len(requests) > 1:
-            return self.runner.run(requests)
+            return self.runner.run(requests, ahead=alone)
         return [members[0].step_alone()]
 
     def _ready(self) -> list[_Running]:

@@ -21,7 +21,6 @@ from akunu_py.decoding.drafting.early_exit import (
     choose_exit,
     measure_exits,
 )
-from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
@@ -30,6 +29,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
+from tests.support.decoding import decode
 from tests.support.families import build, kinds
 from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES
@@ -105,7 +105,7 @@ def answer(
     target.reuse_prefix(prompt)
     read(target)
     drafter.extend(prompt)
-    pieces = list(decode.decode(target, drafter, COUNT, ()))
+    pieces = list(decode(target, drafter, COUNT, ()))
     assert kv_cache.has_length(target.cache, len(target.tokens))
     return [token for piece in pieces for token in piece.tokens], [p.accepted for p in pieces]
 

@@ -17,7 +17,6 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.drafting.neural import HiddenStates, MtpDrafter
-from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
@@ -29,6 +28,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
+from tests.support.decoding import decode
 from tests.support.mixture import Mixture
 from tests.support.targets import read
 from tests.support.tiny_mtp import (
@@ -120,7 +120,7 @@ def answer(
     drafter: Drafter = draft(target)
     read(target)
     drafter.extend(PROMPT)
-    pieces = list(decode.decode(target, drafter, count, ()))
+    pieces = list(decode(target, drafter, count, ()))
     return [t for piece in pieces for t in piece.tokens], [piece.accepted for piece in pieces]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.drafting.neural import ModelDrafter
-from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel, difference
 from akunu_py.decoding.model.engine import Engine
@@ -24,6 +23,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
+from tests.support.decoding import decode
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import greedy, prompt_of
@@ -77,7 +77,7 @@ def answer(
     neural_drafter = Spoiled(draft, target, wrong)
     drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=ngrams)
     drafter.extend(prompt)
-    pieces = list(decode.decode(target, drafter, count, ()))
+    pieces = list(decode(target, drafter, count, ()))
     tokens = [token for piece in pieces for token in piece.tokens]
     return tokens, neural_drafter, [piece.accepted for piece in pieces]
 
@@ -87,7 +87,7 @@ def plain(name: str, sampling: SamplingOptions) -> list[int]:
     target.sampler = Sampler(sampling)
     target.reuse_prefix(prompt)
     read(target)
-    pieces = decode.decode(target, NoDrafter(), COUNT, ())
+    pieces = decode(target, NoDrafter(), COUNT, ())
     return [token for piece in pieces for token in piece.tokens]
 
 
@@ -144,7 +144,7 @@ def test_guesses_come_before_its_tokens_and_behind_them(name: str, temperature: 
         target.reuse_prefix(prompt)
         read(target)
         drafter.extend(prompt)
-        pieces = list(decode.decode(target, drafter, COUNT, ()))
+        pieces = list(decode(target, drafter, COUNT, ()))
         assert [token for piece in pieces for token in piece.tokens] == truth
         found = right(prompt, truth, neural_drafter)
         assert sum(found) >= len(found) - 1 > 3

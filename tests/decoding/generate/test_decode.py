@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.generate.decode import accept, cut, decode
+from akunu_py.decoding.generate.decode import accept, cut
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import PROBE_LENGTH, AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, Piece
+from tests.support.decoding import decode
 from tests.support.targets import read
 from tests.support.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
 

@@ -4,7 +4,7 @@ and in passes of their own, and memory and time are shared as promised."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
-from akunu_py.ngram.joint_plan import JointPlanner
+from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import UNSHARED, build, families_of_each_kind
@@ -49,14 +49,19 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_LEG", 5)
 
 
-def engine_of(tiny: Engine, name: str, prompt_cache_memory: int = PLENTY) -> Engine:
+def engine_of(
+    tiny: Engine,
+    name: str,
+    prompt_cache_memory: int = PLENTY,
+    stop_tokens: Collection[int] = (),
+) -> Engine:
     model = Counting(build(name))
     cache = kv_cache.new_cache(model)
     return altered(
         tiny,
         model=model,
         vocabulary=96,
-        stop_tokens=frozenset(),
+        stop_tokens=frozenset(stop_tokens),
         no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
         prompt_cache_memory=prompt_cache_memory,
@@ -216,11 +221,18 @@ REQUESTS = st.lists(
     seed=st.integers(0, 99),
     memory=st.sampled_from([PLENTY, 300_000, 0]),
     slots=st.sampled_from([3, 8]),
+    stops=st.sampled_from([(), range(0, 96, 8)]),
 )
 def test_every_answer_is_the_same_as_alone(
-    name: str, tiny: Engine, requests: list[Asked], seed: int, memory: int, slots: int
+    name: str,
+    tiny: Engine,
+    requests: list[Asked],
+    seed: int,
+    memory: int,
+    slots: int,
+    stops: Collection[int],
 ) -> None:
-    engine = engine_of(tiny, name, memory)
+    engine = engine_of(tiny, name, memory, stops)
     run = Run(StepLoop(Session(engine), slots, Clock(seed)))
     run.serve(requests)
     for asked in requests:
@@ -231,6 +243,25 @@ def test_every_answer_is_the_same_as_alone(
             assert asked.cancel_after is not None
             expected = expected[: len(asked.tokens)]
         assert asked.tokens == expected
+
+
+def test_plain_passes_are_launched_before_the_previous_one_is_read(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when requests end: only the first pass waits."""
+    passes: list[SharedPass] = []
+    observe = JointPlanner.observe
+
+    def record(self: JointPlanner, done: SharedPass, tokens: int, seconds: float) -> None:
+        passes.append(done)
+        observe(self, done, tokens, seconds)
+
+    monkeypatch.setattr(JointPlanner, "observe", record)
+    requests = [Asked(some(9, index), 20 + 4 * index, "off") for index in range(3)]
+    Run(StepLoop(Session(engine_of(tiny, "llama")), 4)).serve(requests)
+    together = [done for done in passes if done.requests == 3]
+    assert len(together) >= 18
+    assert all(done.pipelined for done in together[1:])
 
 
 @families_of_each_kind(quick=KINDS)

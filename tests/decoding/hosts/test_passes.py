@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.generate import decode
 from akunu_py.decoding.hosts import partition
 from akunu_py.decoding.hosts.passes import (
     MESSAGE_LENGTH,
@@ -28,6 +27,7 @@ from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import NoDrafter
+from tests.support.decoding import decode
 from tests.support.families import build, families_of_each_kind
 from tests.support.targets import Timeless, answer, fresh, read, some
 from tests.support.tiny import VOCABULARY
@@ -116,7 +116,7 @@ def test_each_pass_needs_one_message() -> None:
         text = [token if at % 40 else (token + 1) % VOCABULARY for at, token in enumerate(truth)]
         drafter.extend([*text, *prompt])
         before = pair.coordinator.messages
-        pieces = list(decode.decode(target, drafter, count, ()))
+        pieces = list(decode(target, drafter, count, ()))
         tokens = [token for piece in pieces for token in piece.tokens]
         truth = truth or tokens
         assert tokens == truth

@@ -10,10 +10,10 @@ import pytest
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding import target as target_module
-from akunu_py.decoding.generate import decode
 from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
+from tests.support.decoding import plain_step
 from tests.support.families import build, every_family, families_of_each_kind
 from tests.support.family_table import WINDOW
 from tests.support.targets import Counting, answer, fresh, read, some
@@ -138,7 +138,7 @@ def test_drafting_and_rolling_back_change_nothing_where_rows_are_quantized(bits:
     plain = Target(model, kv_bits=bits)
     plain.reuse_prefix(prompt)
     read(plain)
-    truth = [token for _ in range(100) for token in decode.plain_step(plain)]
+    truth = [token for _ in range(100) for token in plain_step(plain)]
     target = Target(model, kv_bits=bits)
     for kept in (0, 60, 20):
         target.reuse_prefix([*prompt, *truth[:kept]])

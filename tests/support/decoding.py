@@ -1,0 +1,25 @@
+"""A target's passes, without a session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Generator
+
+from akunu_py.decoding.generate.decode import Decoding
+from akunu_py.decoding.target import Target
+from akunu_py.ngram.fixed import NoDrafter
+from akunu_py.types import Drafter, Piece
+
+
+def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> Generator[Piece]:
+    """Yield the pieces of `Decoding`; closing the generator closes it."""
+    decoding = Decoding(target, drafter, limit, stop)
+    with contextlib.closing(decoding):
+        while decoding.limit > 0:
+            yield decoding.step()
+
+
+def plain_step(target: Target) -> list[int]:
+    """Return the token after the pending ones."""
+    (piece,) = decode(target, NoDrafter(), 1, ())
+    return list(piece.tokens)
