@@ -130,6 +130,7 @@ class Session:
 
 
 _LEG = 1024  # answer tokens for which memory is reserved at once
+_FEW = 32  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
 Step = PrefillProgress | TextPiece
 
@@ -196,7 +197,7 @@ class Request:
         self._conditions: list[Callable[[], bool]] | None = None  # to wait for, None before
         self._started = 0.0
         self._prefilled: float | None = None  # time of the first token
-        self._chunks: Generator[int] | None = None
+        self._chunks: Iterator[int] = iter(())  # prefill passes
         self._cached = self._prefill_end = 0  # prompt tokens where the prefill begins and ends
         self._drafter: Drafter | None = None
         self._decoding: Decoding | None = None
@@ -287,7 +288,7 @@ class Request:
         if self.status is Status.FINISHED:
             return
         self.status, self.blocked = Status.FINISHED, None
-        if self._chunks is not None:
+        if isinstance(self._chunks, Generator):
             self._chunks.close()
         if self._decoding is not None:
             self._decoding.close()
@@ -388,6 +389,9 @@ class Request:
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
         self.stats.known_tokens, self.stats.not_cached = known
+        if len(target.pending) <= _FEW and not target.history.needs_checkpoints:
+            self._prefill_end = self._cached
+            return
         self._prefill_end = max(self._cached, len(prompt) - target.prompt_tail)
 
         def learn(launched: int) -> None:
@@ -414,8 +418,7 @@ class Request:
 
     def _prefill(self) -> list[Step]:
         """Run a chunk; after the last one, begin to decode."""
-        assert self._chunks is not None
-        read = next(self._chunks)
+        read = next(self._chunks, 0)
         self.prompt_tokens_left = max(0, self._prefill_end - self._cached - read)
         progress = self._progress(self._cached + read)
         if not self.prompt_tokens_left:

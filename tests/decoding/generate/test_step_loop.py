@@ -406,7 +406,7 @@ def test_a_long_prompt_beside_answers_that_are_really_written(
     engine = engine_of(tiny, "llama")
     engine = altered(engine, model=Costly(engine.model, still, pass_s), context_length=40_000)
     long = Asked(some(1500, 9), 1, "off", after=12)
-    answers = [Asked(some(30, seed), 40 // writers, "off") for seed in range(writers)]
+    answers = [Asked(some(30, seed), 60 // writers, "off") for seed in range(writers)]
     times: list[float] = []
     run = Run(StepLoop(Session(engine), 4, still), lambda loop: times.append(still.now))
     run.serve([*answers, long])
@@ -423,6 +423,21 @@ def test_a_long_prompt_beside_answers_that_are_really_written(
         check_shares(ended, pass_s + 0.001 * writers, chunk_s + 4 * pass_s)
     # And the prompt does not wait: it gets as much of the time.
     assert sum(took[first : last + 1]) <= 2 * sum(took[i] for i in reading) + 2 * pass_s
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 31, 32, 33, 70])
+def test_few_new_prompt_tokens_join_the_first_decode_pass(tiny: Engine, new_tokens: int) -> None:
+    clock = Clock(0)
+    engine = engine_of(tiny, "llama")
+    engine = altered(engine, model=Costly(engine.model, clock, 1000.0))
+    session = Session(engine)
+    first = session.generate(BASE[:100], GenerateOptions(3, "off")).answer()
+    passes = clock.now // 1000
+    prompt = [*BASE[:100], *first.tokens[:2], *some(new_tokens, 8)]
+    later = session.generate(prompt, GenerateOptions(1, "off")).answer()
+    assert later.stats.cached_tokens == 102
+    assert clock.now // 1000 - passes == (1 if new_tokens <= 32 else 2)
+    assert later.tokens == Session(engine).generate(prompt, GenerateOptions(1)).answer().tokens
 
 
 @pytest.mark.parametrize("part", ["planning", "pass"])
