@@ -73,5 +73,6 @@ def test_the_command_measures_both_servers() -> None:
     assert set(found) == {"akunu", "mlx-lm"}
     ours = found["akunu"]["requests"]
     again = ours["back to the first"]
-    assert again["cached"] >= ours["a long prompt"]["prompt"], "only what is new is read"
+    # One layer answers with newlines, which merge with the last token of the prompt, a newline.
+    assert again["cached"] >= ours["a long prompt"]["prompt"] - 1
     assert ours["agent after a restart"]["prompt"] > 10_000

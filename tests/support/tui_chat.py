@@ -105,10 +105,9 @@ class Chat:
     async def post(self, *messages: TextualMessage) -> None:
         for message in messages:
             self.app.post_message(message)
-        for _ in range(3):
-            await self.pilot.pause(0.01)
+        await self.pilot.pause()
         while not all(view.is_drawn for view in self.app.query(AnswerView)):
-            await self.pilot.pause(0.01)
+            await self.pilot.pause(0.005)
 
     async def send(self, text: str) -> None:
         self.box.insert(text)
@@ -161,7 +160,8 @@ async def at_rest(pilot: Pilot[None]) -> None:
     of the event loop."""
     before: list[Strip] = []
     for _ in range(600):
-        await pilot.pause(0.1)
+        await pilot.pause(0.02)
+        await pilot.pause()
         now = pilot.app.screen._compositor.render_strips()
         if now == before and all(view.is_drawn for view in pilot.app.query(AnswerView)):
             return

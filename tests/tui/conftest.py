@@ -1,10 +1,12 @@
-"""Fixtures for all chat tests: a frozen status clock and cached style sheets."""
+"""Fixtures for all chat tests: a frozen status clock, cached style sheets, and short pauses."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from textual._context import active_app
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
@@ -31,3 +33,30 @@ def _cached_styles(monkeypatch: pytest.MonkeyPatch) -> None:
         return _RULES[key]
 
     monkeypatch.setattr(Stylesheet, "_parse_rules", parse_once)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pause until the event loop is idle and the screen is drawn, and delay little.
+
+    Textual's own pause sleeps 20 ms at a time, until the process used no processor for 20 ms.
+    """
+    monkeypatch.setattr("akunu_py.tui.transcript.view._UPDATE_DELAY_S", 0.005)
+    monkeypatch.setattr("akunu_py.tui.screens.conversation_list._PREVIEW_DELAY_S", 0.005)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", until_idle)
+    monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
+
+
+async def until_idle(min_sleep: float = 0, max_sleep: float = 1) -> None:
+    """Wait, at most `max_sleep` seconds; resize and draw without waiting for Textual's timers."""
+    loop: Any = asyncio.get_running_loop()
+    end, idle_rounds, app = loop.time() + max_sleep, 0, active_app.get()
+    while idle_rounds < 3 and loop.time() < end:
+        await asyncio.sleep(0)
+        idle_rounds = 0 if loop._ready else idle_rounds + 1
+        if idle_rounds == 2 and app._resize_timer is not None:
+            app._check_resize()
+            idle_rounds = 0
+        elif idle_rounds == 2 and app.screen._update_timer._active.is_set():
+            app.screen._on_timer_update()
+            idle_rounds = 0
