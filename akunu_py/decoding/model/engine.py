@@ -45,6 +45,7 @@ class Engine:
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
     no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
+    needs_checkpoints: bool = False  # its KV cache cannot be cut at any position
     load_s: float = 0.0  # loading time in seconds
     host_group: HostGroup | None = None  # the other hosts, if the model is split over several
 
@@ -155,6 +156,7 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         model=model,
         no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
+        needs_checkpoints=kv_cache.needs_checkpoints(cache),
         draft_model=parts.draft_model,
         mtp_head=parts.mtp_head,
         no_mtp_head_reason=parts.no_mtp_head_reason,

@@ -28,7 +28,7 @@ from akunu_py.decoding.prompt_cache.cache_file import (
     Stopped,
     disk_errors,
 )
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import Owner, TokenHistory
 from akunu_py.decoding.token_ids import first_invalid
 from akunu_py.errors import DamagedCache, StoreError, UsageError
 from akunu_py.files import open_regular, read_bounded, replacing
@@ -63,7 +63,8 @@ def save(
         tokens=history.tokens,
         pending=history.pending,
         checkpoints=[each.length for each in history.checkpoints],
-        conversation=history.conversation,
+        conversation=history.owner.conversation,
+        requested_at=history.owner.requested_at,
     )
     entries = kv_cache.compact(history.cache)
     layers = kv_cache.leaves(entries)
@@ -135,7 +136,8 @@ def _load_checked(path: Path, engine: Engine, header: cache_file.CacheHeader) ->
     entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
     _check_layers(kv_cache.leaves(entries), kv_cache.leaves(empty), length)
     _build_pass(engine, kv_cache.compact(entries))
-    history = TokenHistory(entries, tokens, metadata.pending)
+    owner = Owner(metadata.conversation, metadata.requested_at, may_store=True)
+    history = TokenHistory(entries, owner, tokens, metadata.pending)
     for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
         checkpoint = _checkpoint(at, layers, entries, empty)
         trial = kv_cache.compact(entries)

@@ -173,6 +173,20 @@ def test_the_list_of_what_was_deleted_stays_small_and_damage_does_no_harm(tiny: 
     assert session.save_idle()
 
 
+def test_removed_files_leave_no_tokens_in_memory(tiny: Engine) -> None:
+    clock = Clock()
+    store = PromptCacheStore(tiny.path, PLENTY, clock)
+    state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
+    session = Session(tiny, state)
+    for seed in range(5):
+        clock.now += 3600
+        assert keep(session, seed)
+        for path in all_files()[1:]:
+            path.unlink()
+        store.saved(tiny)
+        assert len(store._metadata) == len(all_files()) == 1
+
+
 def test_the_limits_hold(tiny: Engine) -> None:
     keep(opened(tiny), 1)
     size = all_files()[0].stat().st_size
