@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect
+from itertools import islice
 from math import exp
+from typing import Any
 
 # Hits (1) and misses of up to three last guesses, latest in the lowest bit, after a leading 1.
 Outcomes = int
@@ -150,6 +152,13 @@ class Candidate:
             record[key] = push(before, hit)
 
 
+def keep_newest(table: dict[int, Any], most: int) -> None:
+    """Delete the oldest entries if there are more than `most`, so that half of `most` stay."""
+    if len(table) > most:
+        for key in list(islice(table, len(table) - most // 2)):
+            del table[key]
+
+
 class AcceptanceModel:
     """The weights of all features, learning online.
 
@@ -188,6 +197,12 @@ class AcceptanceModel:
         self.cache_outcomes: dict[int, Outcomes] = {}
         self.skip_outcomes: dict[int, Outcomes] = {}
         self.edit_outcomes: dict[int, Outcomes] = {}
+
+    def drop_oldest(self, most: int) -> None:
+        """Keep at most `most` outcomes of each kind."""
+        for name, table in vars(self).items():
+            if name.endswith("_outcomes"):
+                keep_newest(table, most)
 
     def calibrate(self, source: int, logit: float) -> tuple[float, int]:
         """Return the final probability, and the index into `calibration[source]`."""

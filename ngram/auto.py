@@ -23,11 +23,13 @@ from akunu_py.ngram.neural_plan import (
     remaining_values,
 )
 from akunu_py.ngram.planner import best_draft, choose_length
+from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import DraftGuide, NeuralDrafter
 
 MAX_DRAFT = 32
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
 
+MAX_OUTCOMES = 1 << 15  # per kind; each takes about 60 bytes
 _RATE_DECAY = 0.97  # per pass, for the running rate of tokens per cost
 _RATE_PRIOR = 6.0  # passes at one token each
 # Prior chance of a draft after 1 to 8 or more plain steps in a row.
@@ -139,11 +141,17 @@ class AutoDrafter:
         """Truncate the history to `length` tokens. Estimates about drafting stay."""
         self._end_answer()
         self.index.rewind(length)
+        for each in self.neural_drafters:
+            each.unchanged = min(each.unchanged, max(0, length - self.draft_only_tokens))
         self._searched = min(self._searched, length)
         self.tracker.begin_answer(max(0, length - 1))
         self._guesses = []
         self._drafted = 0
         self._neural_drafter = None
+
+    def forget_texts(self) -> None:
+        """Forget the known edits, which hold tokens of earlier texts. Call after `rewind`."""
+        self.tracker.forget()
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         longest = max(0, min(limit, MAX_DRAFT))
@@ -230,7 +238,10 @@ class AutoDrafter:
         self._neural_drafter = neural_drafter
         drafted = guesses[: plan.guesses]
         prefix = [guess.token for guess in drafted]
-        history = self.index.tokens[self.draft_only_tokens :]
+        start, end = self.draft_only_tokens, self.index.size
+        unchanged = neural_drafter.unchanged if start == neural_drafter.unchanged_from else 0
+        history = TokenView(self.index.tokens, start, end, unchanged=unchanged)
+        neural_drafter.unchanged, neural_drafter.unchanged_from = end - start, start
         longest = plan.guesses + plan.max_after
         # A drafter that computes part of the pass does so only for its own tokens.
         following = [] if neural_drafter.neural_drafter.reused else guesses
@@ -246,6 +257,8 @@ class AutoDrafter:
             self.index.mark_answer(self.tracker.answer_start, self.index.size)
             self._searched = self.index.size
             self._answering = False
+            self.model.drop_oldest(MAX_OUTCOMES)
+            self.tracker.drop_oldest(MAX_OUTCOMES)
 
     def _pass_costs(self, gained: float, chances: Sequence[float]) -> list[float]:
         """Return the costs of passes over 1, 2, ... rows.

@@ -20,6 +20,7 @@ from akunu_py.ngram.acceptance_model import (
     NO_OUTCOMES,
     REPLACED,
     Outcomes,
+    keep_newest,
     run_class,
 )
 from akunu_py.ngram.index import SuffixMatch
@@ -88,6 +89,16 @@ class CopyTracker:
         self.copies = (None, None)
         self._breaks = [None, None]
         self._followed = [None, None]
+
+    def forget(self) -> None:
+        """Forget the edits and skips of earlier texts."""
+        self.edits.forget()
+        self.delimiters.clear()
+
+    def drop_oldest(self, most: int) -> None:
+        """Keep at most `most` edits and skips."""
+        self.edits.drop_oldest(most)
+        keep_newest(self.delimiters, most)
 
     def guess(self, index: int, copy: Copy) -> CopyGuess | None:
         """Return the next token of `copy`, number `index` of `Copies`; None if there is none."""
@@ -297,7 +308,18 @@ class Edits:
         self.tokens = tokens  # shared with the index
         self.outcomes = outcomes  # by key, shared with the acceptance model
         self.by_key: dict[int, Edit] = {}
-        self._varying: set[int] = set()  # keys whose edits differ from their second token on
+        # Keys whose edits differ from their second token on; a dict, for its order.
+        self._varying: dict[int, bool] = {}
+
+    def forget(self) -> None:
+        """Forget all edits."""
+        self.by_key.clear()
+        self._varying.clear()
+
+    def drop_oldest(self, most: int) -> None:
+        """Keep at most `most` edits."""
+        keep_newest(self.by_key, most)
+        keep_newest(self._varying, most)
 
     def find(self, position: int) -> tuple[int, Edit, int] | None:
         """Return (key, edit, source position after the edit) for the token at `position`."""
@@ -346,7 +368,7 @@ class Edits:
 
     def mark_varying(self, key: int) -> None:
         """Record that the edit of `key` recurred with different tokens after the first."""
-        self._varying.add(key)
+        self._varying[key] = True
         edit = self.by_key.pop(key, None)
         if edit is not None and edit.written:
             self.by_key[key] = Edit(edit.written[:1], UNKNOWN)

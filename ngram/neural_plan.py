@@ -15,6 +15,7 @@ from typing import Any
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
@@ -133,6 +134,8 @@ class PlannedDrafter:
     ) -> None:
         self.neural_drafter = neural_drafter
         self.learned = learned or LearnedDrafter.of(neural_drafter)
+        # Tokens of the history since `unchanged_from` that are the same as for the last draft.
+        self.unchanged = self.unchanged_from = 0
         self._drafted: list[_NeuralToken] = []
         self._prefix: list[int] = []
         self._is_trial = False
@@ -223,7 +226,7 @@ class PlannedDrafter:
         rows = max(1, len(known) + len(prefix) - neural_drafter.prefilled)
         self.cost = 0.0
         started = last = neural_drafter.clock()
-        ready = neural_drafter.start_draft([*known, *prefix])
+        ready = neural_drafter.start_draft(TokenView.of(known, prefix))
         chances, trailing = [plan.reached], list[float]()
         while ready and len(self._drafted) < most:
             drafted = self._draft_token()

@@ -21,7 +21,6 @@ from akunu_py.types import DEFAULT_MODEL
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.chat_model import ChatModel
     from akunu_py.decoding.generate.session import Request
-    from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.tui.workers.session_thread import SessionThread
 
@@ -72,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.tui.workers.store_thread import StoreThread
 
     name = model.name if model else model_name
-    learned_states: list[LearnedState] = []
-    session = session_thread(args, settings, name, model, server, learned_states, hosts_server)
+    warnings: list[str] = []  # of all models loaded in this process
+    session = session_thread(args, settings, name, model, server, warnings, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
     ui_state = load_ui_state(paths.chat_file())
     app = ChatApp(
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     loading = session.loading
     closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
     if closed:
-        print_warnings(warning for state in learned_states for warning in state.warnings)
+        print_warnings(warnings)
     if loading or not closed:  # MLX's threads may still run after a load
         exit_without_teardown(code)  # the screen is restored and everything is written
     return code
@@ -154,14 +153,14 @@ def session_thread(
     name: str,
     model: model_store.StoredModel | None,
     server: str,
-    learned_states: list[LearnedState],
+    warnings: list[str],
     hosts_server: HostsServer | None = None,
 ) -> SessionThread:
     """Return the thread that loads models or connects to a server.
 
     name, model: the first model, and its files if installed.
     server: the value of --server. An address serves the first model only; the others use "auto".
-    learned_states: receives the learned state of each model loaded in this process.
+    warnings: receives those of each model loaded in this process.
     hosts_server: serves all models, with --hosts.
     """
     from akunu_py.tui.workers.session_thread import SessionThread
@@ -190,8 +189,9 @@ def session_thread(
         from akunu_py.decoding.load import load_learned, load_stored
 
         engine = load_stored(stored or model_store.resolve(model_name), loading, settings)
-        learned = load_learned(engine, no_answer_cache=args.no_answer_cache, settings=settings)
-        learned_states.append(learned)
+        learned = load_learned(
+            engine, no_answer_cache=args.no_answer_cache, settings=settings, warnings=warnings
+        )
         return LoadedChat(engine, learned, on_answered)
 
     def on_answered(engine: Engine, generation: Request) -> None:

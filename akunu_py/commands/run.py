@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
                     print(for_output(line))
         else:
             stream(generation)
+    learned.flush()
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])

@@ -32,7 +32,6 @@ from akunu_py.types import GenerateOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Session
-    from akunu_py.decoding.learned_state import LearnedState
 
 
 DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
         log_content=args.log_content,
     )
-    learned: list[LearnedState] = []
+    warnings: list[str] = []  # of all loads
     lost = threading.Event()
 
     def shut_down(error: HostLost, reported: bool) -> None:
@@ -134,16 +133,16 @@ def run(args: argparse.Namespace) -> int:
         options = replace(options, running=running)
         # A process cannot connect to hosts twice.
         idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
-        scheduler = ModelHost(lambda: _load(args, learned, shut_down), idle_s=idle_s)
+        scheduler = ModelHost(lambda: _load(args, warnings, shut_down), idle_s=idle_s)
         serve(scheduler, listening, options, f"{url}/v1")
-    print_warnings(warning for state in learned for warning in state.warnings)
+    print_warnings(warnings)
     if lost.is_set():
         _restart()
     return 0
 
 
 def _load(
-    args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[HostLost, bool], None]
+    args: argparse.Namespace, warnings: list[str], on_lost: Callable[[HostLost, bool], None]
 ) -> Session:
     """Load the model; call in the scheduler's thread. on_lost: called if a host is lost."""
     from akunu_py.decoding.load import engine_from_arguments, load_learned
@@ -153,8 +152,8 @@ def _load(
 
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
-    learned.append(load_learned(engine, no_answer_cache=args.no_answer_cache))
-    return Session(engine, learned[-1])
+    learned = load_learned(engine, no_answer_cache=args.no_answer_cache, warnings=warnings)
+    return Session(engine, learned)
 
 
 def _exit_on_eof(grace: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -81,6 +82,7 @@ class Completer:
         markers = tuple(token for stop in ends for token in stop)
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
+        self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
         self._learned = learned
         self._budgets = _budgets(options, engine.plan.context_length)
         self._cache = CompletionCache()
@@ -304,6 +306,7 @@ class _CompletionSteps:
             replace(self._sampling, allowed_tokens=allowed_tokens),
             stop_tokens=tuple(self._completer.engine.tokens.stop_tokens),
             may_store=False,
+            conversation=self._completer.conversation,
         )
         return self._session.generate(self._tokens, options, self._prompt.draft_context)
 

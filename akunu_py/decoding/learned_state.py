@@ -15,6 +15,7 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 from zlib import adler32
@@ -42,6 +43,7 @@ class LearnedState:
     """The learned state of one model."""
 
     caches: PromptCacheStore | None = None
+    _last_write: Future[None] | None = None
 
     def __init__(
         self,
@@ -51,29 +53,49 @@ class LearnedState:
         *,
         answer_cache: bool,
         caches: PromptCacheStore | None = None,
+        warnings: list[str] | None = None,
     ) -> None:
-        """tokenizer: its digest. layout: device and weights format. caches: None for no disk."""
+        """tokenizer: its digest. layout: device and weights format. caches: None for no disk.
+
+        warnings: receives the warnings; it may be shared by several states.
+        """
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}.journal"
-        self.warnings: list[str] = []  # files set aside, one line each
+        self.warnings = [] if warnings is None else warnings  # one line each, each once
+        # Writes in order. Moving a journal takes 80 ms, which no pass should wait for.
+        self._writer = ThreadPoolExecutor(1, "learned state")
         self.curve, self.neural_drafters = self._load_costs()
         self.answer_cache = self._load_answers() if answer_cache else None
         self.caches = caches
 
     def save_costs(self) -> None:
-        """Save the costs for the next run. Ignores disk errors."""
+        """Save the costs for the next run, in another thread. Ignores disk errors."""
         neural_drafters = {key: each.to_dict() for key, each in self.neural_drafters.items()}
         content = json.dumps(self.curve.to_dict() | {"networks": neural_drafters})
-        with contextlib.suppress(OSError), _locked(self.directory):
-            _write(self._curve_file, content.encode())
+        self._last_write = self._writer.submit(self._write_costs, content.encode())
 
     def add_answer(self, tokens: Sequence[int]) -> None:
-        """Add the tokens of an answer to the answer cache, in memory and on disk, if enabled."""
-        if self.answer_cache is None or not tokens:
-            return
-        self.answer_cache.learn(tokens)
+        """Add the tokens of an answer to the answer cache, if enabled.
+
+        The files follow in another thread, see `flush`.
+        """
+        if self.answer_cache is not None and tokens:
+            self.answer_cache.learn(tokens)
+            self._last_write = self._writer.submit(self._store_answer, list(tokens))
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        if self._last_write is not None:
+            self._last_write.result()
+
+    def _write_costs(self, content: bytes) -> None:
+        with contextlib.suppress(OSError), _locked(self.directory):
+            _write(self._curve_file, content)
+
+    def _store_answer(self, tokens: Sequence[int]) -> None:
+        """Append an answer to the journal, and move a long journal to the answer file."""
         try:
             with _locked(self.directory):
                 _append(self._journal, tokens)
@@ -82,7 +104,7 @@ class LearnedState:
                     _write(self._answer_file, self._load_answers().dump())
                     self._journal.unlink()
         except OSError as error:
-            self.warnings.append(f"cannot store the answer: {error.strerror or error}")
+            self._warn(f"cannot store the answer: {error.strerror or error}")
 
     def _load_costs(self) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
         def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
@@ -111,7 +133,7 @@ class LearnedState:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self.warnings.append(f"the {name} cannot be read: {error}")
+            self._warn(f"the {name} cannot be read: {error}")
         except (ValueError, ArithmeticError, AttributeError, TypeError) as error:
             self._set_aside(path, error)
         return default
@@ -120,7 +142,11 @@ class LearnedState:
         aside = path.with_name(path.name + ".damaged")
         with contextlib.suppress(OSError):
             path.replace(aside)
-        self.warnings.append(f"{path} is damaged and was set aside as {aside.name}: {error}")
+        self._warn(f"{path} is damaged and was set aside as {aside.name}: {error}")
+
+    def _warn(self, warning: str) -> None:
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
 
 def delete_answer_cache(model: Path) -> int:

@@ -140,9 +140,16 @@ def record_peak_memory(engine: Engine, request: Request) -> None:
 
 
 def load_learned(
-    engine: Engine, *, no_answer_cache: bool, settings: Settings | None = None
+    engine: Engine,
+    *,
+    no_answer_cache: bool,
+    settings: Settings | None = None,
+    warnings: list[str] | None = None,
 ) -> LearnedState:
-    """Load the learned state of a model. settings: read from the file if None."""
+    """Load the learned state of a model. settings: read from the file if None.
+
+    warnings: see `LearnedState`.
+    """
     from akunu_py.decoding import device
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
@@ -155,4 +162,11 @@ def load_learned(
     size = parse_size(settings.prompt_cache_disk)
     local = engine.host_group is None  # caches of other hosts are not on this disk
     caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and local else None
-    return LearnedState(engine.path, engine.tokens.digest, layout, answer_cache=keep, caches=caches)
+    return LearnedState(
+        engine.path,
+        engine.tokens.digest,
+        layout,
+        answer_cache=keep,
+        caches=caches,
+        warnings=warnings,
+    )

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import NOBODY, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import common_prefix
@@ -46,13 +46,14 @@ class Target:
         # Runs a pass; drafters that need the hidden states replace it.
         self.run: Callable[[mx.array, kv_cache.Cache], mx.array] = self.run_model
         self._history: TokenHistory | None = None
+        self.owner: Owner = NOBODY  # the request that runs now
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
         self.reset()
 
     def reset(self) -> None:
         """Drop the current history and start with an empty one."""
-        self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits))
+        self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits), self.owner)
 
     def release(self) -> None:
         """Return the history to the shared caches, if caching is enabled."""
@@ -251,7 +252,7 @@ class Target:
         self.caches.reserve(needed, self.history, history)
         if others or (behind >= LEAST and self.caches.allows(needed + history.nbytes)):
             if length:
-                self.history = history.branch(length)
+                self.history = history.branch(length, self.owner)
             else:
                 self.reset()
         else:
@@ -263,6 +264,7 @@ class Target:
                 history.truncate(length)
             else:
                 self.reset()
+        self.history.owner = self.owner
         self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:

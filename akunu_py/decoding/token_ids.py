@@ -23,10 +23,10 @@ def in_vocabulary(tokens: Sequence[int], vocabulary: int) -> list[int]:
     return [token for token in tokens if 0 <= token < vocabulary]
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix of two sequences."""
+def common_prefix(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
+    """Return the length of the common prefix of two sequences, at least `known`."""
     length = min(len(left), len(right))
-    same = 0
+    same = known
     while same < length and left[same : same + _BLOCK] == right[same : same + _BLOCK]:
         same += _BLOCK  # comparing lists is ten times as fast as comparing tokens
     while same < length and left[same] == right[same]:

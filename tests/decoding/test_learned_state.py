@@ -23,6 +23,7 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
 from tests.measure.neural_drafters import CostsWithDrafting, DrafterFigures, SimulatedDrafters
+from tests.support.at_once import AtOnce
 from tests.support.command import run_here
 
 MODEL = Path("/models/tiny")
@@ -45,6 +46,12 @@ class SteadyCosts(CostCurve):
 
 def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32") -> LearnedState:
     return LearnedState(MODEL, tokenizer, layout, answer_cache=memory)
+
+
+@pytest.fixture(autouse=True)
+def writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written before the next line of a test."""
+    monkeypatch.setattr(learned_module, "ThreadPoolExecutor", AtOnce)
 
 
 def recalled(learned: LearnedState) -> int | None:

@@ -18,7 +18,7 @@ from typing import Any
 from akunu_py.arguments import positive
 from akunu_py.bench.command import add_format, lengths, show
 from akunu_py.bench.trace import Trace, TraceItem, load_trace
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import NOBODY, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -146,13 +146,13 @@ class _SizedHistory(TokenHistory):
     """A history that stores only its size: a byte per token."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
-        super().__init__([], tokens)
+        super().__init__([], NOBODY, tokens)
 
     @property
     def nbytes(self) -> int:
         return len(self.tokens)
 
-    def branch(self, length: int) -> _SizedHistory:
+    def branch(self, length: int, owner: Owner) -> _SizedHistory:
         return _SizedHistory(self.tokens[:length])
 
 

@@ -112,6 +112,7 @@ def remembered_together(directory: Path, processes: int = 4, answers: int = 30) 
         "l._JOURNAL_TOKENS = 400\n"
         "e = l.LearnedState(Path('/a/model'), 't', 'l', answer_cache=True)\n"
         f"for n in range({answers}): e.add_answer(range(40))\n"
+        "e.flush()\n"
         "again = l.LearnedState(Path('/a/model'), 't', 'l', answer_cache=True)\n"
         "print(e.answer_cache.total, again.answer_cache.total, e.warnings)\n"
     )

@@ -107,6 +107,7 @@ def _remember_answers(directory: Path) -> None:
     state = learned_state.LearnedState(MODEL, "tokens", "layout", answer_cache=True)
     while True:
         state.add_answer(range(_LENGTH))
+        state.flush()
         if state.warnings:
             raise SystemExit(state.warnings[0])
         print("kept", flush=True)

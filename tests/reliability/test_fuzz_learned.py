@@ -13,8 +13,15 @@ import pytest
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.ngram.cost import CostCurve
 from tests.reliability.fuzz import changed, damaged, explore, lengths
+from tests.support.at_once import AtOnce
 
 pytestmark = pytest.mark.usefixtures("own_directories")
+
+
+@pytest.fixture(autouse=True)
+def writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written before the next line of a test."""
+    monkeypatch.setattr("akunu_py.decoding.learned_state.ThreadPoolExecutor", AtOnce)
 
 
 def learned_state(model: Path) -> LearnedState:

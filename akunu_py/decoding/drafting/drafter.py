@@ -39,6 +39,8 @@ class Drafting:
         self.curve: CostCurve = known.curve if known else CostCurve()
         self.neural_drafters: dict[str, LearnedDrafter] = known.neural_drafters if known else {}
         self._made_for: tuple[DraftMode, int] | None = None
+        # Conversation and number of tokens of the last request that must not be stored.
+        self._private: tuple[str, int] | None = None
         self._inner: Drafter = NoDrafter()
         self._drafter = TrackedDrafter(self._inner, None)
         # Wraps each new drafter, for callers that count.
@@ -77,12 +79,36 @@ class Drafting:
         known = self._set_apart(draft_context) if mode != "off" else []
         unread = len(known)
         known += history
-        if not self._drafter.rewind(common_prefix(self._drafter.tokens, known)):
+        shared = common_prefix(self._drafter.tokens, known)
+        if not self._drafter.rewind(shared):
             self._replace_drafter(mode, options.draft_tokens)
+        if not self._may_know(options, shared) and isinstance(self._inner, AutoDrafter):
+            self._inner.forget_texts()
         end = None if read is None else unread + read
         self._drafter.set_unread(unread)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
+        size = len(self._drafter.tokens) - (read is None)  # without the answer's first token
+        self._private = None if options.may_store else (options.conversation, size)
         return self._drafter
+
+    def _may_know(self, options: GenerateOptions, shared: int) -> bool:
+        """Return whether a request may be drafted for with all that the last one taught.
+
+        shared: tokens at the start of both texts.
+        """
+        if self._private is None:
+            return True
+        conversation, size = self._private
+        return shared >= size or conversation == options.conversation != ""
+
+    def suits(self, prompt: Sequence[int], draft_context: Sequence[Sequence[int]]) -> int:
+        """Return how well the drafter suits a prompt: tokens known of it, minus tokens to forget.
+
+        draft_context: as for `drafter`.
+        """
+        known = self._drafter.tokens
+        shared = common_prefix(known, [*self._set_apart(draft_context), *prompt])
+        return shared - (len(known) - shared)
 
     def set_guide(self, guide: DraftGuide | None) -> None:
         """Set the grammar of the next answer, or None."""

@@ -24,6 +24,7 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.model_files import as_error
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
+from akunu_py.ngram.token_view import TokenView
 
 LONGEST = 8  # tokens per draft
 _MEASURED = 96  # tokens for measuring agreement
@@ -121,7 +122,7 @@ class ExitDrafter(NeuralDrafterBase):
         """Do nothing: all state is the target's."""
 
     def start_draft(self, known: Sequence[int]) -> bool:
-        self._known = list(known)
+        self._known = TokenView.of(known)
         return True
 
     def draft_token(self) -> tuple[int, float]:
@@ -282,5 +283,7 @@ def _find_exit(engine: Engine) -> EarlyExit | str:
             found = choose_exit(engine)
         except UnsupportedModel as error:
             found = str(error)
-        _exit_by_model[id(model)] = weakref.ref(model), found
+        number = id(model)
+        reference = weakref.ref(model, lambda _: _exit_by_model.pop(number, None))
+        _exit_by_model[number] = reference, found
     return found

@@ -11,11 +11,12 @@ import mlx.core as mx
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import NOBODY, TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.models.mtp import Head, Trunk
+from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
 
 
@@ -36,7 +37,7 @@ class NeuralDrafterBase:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._known: list[int] = []  # the history, then the draft
+        self._known = TokenView(())  # the history, then the draft
 
     def clock(self) -> float:
         return self._target.clock()
@@ -78,6 +79,7 @@ class ModelDrafter(NeuralDrafterBase):
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
         self._has_drafted = False
+        self._compared: TokenHistory | None = None  # the draft model's history of the last draft
 
     @property
     def prefilled(self) -> int:
@@ -88,21 +90,25 @@ class ModelDrafter(NeuralDrafterBase):
         """The draft model's history, attached to the target's history."""
         histories = self._target.history.drafter_histories
         if self.key not in histories:
-            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model))
+            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model), NOBODY)
         return histories[self.key]
 
     def release(self) -> None:
-        """Do nothing: the draft model's history stays with the target's."""
+        """Release the draft model's history, which stays with the target's."""
+        self._compared = None
 
     def start_draft(self, known: Sequence[int]) -> bool:
         """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
-        self._known, self._has_drafted = list(known), False
+        self._known, self._has_drafted = TokenView.of(known), False
         history = self._history
-        reached = history.reach(history.shared(known))
+        same = self._known.unchanged if history is self._compared else 0
+        same = common_prefix(history.tokens, known, min(same, len(history.tokens)))
+        reached = history.reach(min(same, len(known) - 1))
         if reached:
             history.truncate(reached)
         elif history.tokens:
             del self._target.history.drafter_histories[self.key]
+        self._compared = self._history
         if len(known) - reached <= PREFILL_ROWS:
             return True
         self._forward(PREFILL_ROWS)
@@ -239,8 +245,10 @@ class MtpDrafter(NeuralDrafterBase):
         return self._trunk.logits(normed)[0]
 
     def start_draft(self, known: Sequence[int]) -> bool:
-        self._known = list(known)
-        self._trim(common_prefix(self._seen, known[self._first + 1 :]))
+        self._known = TokenView.of(known)
+        start = self._first + 1
+        same = min(max(0, self._known.unchanged - start), len(self._seen))
+        self._trim(same + common_prefix(self._seen[same:], known[start + same :]))
         self._state = None
         return True
 

@@ -85,7 +85,8 @@ class DiskPromptCaches:
         load_s = self._load_s(history.nbytes)
         quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
         worth = load_s < self._prefill_s(len(history.tokens))
-        wanted = history.may_store and not is_forgotten(history.conversation, history.requested_at)
+        owner = history.owner
+        wanted = owner.may_store and not is_forgotten(owner.conversation, owner.requested_at)
         return wanted and quick and worth and self._store.may_write(history.nbytes)
 
     def _new_tokens(self, history: TokenHistory) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from akunu_py.decoding.constraint.tool_calls import constrained
@@ -39,6 +39,18 @@ class Answering(Protocol):
 
 
 Job = Callable[[Session], Answering]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptJob:
+    """A job with a known prompt, which the step loop can choose a session for."""
+
+    begin: Job
+    prompt: Sequence[int]
+    draft_context: Sequence[Sequence[int]]  # see `Session.generate`
+
+    def __call__(self, session: Session) -> Answering:
+        return self.begin(session)
 
 
 class JobHandle:
@@ -104,20 +116,21 @@ def chat_job(
     markers = parser_for(engine.tokens.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
     context = [engine.tokens.encode_text(predicted)] if predicted else []
+    # Rendering another turn takes 30 ms for 20,000 tokens, so not in the model's thread.
+    stable = None
+    if engine.needs_checkpoints:
+        stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def begin(session: Session) -> AnswerEvents:
-        stable = None
-        if session.target.history.needs_checkpoints:
-            stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
         parser = parser_for(
             engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", exclusive=exclusive
         )
         request = session.generate(prompt, asked, context, stable)
         return AnswerEvents(request, parser, one_call=one_call)
 
-    return begin
+    return PromptJob(begin, prompt, context)
 
 
 def text_job(
@@ -132,7 +145,7 @@ def text_job(
         parser = parser_for(session.engine.tokens.tokenizer, ())
         return AnswerEvents(request, parser, one_call=False)
 
-    return begin
+    return PromptJob(begin, prompt, draft_context)
 
 
 class AnswerEvents:

@@ -23,6 +23,7 @@ from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
+from akunu_py.decoding.prompt_cache.history import Owner
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
@@ -78,6 +79,8 @@ class Session:
         stopped: polled during the save; returning True aborts it. seconds: time limit. Returns True
         if a cache was saved (there may be more to save).
         """
+        if self.learned is not None:
+            self.learned.flush()
         caches = self.target.caches  # which other sessions may share
         memory_guard.release_under_pressure(caches)
         histories = [*caches.in_use, *caches.histories()]
@@ -349,6 +352,8 @@ class Request:
         if self._conditions is None:
             self._started = time.perf_counter()
             self.target.sampler, self.target.constraint = self._sampler, self._constraint
+            options = self._options
+            self.target.owner = Owner(options.conversation, time.time(), options.may_store)
             self._session.drafting.prepare(self._options)
             elsewhere = self.target.find_concurrent_prefill(self._prompt)
             self._conditions = [elsewhere] if elsewhere is not None else []
@@ -380,11 +385,6 @@ class Request:
         if may_store and disk_caches is not None:
             on_disk = disk_caches.read(target, prompt)
         reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + leg), self._stable)
-        target.history.may_store = may_store
-        target.history.conversation, target.history.requested_at = (
-            self._options.conversation,
-            time.time(),
-        )
         self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
@@ -463,6 +463,7 @@ class Request:
             self._begin_leg()
             return
         self._generated = [*self.target.tokens, *self.target.pending][len(self._prompt) :]
+        self._session.drafting.release()
         self.target.release()
         self._decoding = None
         self._conditions = [lambda: not self._has_room(held)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.job import Answering, JobHandle
+from akunu_py.decoding.generate.job import Answering, Job, JobHandle, PromptJob
 from akunu_py.decoding.generate.model_runner import ModelRunner
 from akunu_py.decoding.generate.scheduler import Scheduler, Slot
 from akunu_py.decoding.generate.session import Request, Session, Step
@@ -42,15 +42,22 @@ class StepLoop:
 
     def begin(self, handle: JobHandle) -> None:
         """Start a job in a free session, or else in a new one. Does not check `has_room`."""
+        session = self._free_session(handle.job)
+        spent = min((each.slot.spent for each in self._running), default=0.0)
+        slot = Slot(handle.short, self._clock(), spent)
+        self._running.append(_Running(handle, session, slot))
+
+    def _free_session(self, job: Job) -> Session:
+        """Return the free session whose drafter has the fewest tokens to learn and to lose."""
         used = [each.session for each in self._running]
         free = [session for session in self._sessions if session not in used]
         if not free:
             first = self._sessions[0]
             free = [Session(first.engine, first.learned, first)]
             self._sessions += free
-        spent = min((each.slot.spent for each in self._running), default=0.0)
-        slot = Slot(handle.short, self._clock(), spent)
-        self._running.append(_Running(handle, free[0], slot))
+        if len(free) == 1 or not isinstance(job, PromptJob):
+            return free[0]
+        return max(free, key=lambda each: each.drafting.suits(job.prompt, job.draft_context))
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
         """Run one step; return the events of its jobs. A last event frees the slot."""

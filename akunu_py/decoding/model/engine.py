@@ -21,6 +21,7 @@ from akunu_py.decoding.model.drafters import (
     open_draft_model,
     open_head,
 )
+from akunu_py.decoding.model.identity import model_digest
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.models.load.fit import MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
@@ -45,6 +46,8 @@ class Engine:
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
     no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
+    identity: str = ""  # see `model_digest`
+    needs_checkpoints: bool = False  # its KV cache cannot be cut at any position
     load_s: float = 0.0  # loading time in seconds
     host_group: HostGroup | None = None  # the other hosts, if the model is split over several
 
@@ -133,7 +136,8 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     opened, host_group = parts.opened, parts.host_group
     model = opened.model
     device.wire_memory(model)
-    with ThreadPoolExecutor(1) as pool:  # loads the tokenizer while the device reads the weights
+    with ThreadPoolExecutor(1) as pool:  # meanwhile the device reads the weights
+        identity = pool.submit(model_digest, opened.files.path, plan.weights)
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if host_group is None:
             mx.eval(model.parameters())
@@ -155,6 +159,8 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         model=model,
         no_draft_reason=kv_cache.no_rollback_reason(cache),
         recurrent=kv_cache.is_recurrent(cache),
+        identity=identity.result(),
+        needs_checkpoints=kv_cache.needs_checkpoints(cache),
         draft_model=parts.draft_model,
         mtp_head=parts.mtp_head,
         no_mtp_head_reason=parts.no_mtp_head_reason,

@@ -66,6 +66,7 @@ class CacheMetadata:
     pending: list[int]
     checkpoints: list[int]
     conversation: str = ""
+    requested_at: float = 0.0  # time of its last request
 
     def shared(self, prompt: Sequence[int]) -> int:
         """Return the length of the prefix shared with `prompt`, without the prompt's last."""
@@ -212,4 +213,6 @@ def _parsed_metadata(found: Any) -> CacheMetadata:
         raise ValueError("checkpoints")
     if type(found.get("conversation", "")) is not str:  # missing in older files
         raise TypeError("conversation")
+    if type(found.get("requested_at", 0.0)) is not float:
+        raise TypeError("requested_at")
     return CacheMetadata(**found | {"model": one_line(found["model"], 80)})

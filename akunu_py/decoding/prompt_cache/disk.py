@@ -6,11 +6,8 @@ each checkpoint must also fit this model.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +25,13 @@ from akunu_py.decoding.prompt_cache.cache_file import (
     Stopped,
     disk_errors,
 )
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import Owner, TokenHistory
 from akunu_py.decoding.token_ids import first_invalid
 from akunu_py.errors import DamagedCache, StoreError, UsageError
-from akunu_py.files import open_regular, read_bounded, replacing
-from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES
+from akunu_py.files import replacing
 from akunu_py.models.load.safetensors import MAX_HEADER_BYTES
 
 _LENGTHS = ("offset", "_idx", "start_position")  # of a layer, up to the number of tokens
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, for `model_digest`
 _DTYPES = {
     mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16",
     mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64", mx.int64: "I64", mx.float16: "F16",
@@ -55,7 +50,7 @@ def save(
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
     metadata = CacheMetadata(
         model=engine.name,
-        identity=model_digest(engine.path, engine.plan.weights),
+        identity=engine.identity,
         tokenizer=engine.tokens.digest,
         weights=engine.plan.weights,
         kv_bits=engine.plan.kv_bits,
@@ -63,7 +58,8 @@ def save(
         tokens=history.tokens,
         pending=history.pending,
         checkpoints=[each.length for each in history.checkpoints],
-        conversation=history.conversation,
+        conversation=history.owner.conversation,
+        requested_at=history.owner.requested_at,
     )
     entries = kv_cache.compact(history.cache)
     layers = kv_cache.leaves(entries)
@@ -94,10 +90,10 @@ def load(engine: Engine, path: Path) -> TokenHistory:
     _check_name(path)
     header = cache_file.read(path)
     metadata = header.metadata
-    if metadata.identity != model_digest(engine.path, engine.plan.weights):
+    if metadata.identity != engine.identity:
         raise UsageError(
             f"{path} belongs to {metadata.model}, or to other weights of it than {engine.name} "
-            f"has here ({engine.plan.weights}); use another file"
+            f"has here ({engine.plan.weights}), or to another version of MLX; use another file"
         )
     expected = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     if header.classes != [type(entry).__name__ for entry in expected]:
@@ -135,7 +131,8 @@ def _load_checked(path: Path, engine: Engine, header: cache_file.CacheHeader) ->
     entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
     _check_layers(kv_cache.leaves(entries), kv_cache.leaves(empty), length)
     _build_pass(engine, kv_cache.compact(entries))
-    history = TokenHistory(entries, tokens, metadata.pending)
+    owner = Owner(metadata.conversation, metadata.requested_at, may_store=True)
+    history = TokenHistory(entries, owner, tokens, metadata.pending)
     for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
         checkpoint = _checkpoint(at, layers, entries, empty)
         trial = kv_cache.compact(entries)
@@ -236,23 +233,6 @@ def _part_matches(entry: Any, loaded: Any, expected: Any, length: int) -> bool:
     # Integers are the last tokens, of which there were fewer (longcat_flash_ngram, which takes what
     # it looks up with them modulo the size of its tables).
     return loaded.shape == expected.shape or bool(mx.issubdtype(expected.dtype, mx.integer))
-
-
-@cache
-def model_digest(model: Path, weights: str) -> str:
-    """Return a digest of configuration, tokenizer, weight samples and weights format."""
-    digest = hashlib.sha256(weights.encode())
-    for name in ("config.json", "tokenizer.json"):
-        with contextlib.suppress(FileNotFoundError):
-            digest.update(read_bounded(model / name, MAX_TOKENIZER_BYTES))
-    for file in sorted(model.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with open_regular(file) as opened:
-            for sample in range(_SAMPLES):
-                opened.seek(sample * size // _SAMPLES)
-                digest.update(opened.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:

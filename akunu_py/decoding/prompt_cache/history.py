@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.decoding import kv_cache
@@ -14,22 +15,36 @@ _MIN_SHORTENED = 256  # minimum tokens of a history after `shorten`
 _MAX_CHECKPOINT_BYTES = 512 << 20  # per history; the last checkpoint always stays
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The request that last used a history."""
+
+    conversation: str  # its id, "" if unknown
+    requested_at: float  # time of the request (`time.time`)
+    may_store: bool  # on disk
+
+
+NOBODY = Owner("", 0.0, may_store=False)  # no request used the history
+
+
 class TokenHistory:
     """A KV cache with its tokens, and checkpoints to truncate it."""
 
     def __init__(
-        self, cache: kv_cache.Cache, tokens: Sequence[int] = (), pending: Sequence[int] = ()
+        self,
+        cache: kv_cache.Cache,
+        owner: Owner,
+        tokens: Sequence[int] = (),
+        pending: Sequence[int] = (),
     ) -> None:
         self.cache = cache
+        self.owner = owner
         self.tokens = list(tokens)  # in the cache
         self.pending = list(pending)  # known tokens for the next pass, not yet in the cache
         self.checkpoints: list[kv_cache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
         self.uses = 0  # number of returns to the caches
         self.drafter_histories: dict[str, TokenHistory] = {}  # of neural drafters, by key
-        self.may_store = True  # on disk
-        self.conversation = ""  # id of the last conversation that used it
-        self.requested_at = 0.0  # time of that request (`time.time`)
         self.reserved = 0  # bytes that it may grow to while in use
         self.needs_checkpoints = kv_cache.needs_checkpoints(cache)
 
@@ -99,11 +114,11 @@ class TokenHistory:
         kv_cache.shrink(self.cache)
         return True
 
-    def branch(self, length: int) -> TokenHistory:
-        """Return a copy of the first `length` tokens, a result of `reach`."""
+    def branch(self, length: int, owner: Owner) -> TokenHistory:
+        """Return a copy of the first `length` tokens, a result of `reach`, for `owner`."""
         cache = kv_cache.compact(self.cache)
         _trim(cache, len(self.tokens), length, self.checkpoints)
-        other = TokenHistory(kv_cache.detach(cache), self.tokens[:length])
+        other = TokenHistory(kv_cache.detach(cache), owner, self.tokens[:length])
         other.checkpoints = [each for each in self.checkpoints if each.length <= length]
         return other
 

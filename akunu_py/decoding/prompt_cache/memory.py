@@ -23,6 +23,7 @@ _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 class _CachedHistory:
     history: TokenHistory
     last_request: int  # number of the request that used it last
+    shared: dict[int, int]  # tokens at the start that other entries have too, by id of the history
 
 
 class PromptCaches:
@@ -60,7 +61,23 @@ class PromptCaches:
             self._requests += 1
             if history.uses <= 2:
                 self._prefix_stats.add(history.tokens, continued=history.uses == 2)
-            self._cached.append(_CachedHistory(history, self._requests))
+            self._cached.append(_CachedHistory(history, self._requests, self._shared(history)))
+
+    def _shared(self, history: TokenHistory) -> dict[int, int]:
+        """Compare a new history with the cached ones, once, so that evicting needs no comparison.
+
+        Cached histories only become shorter.
+        """
+        number, shared = id(history), dict[int, int]()
+        for each in self._cached:
+            length = common_prefix(each.history.tokens, history.tokens)
+            shared[id(each.history)] = each.shared[number] = length
+        return shared
+
+    def _remove(self, entry: _CachedHistory) -> None:
+        self._cached.remove(entry)
+        for each in self._cached:
+            del each.shared[id(entry.history)]
 
     def record_eviction(self, history: TokenHistory) -> None:
         """Record the tokens of a history that is evicted or shortened."""
@@ -69,7 +86,10 @@ class PromptCaches:
 
     def take(self, history: TokenHistory) -> None:
         """Remove a history from the cached ones."""
-        self._cached = [entry for entry in self._cached if entry.history is not history]
+        for entry in self._cached:
+            if entry.history is history:
+                self._remove(entry)
+                return
 
     def replace_in_use(self, old: TokenHistory | None, new: TokenHistory) -> None:
         """Replace a target's history in use."""
@@ -106,7 +126,7 @@ class PromptCaches:
         """Evict a history, or `nbytes` bytes of its end."""
         self.record_eviction(entry.history)
         if len(self._cached) > _MAX_HISTORIES or not entry.history.shorten(nbytes):
-            self._cached.remove(entry)
+            self._remove(entry)
 
     def _reserved_by_others(self, history: TokenHistory | None) -> int:
         """Return the bytes reserved by histories in use except `history`."""
@@ -117,8 +137,9 @@ class PromptCaches:
     def _value_per_byte(self, entry: _CachedHistory) -> float:
         """Return the value of one byte: tokens to prefill again times chance of reuse."""
         tokens = entry.history.tokens
-        others = (each.history.tokens for each in self._cached if each is not entry)
-        unique = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
+        others = (each.history for each in self._cached if each is not entry)
+        shared = (min(entry.shared[id(each)], len(each.tokens)) for each in others)
+        unique = max(0, len(tokens) - max(shared, default=0))
         chance = 1.0 if entry.history.uses > 1 else self._prefix_stats.chance(tokens)
         chance /= 1 + self._requests - entry.last_request
         return chance * unique / max(1, entry.history.nbytes)
@@ -135,6 +156,7 @@ class PrefixStats:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # oldest first
+        self._chances: dict[tuple[int, ...], float] = {}  # results of `chance` since the last `add`
 
     def add(self, tokens: Sequence[int], *, continued: bool) -> None:
         """Count a text: started, or continued for the first time (`continued`)."""
@@ -143,10 +165,16 @@ class PrefixStats:
         self._counts[key] = (starts + (not continued), continuations + continued)
         if len(self._counts) > _MAX_PREFIXES:
             del self._counts[next(iter(self._counts))]
+        self._chances = {}
 
     def chance(self, tokens: Sequence[int]) -> float:
         """Return the chance that a text added once is continued."""
         key = tuple(tokens[:_PREFIX_LENGTH])
+        if key not in self._chances:
+            self._chances[key] = self._chance(key)
+        return self._chances[key]
+
+    def _chance(self, key: tuple[int, ...]) -> float:
         others = [
             (common_prefix(each, key), starts - (each == key), continuations)
             for each, (starts, continuations) in self._counts.items()

@@ -91,11 +91,11 @@ class PromptCacheStore:
                 if locked:
                     sweep(self.limits, self._clock())
         found = []
+        known, self._metadata = self._metadata, {}  # without removed files
         for path, status in _files(self.directory):
             key = path.name, status.st_ino, status.st_size
-            if key not in self._metadata:
-                self._metadata[key] = _read_metadata(path)
-            metadata = self._metadata[key]
+            metadata = known[key] if key in known else _read_metadata(path)
+            self._metadata[key] = metadata
             if metadata is not None:
                 found.append(SavedCache(path, metadata, status.st_size, status.st_mtime))
         return found
@@ -145,7 +145,9 @@ class PromptCacheStore:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 disk.save(history, engine, path, stopped)
                 size = path.stat().st_size
-                if is_forgotten(history.conversation, history.requested_at):  # meanwhile
+                if is_forgotten(
+                    history.owner.conversation, history.owner.requested_at
+                ):  # meanwhile
                     remove(path)
             except SaveStopped as end:
                 self._record_write(end.written)

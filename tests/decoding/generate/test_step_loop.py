@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate import batched_pass, session
-from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.job import JobHandle, text_job
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
@@ -465,3 +465,40 @@ def test_failed_shared_pass_fails_its_requests_and_no_later_ones(
     for asked in good:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
         assert asked.tokens == list(alone.tokens)
+
+
+def test_a_session_is_chosen_by_what_its_drafter_knows(tiny: Engine) -> None:
+    """Conversations in turn, some at the same time: no drafter learns a conversation again."""
+    loop = StepLoop(Session(tiny), 3)
+    conversations = [some(200 + 50 * number, number) for number in range(3)]
+    learned: list[int] = []
+
+    def ask(*numbers: int) -> None:
+        handles = {}
+        for number in numbers:
+            options = GenerateOptions(4)
+            job = text_job(conversations[number], options)
+            handle = JobHandle(job, lambda event: None, "", lambda: None, short=False)
+            loop.begin(handle)
+            handles[id(handle)] = number
+        for each in loop._sessions:
+            drafting, before = each.drafting, len(each.drafting._drafter.tokens)
+            extend = drafting._drafter.extend
+
+            def counting(tokens: Sequence[int], extend: Any = extend) -> None:
+                learned.append(len(tokens))
+                extend(tokens)
+
+            drafting._drafter.extend = counting  # type: ignore[method-assign]
+            assert before >= 0
+        while handles:
+            for handle, events in loop.step():
+                if events and isinstance(events[-1], Finished | Failed):
+                    number = handles.pop(id(handle))
+                    conversations[number] += some(20, len(learned))
+
+    ask(0, 1, 2)
+    learned.clear()
+    for numbers in [(2,), (1,), (0,), (2, 0), (1, 2, 0), (0,), (1,)]:
+        ask(*numbers)
+    assert max(learned) < 100

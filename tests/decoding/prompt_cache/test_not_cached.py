@@ -16,7 +16,6 @@ from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
     PromptCacheStore,
@@ -133,7 +132,7 @@ def quantized_now(case: Case) -> None:
 
 def fetched_again(case: Case) -> None:
     case.saved()
-    case.patch.setattr(disk, "model_digest", lambda *_: "another")
+    case.open(identity="another")
 
 
 def laid_out_otherwise(case: Case) -> None:

@@ -6,14 +6,17 @@ import errno
 import json
 import os
 import random
+from importlib.metadata import version
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import load_prompt_cache
 
-from akunu_py.decoding import kv_cache
+from akunu_py.decoding import device, kv_cache
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.model.identity import model_digest
 from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
@@ -23,7 +26,7 @@ from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.targets import answer, fresh, some
-from tests.support.tiny import VOCABULARY
+from tests.support.tiny import VOCABULARY, write_tiny_llama
 
 OPTIONS = GenerateOptions(max_tokens=12)
 FIRST = [Message("user", "Name three colours.")]
@@ -153,25 +156,38 @@ def test_other_files_are_refused(starter: StoredModel, shallow_starter: Engine) 
 
 
 def test_a_file_of_another_model_or_layout_is_refused(
-    starter: StoredModel, shallow_starter: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
+    starter: StoredModel, shallow_starter: Engine, talked: Path
 ) -> None:
     refuse(altered(shallow_starter, kv_bits=8), talked, UsageError, "--kv-bits")
-    other = disk.model_digest(starter.path, "another layout")
-    assert other != disk.model_digest(starter.path, shallow_starter.plan.weights)
-    monkeypatch.setattr(disk, "model_digest", lambda *_: other)
-    refuse(shallow_starter, talked, UsageError, "belongs to starter")
+    other = model_digest(starter.path, "another layout")
+    assert other != model_digest(starter.path, shallow_starter.plan.weights)
+    refuse(altered(shallow_starter, identity=other), talked, UsageError, "belongs to starter")
 
 
-def test_models_differ_by_their_weights(tmp_path: Path) -> None:
-    seen = set()
-    for place in (0, 500_000, 999_999):
-        directory = tmp_path / str(place)
-        directory.mkdir()
-        content = bytearray(1_000_000)
-        content[place // 15625 * 15625] = 1  # where a sample is taken
-        (directory / "model.safetensors").write_bytes(content)
-        seen.add(disk.model_digest(directory, "float32"))
-    assert len(seen) == 3
+def test_models_differ_by_each_tensor_and_by_what_runs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = dict(mx.load(str(file)).items())
+    mx.eval(weights)
+    seen = {model_digest(tmp_path, "float32"), model_digest(tmp_path, "bfloat16")}
+    for name, value in weights.items():
+        mx.save_safetensors(str(file), weights | {name: value + 1}, {"format": "mlx"})
+        seen.add(model_digest(tmp_path, "float32"))
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    for part in ("mlx", "mlx-lm"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "akunu_py.decoding.model.identity.version",
+                lambda name, part=part: "0" if name == part else version(name),
+            )
+            seen.add(model_digest(tmp_path, "float32"))
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "device_name", lambda: "another")
+        seen.add(model_digest(tmp_path, "float32"))
+    assert model_digest(tmp_path, "float32") in seen
+    assert len(seen) == 2 + len(weights) + 3
 
 
 def test_nothing_to_save_is_refused(shallow_starter: Engine, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from akunu_py.decoding.generate import prefill
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache import memory
+from akunu_py.decoding.prompt_cache.history import NOBODY, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PrefixStats, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
+from akunu_py.decoding.token_ids import common_prefix
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import choices
 from tests.support.targets import Counting, answer, fresh, some
@@ -114,7 +116,7 @@ class Sized(TokenHistory):
     """A history of which only the size counts: a byte a token."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__([], tokens)
+        super().__init__([], NOBODY, tokens)
 
     @property
     def nbytes(self) -> int:
@@ -178,3 +180,53 @@ def test_what_is_shortened_gives_memory_back_and_goes_on(
     reuse, _ = ask(target, name, [*first, 5])
     assert reuse.cached == len(first[: reuse.cached])
     assert reuse.missing == "evicted"
+
+
+def test_evicting_compares_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair of histories is compared once, when a request returns its history."""
+    compared: list[tuple[int, int]] = []
+
+    def counting(left: Sequence[int], right: Sequence[int]) -> int:
+        if max(len(left), len(right)) > memory._PREFIX_LENGTH:
+            compared.append((len(left), len(right)))
+        return common_prefix(left, right)
+
+    monkeypatch.setattr(memory, "common_prefix", counting)
+    caches = PromptCaches(14 * 4000)
+    system = some(2000, 1)
+    for number in range(15):
+        before = len(compared)
+        caches.add(Sized([*system, *some(2000 + number, number + 2)]))
+        assert len(compared) - before == len(caches.histories()) - 1
+    compared.clear()
+    values = [caches._value_per_byte(each) for each in caches._cached]
+    while caches.histories():
+        caches.make_room(caches.limit - caches.nbytes + 1500)
+        if caches.nbytes < 3000:
+            caches.make_room(caches.limit)
+    assert compared == []
+    assert len({round(value, 6) for value in values}) > 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_value_of_a_history_counts_the_tokens_that_no_other_has(seed: int) -> None:
+    draw = random.Random(seed)
+    caches = PromptCaches(1 << 20)
+    texts = [some(draw.randrange(300, 600), number) for number in range(3)]
+    for _ in range(60):
+        begin = draw.choice(texts)[: draw.randrange(600)]
+        caches.add(Sized([*begin, *some(draw.randrange(100, 300), draw.randrange(1 << 30))]))
+        if draw.random() < 0.5:
+            caches.take(draw.choice(caches.histories()))
+        else:
+            caches.make_room(caches.limit - caches.nbytes + draw.randrange(300))
+        for entry in caches._cached:
+            tokens = entry.history.tokens
+            others = [each.tokens for each in caches.histories() if each is not entry.history]
+            unique = len(tokens) - max((common_prefix(tokens, each) for each in others), default=0)
+            value = caches._value_per_byte(entry)
+            chance = (
+                1.0 if entry.history.uses > 1 else caches._prefix_stats._chance(tuple(tokens[:64]))
+            )
+            chance /= 1 + caches._requests - entry.last_request
+            assert value == pytest.approx(chance * unique / max(1, entry.history.nbytes))

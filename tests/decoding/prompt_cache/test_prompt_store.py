@@ -16,7 +16,7 @@ from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import cache_file, disk, prompt_cache_store
+from akunu_py.decoding.prompt_cache import cache_file, prompt_cache_store
 from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
     PromptCacheStore,
@@ -27,7 +27,7 @@ from akunu_py.types import GenerateOptions
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
 from tests.support.targets import some
-from tests.support.tiny_fim import load_tiny
+from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "kept")
 
@@ -173,6 +173,20 @@ def test_the_list_of_what_was_deleted_stays_small_and_damage_does_no_harm(tiny: 
     assert session.save_idle()
 
 
+def test_removed_files_leave_no_tokens_in_memory(tiny: Engine) -> None:
+    clock = Clock()
+    store = PromptCacheStore(tiny.path, PLENTY, clock)
+    state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
+    session = Session(tiny, state)
+    for seed in range(5):
+        clock.now += 3600
+        assert keep(session, seed)
+        for path in all_files()[1:]:
+            path.unlink()
+        store.saved(tiny)
+        assert len(store._metadata) == len(all_files()) == 1
+
+
 def test_the_limits_hold(tiny: Engine) -> None:
     keep(opened(tiny), 1)
     size = all_files()[0].stat().st_size
@@ -286,13 +300,15 @@ def test_a_file_that_is_of_no_use_is_no_harm(harm: str, tiny: Engine) -> None:
     assert session.save_idle()
 
 
-def test_a_file_of_other_weights_is_of_no_use(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model was fetched again, into the same directory."""
-    assert keep(opened(tiny), 1)
-    monkeypatch.setattr(disk, "model_digest", lambda *_: "another")
-    assert read(opened(tiny), some(LENGTH, 1)) == 0
+def test_a_file_of_other_weights_is_of_no_use(tmp_path: Path) -> None:
+    """The files were replaced and the model was loaded again, in the same process."""
+    engines = []
+    for seed in (0, 1):
+        write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>", seed=seed)
+        engines.append(altered(Engine.load(tmp_path), prompt_cache_memory=1 << 30))
+    first, second = engines
+    assert keep(opened(first), 1)
+    assert read(opened(second), [*some(LENGTH, 1), 5]) == 0
     assert all_files() == []
 
 

@@ -1,0 +1,98 @@
+"""Slow work of a request that no decode pass has to wait for: it runs in other threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding import learned_state
+from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.job import chat_job
+from akunu_py.decoding.generate.model_host import ModelHost
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.model.tokens import TokenCodec
+from akunu_py.ngram.answer_cache import AnswerCache
+from akunu_py.types import GenerateOptions, Message
+from tests.support.engines import altered
+from tests.support.families import build
+from tests.support.tiny_fim import load_tiny
+
+pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories")
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+# (class or module, name): renders a turn, and writes or reads files.
+SLOW: list[tuple[Any, str]] = [
+    (TokenCodec, "stable_prefix"),
+    (TokenCodec, "encode_chat"),
+    (AnswerCache, "dump"),
+    (AnswerCache, "load"),
+    (learned_state, "_append"),
+    (learned_state, "_write"),
+    (learned_state, "_records"),
+    (learned_state, "write_atomically"),
+]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """A model that needs checkpoints."""
+    tiny = load_tiny(tmp_path / "model", ["<|end|>"])
+    monkeypatch.setattr(tiny.tokens.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(tiny.tokens.tokenizer, "has_chat_template", True)
+    return altered(tiny, model=build("llama-sliding"), needs_checkpoints=True, vocabulary=96)
+
+
+def wait_for_end(events: queue.SimpleQueue[Event]) -> None:
+    while not isinstance(event := events.get(timeout=60), Finished):
+        assert not isinstance(event, Failed), event
+
+
+def test_the_models_thread_renders_no_turn_and_writes_no_file(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, set[str]] = {}
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return function(*args, **options)
+
+        return call
+
+    learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
+    monkeypatch.setattr(learned_state, "_JOURNAL_TOKENS", 20)
+    for place, name in SLOW:
+        monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
+    host = ModelHost(lambda: Session(engine, learned))
+    host.start()
+    for number in range(3):
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        messages = [Message("user", f"{number}timesthesame")]
+        host.submit(chat_job(engine, messages, GenerateOptions(12)), events.put)
+        wait_for_end(events)
+    assert host.close()
+    learned.flush()
+    assert {"stable_prefix", "dump", "_append", "_write"} <= threads.keys()
+    assert {name: found for name, found in threads.items() if "model" in found} == {}
+
+
+def test_what_an_answer_teaches_is_on_disk_when_the_host_is_closed(
+    engine: Engine, tmp_path: Path
+) -> None:
+    learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
+    host = ModelHost(lambda: Session(engine, learned))
+    host.start()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    host.submit(chat_job(engine, [Message("user", "Hi")], GenerateOptions(12)), events.put)
+    wait_for_end(events)
+    assert host.close()
+    again = LearnedState(tmp_path, "t", "l", answer_cache=True)
+    assert again.answer_cache is not None
+    assert again.answer_cache.total >= 12
