@@ -50,7 +50,8 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def until_idle(min_sleep: float = 0, max_sleep: float = 1) -> None:
     """Wait, at most `max_sleep` seconds; resize and draw without waiting for Textual's timers."""
     loop: Any = asyncio.get_running_loop()
-    end, idle_rounds, app = loop.time() + max_sleep, 0, active_app.get()
+    app: Any = active_app.get()
+    end, idle_rounds = loop.time() + max_sleep, 0
     while idle_rounds < 3 and loop.time() < end:
         await asyncio.sleep(0)
         idle_rounds = 0 if loop._ready else idle_rounds + 1
