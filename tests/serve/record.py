@@ -251,8 +251,8 @@ def _agent(client: str, url: str, home: Path) -> Launch:
     if client == "pi":
         compat = {"supportsDeveloperRole": False, "supportsReasoningEffort": False}
         model = {"id": MODEL, "contextWindow": LONG_CONTEXT, "maxTokens": 16}
-        provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none"}
-        provider |= {"compat": compat, "models": [model]}
+        address = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none"}
+        provider = {**address, "compat": compat, "models": [model]}
         file = home / ".pi/agent/models.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"providers": {"akunu": provider}}))

@@ -48,7 +48,8 @@ class ChatOther(Body):
 
     @property
     def text(self) -> str:
-        return describe(self.model_dump())
+        """A line of its own: the texts of the other parts are joined without a separator."""
+        return f"{describe(self.model_dump())}\n"
 
 
 def _part_tag(value: Any) -> str:
