@@ -105,16 +105,21 @@ def _aider(served: ModelEndpoint) -> Launch:
 
 
 def _claude(served: ModelEndpoint) -> Launch:
-    """Configure Claude Code. Source: docs.claude.com, "LLM gateway configuration"."""
-    return Launch(
-        ["claude", "--model", served.model],
-        {
-            "ANTHROPIC_BASE_URL": served.url,
-            "ANTHROPIC_AUTH_TOKEN": served.key or _NO_KEY,
-            "ANTHROPIC_SMALL_FAST_MODEL": served.model,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
-    )
+    """Configure Claude Code. Source: docs.claude.com, "Model configuration", "LLM gateways"."""
+    environment = {
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_AUTH_TOKEN": served.key or _NO_KEY,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        # Both change the prompt with every request.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
+    }
+    sizes = ("FABLE", "OPUS", "SONNET", "HAIKU")
+    models = [*(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in sizes), "CLAUDE_CODE_SUBAGENT_MODEL"]
+    environment |= dict.fromkeys(models, served.model)
+    if served.context:
+        environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(served.context)
+    return Launch(["claude", "--model", served.model], environment)
 
 
 CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
@@ -188,12 +193,12 @@ def find_server(url: str, key: str) -> ModelEndpoint | None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
-            (model,) = json.load(reply)["data"]
+            model = json.load(reply)["data"][0]
             return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
     except urllib.error.HTTPError as error:
         hint = f"; set its key in {KEY_VARIABLE}" if error.code == 401 else ""
         raise UsageError(f"{url} returned HTTP status {error.code}{hint}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise UsageError(f"the server at {url} is not akunu; use another --port") from error
     except OSError:
         return None

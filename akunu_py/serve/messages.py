@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
@@ -36,6 +37,7 @@ from akunu_py.serve.dialect.interface import (
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 
 _TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
@@ -104,9 +106,14 @@ def shows_thinking(body: ThinkingBody | None) -> bool:
     return body is None or not (body.type == "disabled" or body.display == "omitted")
 
 
+# Claude Code's first system text. It changes with every request, so no prefix would be cached.
+_BILLING_HEADER = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+
+
 def messages_of(body: PromptBody) -> list[Message]:
-    """Return the conversation. Raises RequestError for an unsupported block."""
-    messages = [Message("system", _text(body.system, "system"))] if body.system else []
+    """Return the conversation; blocks that the model cannot read become a line of text."""
+    system = _BILLING_HEADER.sub("", _text(body.system or ""))
+    messages = [Message("system", system)] if system else []
     tool_names: dict[str, str] = {}  # by call id
     for number, turn in enumerate(body.messages):
         messages += _turn_messages(turn, f"messages.{number}.content", tool_names)
@@ -129,7 +136,7 @@ def _turn_messages(
             yield Message(_check_role("assistant", turn, block, param), "", tool_calls=(call,))
         elif isinstance(block, ToolResultBlock):
             _check_role("user", turn, block, param)
-            text = _text(block.content or "", f"{param}.content")
+            text = _text(block.content or "")
             yield Message(
                 "tool",
                 f"Error: {text}" if block.is_error else text,
@@ -139,7 +146,7 @@ def _turn_messages(
         elif isinstance(block, ThinkingBlock):
             yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
         elif not isinstance(block, RedactedThinkingBlock):
-            yield Message(turn.role, _block_text(block, param))
+            yield Message(turn.role, _block_text(block))
 
 
 def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
@@ -148,23 +155,31 @@ def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
     return role
 
 
-def _text(content: str | Sequence[ResultBlock], param: str) -> str:
+def _text(content: str | Sequence[ResultBlock]) -> str:
     if isinstance(content, str):
         return content
-    texts = (_block_text(block, f"{param}.{number}") for number, block in enumerate(content))
-    return BLANK_LINE.join(text for text in texts if text)
+    return BLANK_LINE.join(filter(None, map(_block_text, content)))
 
 
-def _block_text(block: ResultBlock, param: str) -> str:
+def _block_text(block: ResultBlock) -> str:
     if isinstance(block, TextBlock):
         return block.text
-    if isinstance(block, ImageBlock):
-        raise invalid(param, "images are not supported; send text")
-    data = block.source.get("data")
-    if block.source.get("type") != "text" or not isinstance(data, str):
-        message = f"{param}: documents must be plain text"
-        raise RequestError(message, param=f"{param}.source")
-    return BLANK_LINE.join(text for text in (block.title, block.context, data) if text)
+    if isinstance(block, DocumentBlock):
+        source = block.source
+        found = source.get("data") if source.get("type") == "text" else source.get("content")
+        text = found if isinstance(found, str) else _source_text(found)
+        if text:
+            return BLANK_LINE.join(each for each in (block.title, block.context, text) if each)
+    return describe(block.model_dump())
+
+
+def _source_text(blocks: Any) -> str:
+    """Return the text of a document that consists of blocks."""
+    blocks = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
+    texts = (
+        each["text"] if isinstance(each.get("text"), str) else describe(each) for each in blocks
+    )
+    return BLANK_LINE.join(texts)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
@@ -435,16 +450,52 @@ class ToolResultBlock(CachedPart):
     toolset_name: Ignored = None
 
 
-ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
+class OtherBlock(Body):
+    """A block of a kind that only Anthropic's servers or tools create."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+
+_BLOCKS = {
+    "text": "text",
+    "image": "image",
+    "document": "document",
+    "thinking": "thinking",
+    "redacted_thinking": "redacted",
+    "tool_use": "call",
+    "tool_result": "result",
+}
+
+
+def _block_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
+    return _BLOCKS.get(kind, "other") if isinstance(kind, str) else "other"
+
+
+def _result_tag(value: Any) -> str:
+    tag = _block_tag(value)
+    return tag if tag in ("text", "image", "document") else "other"
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(_result_tag),
+]
 Block = Annotated[
-    TextBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ImageBlock
-    | DocumentBlock,
-    Field(discriminator="type"),
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted")]
+    | Annotated[ToolUseBlock, Tag("call")]
+    | Annotated[ToolResultBlock, Tag("result")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(_block_tag),
 ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.commands.launch import CLIENTS
+from akunu_py.commands.launch import CLIENTS, ModelEndpoint
 from tests.support.command import akunu, run_here
 from tests.support.serving import write_served_model
 
@@ -125,3 +125,13 @@ def test_a_server_is_begun_and_ended(
     assert said["arguments"][:2] == ["--model", f"openai/{served['id']}"]
     with socket.socket() as gone:
         assert gone.connect_ex(("127.0.0.1", port))
+
+
+def test_claude_requests_no_other_model_and_changes_no_prompt() -> None:
+    environment = CLIENTS["claude"](ModelEndpoint("http://h", "m", 65_536)).environment
+    names = [name for name, value in environment.items() if value == "m"]
+    assert {"ANTHROPIC_DEFAULT_OPUS_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"} < {*names}
+    assert len(names) == 5
+    assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    assert environment["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
+    assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "65536"

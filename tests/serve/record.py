@@ -1,20 +1,22 @@
-"""Keeps what real clients ask, for CI to ask it again: `python -m tests.serve.record CLIENT ...`.
+"""Record requests of real clients for the tests: `python -m tests.serve.record CLIENT ...`.
 
 The clients must be installed: PYTHON_CLIENTS names a Python with openai, anthropic, litellm and
-llm; aider, codex and opencode are found on PATH. Each talks to the real server on loopback, and
-exits well or the recording fails. The packages have the starter call a tool (`tool_choice`). What
-agents say first is too long for it: they get a tiny model of random weights that reads its tokens.
-Where a tool that does no harm is offered and has no result yet, that one's answer is a call of it,
-which no such model would make by itself.
+llm; aider, claude, codex, opencode and pi are found on PATH. Each client talks to the real server
+on loopback; the recording fails if the client does. The packages force the starter to call a tool.
+The prompts of agents are too long for the starter, so agents use a tiny model of random weights
+with the starter's tokenizer. The recorder answers its first requests with calls of harmless tools,
+because random weights generate none. An agent's session has two prompts: the second one continues
+the conversation in a new process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from akunu_py.decoding.events import (
     Event,
     Finished,
     PromptProcessed,
+    TextDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
@@ -49,47 +52,66 @@ from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
+from tests.support.recorded import REQUESTS
 from tests.support.serving import LONG_CONTEXT, write_long_model
 
-REQUESTS = Path(__file__).with_name("requests")
 MODEL = "tiny"
-_AGENTS = ("codex", "codex_by_hand", "opencode", "opencode_messages")
+_AGENTS = ("claude", "codex", "codex_by_hand", "opencode", "opencode_messages", "pi")
+_WORDS = 9  # pieces of an answer
+_CALLS = 2  # tool calls of a session
 _KEPT_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
-_LONGEST = 240  # characters of a text that are kept
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-# Tools that do no harm, and what they are called with.
+_LONGEST = 200  # characters of a text; longer ones are cut
+_KEPT = 60  # characters of a text that is cut
+_IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32,}")
+# Harmless tools and their arguments, by name.
 _HARMLESS: dict[str, dict[str, Any]] = {
     "weather": {"city": "Paris"},  # of llm
     "get_goal": {},
     "glob": {"pattern": "*.py"},
+    "read": {"path": "notes.txt", "filePath": "/project/notes.txt"},
+    "Glob": {"pattern": "*.py"},
+    "Read": {"file_path": "/project/notes.txt"},
+    "exec_command": {"cmd": "cat notes.txt"},
 }
-_call: ContextVar[tuple[str, str] | None] = ContextVar("call", default=None)
+_QUESTIONS = ("Which files are here?", "What do the notes say?")
+_call: ContextVar[tuple[str, str, str] | None] = ContextVar("call", default=None)
 
 
-def _offered(body: dict[str, Any]) -> Iterator[str]:
+def _tools(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the parameters of the tools in a body, by name."""
+    found = {}
     for tool in body.get("tools") or []:
-        name = tool.get("name") or tool.get("function", {}).get("name")
-        if name in _HARMLESS:
-            yield name
+        tool |= tool.get("function", {})
+        schema = tool.get("input_schema") or tool.get("parameters") or {}
+        found[tool.get("name", "")] = schema.get("properties", {})
+    return found
 
 
-def _wanted_call(body: dict[str, Any]) -> tuple[str, str] | None:
-    """The call that is the answer, by its name and its arguments."""
+def _wanted_call(body: dict[str, Any], directory: Path) -> tuple[str, str, str] | None:
+    """Return the id, the name and the arguments of the call that is the answer."""
     text = json.dumps(body)
-    results = ('"tool_result"', '_call_output"', '"role": "tool"')
-    name = next(_offered(body), None)
+    results = sum(text.count(each) for each in ('"tool_result"', '_call_output"', '"role": "tool"'))
+    tools = _tools(json.loads(text))
+    offered = [name for name in _HARMLESS if name in tools]
     choice = body.get("tool_choice")
     chosen = isinstance(choice, dict) and choice["type"] != "auto"
-    if name is None or chosen or any(each in text for each in results):
+    if not offered or chosen or results >= (_CALLS if len(tools) > 2 else 1):
         return None
-    return name, json.dumps(_HARMLESS[name])
+    name = offered[results % len(offered)]
+    arguments = {key: value for key, value in _HARMLESS[name].items() if key in tools[name]}
+    call_id = f"call_{results + 1:024}"
+    return call_id, name, json.dumps(arguments).replace("/project", str(directory))
 
 
 class Recorder:
-    """ASGI middleware: keeps what is posted, and says which of it is answered with a call."""
+    """ASGI middleware that keeps and serves POST requests without their long texts.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    It decides which requests are answered with a call.
+    """
+
+    def __init__(self, app: ASGIApp, directory: Path) -> None:
+        self._app, self._directory = app, directory
+        self._ids: dict[str, str] = {}
         self.requests: list[dict[str, Any]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,13 +124,17 @@ class Recorder:
             data += message.get("body", b"")
             more = message.get("more_body", False)
         body = json.loads(data)
-        _call.set(_wanted_call(body))
+        _call.set(_wanted_call(body, self._directory))
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         kept: dict[str, Any] = {
             "path": scope["path"],
             "headers": {name: headers[name] for name in _KEPT_HEADERS if name in headers},
-            "body": _plain(body),
+            "body": self._plain(body),
         }
+        data = json.dumps(kept["body"]).encode()
+        length = str(len(data)).encode()
+        others = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
+        scope["headers"] = [*others, (b"content-length", length)]
         self.requests.append(kept)
         given = False
 
@@ -128,48 +154,60 @@ class Recorder:
 
         await self._app(scope, again, watched)
 
+    def _plain(self, value: Any) -> Any:
+        """Return a body with numbered ids, without paths of this machine and long texts."""
+        if isinstance(value, dict):
+            return {name: self._plain(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._plain(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        value = _IDS.sub(self._numbered, value)
+        value = value.replace(str(self._directory), "/project")
+        value = value.replace(str(self._directory.parent), "/home")
+        if len(value) <= _LONGEST:
+            return value
+        digest = hashlib.sha256(value.encode()).hexdigest()[:8]  # shows changes between requests
+        return f"{value[:_KEPT]} [{len(value)} characters, {digest}]"
 
-def _plain(value: Any) -> Any:
-    """Without what tells one run from another, and without long texts."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if not isinstance(value, str):
-        return value
-    value = _UUID.sub("00000000-0000-0000-0000-000000000000", value)
-    value = value.replace(str(Path.cwd()), "/project").replace(tempfile.gettempdir(), "/tmp")
-    return value if len(value) <= _LONGEST else value[:_LONGEST] + " [...]"
+    def _numbered(self, match: re.Match[str]) -> str:
+        """Return an id of the same form, with the number of its first appearance."""
+        number = str(self._ids.setdefault(match[0], str(len(self._ids) + 1)))
+        zeros = re.sub("[0-9a-f]", "0", match[0])
+        return zeros[: -len(number)] + number
 
 
 async def _answer(
     scheduler: ModelHost, job: Job, client: str, short: bool
 ) -> AsyncGenerator[Event]:
-    """The model's own answer, or a call behind the prompt that it really read."""
-    call = _call.get()
-    stats = Stats()
+    """Yield the first words of the model's own answer, or a call after the prefill."""
+    call, words, stats = _call.get(), 0, Stats()
     async with contextlib.aclosing(run_job(scheduler, job, client=client, short=short)) as events:
         async for event in events:
-            if isinstance(event, Finished):  # random weights find no end
-                event = replace(event, reason="stop")
-            yield event
-            if call is not None and isinstance(event, PromptProcessed):
+            if isinstance(event, PromptProcessed):
                 stats.prompt_tokens, stats.cached_tokens = event.prompt_tokens, event.cached_tokens
+            words += isinstance(event, TextDelta)
+            ends = (call is not None and isinstance(event, PromptProcessed)) or words == _WORDS
+            if isinstance(event, Finished):  # random weights seldom generate an end of text
+                yield replace(event, reason="stop")
+                return
+            yield event
+            if ends:
                 break
-    if call is not None and stats.prompt_tokens:
-        name, arguments = call
-        stats.generated_tokens = 9
-        yield ToolCallStarted("call_000000000000000000000001", name)
+    stats.generated_tokens = _WORDS
+    if call is not None:
+        call_id, name, arguments = call
+        yield ToolCallStarted(call_id, name)
         for part in (arguments[:5], arguments[5:]):
             yield ToolCallArguments(part)
         yield ToolCallFinished()
-        yield Finished("stop", stats)
+    yield Finished("stop", stats)
 
 
 @contextlib.contextmanager
-def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
-    """A server of the tiny model; its address, and what keeps its requests."""
-    scheduler = ModelHost(lambda: Session(Engine.load(directory, name=MODEL)))
+def recording(model_path: Path, directory: Path) -> Iterator[tuple[str, Recorder]]:
+    """Serve a model to a client in `directory`; yield the server's address and the recorder."""
+    scheduler = ModelHost(lambda: Session(Engine.load(model_path, name=MODEL)))
     options = ServeOptions(
         (MODEL,), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
     )
@@ -179,7 +217,7 @@ def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
         return _answer(scheduler, job, client, short)
 
     recorder = Recorder(
-        create_app(replace(model.backend(RequestRecords()), run=run), AccessRules())
+        create_app(replace(model.backend(RequestRecords()), run=run), AccessRules()), directory
     )
     scheduler.start()
     with listen("127.0.0.1", 0) as listening:
@@ -196,25 +234,46 @@ def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
             scheduler.close()
 
 
-def launched(client: str, url: str) -> Launch:
-    """How a client is run once, without a screen."""
+_ONCE: dict[str, list[list[str]]] = {  # arguments of the processes of a session
+    "aider": [["--no-git", "--yes-always", "--message", "Say hi."]],
+    "claude": [["-p", _QUESTIONS[0]], ["-c", "-p", _QUESTIONS[1]]],
+    "codex": [
+        ["exec", "--skip-git-repo-check", "-s", "read-only", _QUESTIONS[0]],
+        ["exec", "resume", "--skip-git-repo-check", "--last", _QUESTIONS[1]],
+    ],
+    "opencode": [["run", _QUESTIONS[0]], ["run", "-c", _QUESTIONS[1]]],
+    "pi": [["-p", _QUESTIONS[0]], ["-c", "-p", _QUESTIONS[1]]],
+}
+
+
+def _agent(client: str, url: str, home: Path) -> Launch:
+    """Return how an agent is started, without arguments of one session."""
+    if client == "pi":
+        compat = {"supportsDeveloperRole": False, "supportsReasoningEffort": False}
+        model = {"id": MODEL, "contextWindow": LONG_CONTEXT, "maxTokens": 16}
+        address = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none"}
+        provider = {**address, "compat": compat, "models": [model]}
+        file = home / ".pi/agent/models.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"providers": {"akunu": provider}}))
+        return Launch(["pi", "--provider", "akunu", "--model", MODEL], {"PI_OFFLINE": "1"})
+    launch = CLIENTS[client.partition("_")[0]](ModelEndpoint(url, MODEL, LONG_CONTEXT))
+    if client == "codex_by_hand":  # of a user who leaves web search on, the default
+        at = launch.command.index('web_search="disabled"')
+        del launch.command[at - 1 : at + 1]
+    if client == "opencode_messages":
+        for name, text in launch.environment.items():
+            limited = text.replace('"output": 8192', '"output": 16')
+            launch.environment[name] = limited.replace("openai-compatible", "anthropic")
+    return launch
+
+
+def launched(client: str, url: str, home: Path) -> list[Launch]:
+    """Return the processes of a client's session, each of which ends by itself."""
     if client == "aider" or client in _AGENTS:
-        launch = CLIENTS[client.partition("_")[0]](ModelEndpoint(url, MODEL, LONG_CONTEXT))
-        if client == "codex_by_hand":  # of a user who leaves web search on, as it is by default
-            at = launch.command.index('web_search="disabled"')
-            del launch.command[at - 1 : at + 1]
-        if client == "opencode_messages":
-            for name, text in launch.environment.items():
-                limited = text.replace('"output": 8192', '"output": 16')
-                launch.environment[name] = limited.replace("openai-compatible", "anthropic")
-        once = {
-            "aider": ["--no-git", "--yes-always", "--message", "Say hi."],
-            "codex": ["exec", "--skip-git-repo-check", "-s", "read-only", "What is the goal?"],
-            "codex_by_hand": ["exec", "--skip-git-repo-check", "-s", "read-only", "Say hi."],
-            "opencode_messages": ["run", "Which files are here?"],
-            "opencode": ["run", "Which files are here?"],
-        }
-        return Launch([*launch.command, *once[client]], launch.environment)
+        launch = _agent(client, url, home)
+        processes = _ONCE[client.partition("_")[0]]
+        return [Launch([*launch.command, *more], launch.environment) for more in processes]
     python = os.environ.get("PYTHON_CLIENTS", sys.executable)
     if client == "llm":
         Path("extra-openai-models.yaml").write_text(
@@ -223,32 +282,49 @@ def launched(client: str, url: str) -> Launch:
         )
         tool = "def weather(city: str) -> str:\n    'The weather in a city.'\n    return 'rain'"
         command = [python, "-m", "llm", "-m", "akunu", "--key", "none", "--functions", tool]
-        return Launch(
-            [*command, "What is the weather in Paris?"], {"LLM_USER_PATH": str(Path.cwd())}
-        )
-    return Launch([python, str(REQUESTS.parent / "clients.py"), client, url, MODEL])
+        environment = {"LLM_USER_PATH": str(Path.cwd())}
+        return [Launch([*command, "What is the weather in Paris?"], environment)]
+    return [Launch([python, str(REQUESTS.parent / "clients.py"), client, url, MODEL])]
 
 
 def main(clients: list[str]) -> int:
-    home = Path(tempfile.mkdtemp(prefix="akunu-clients-"))
     starter = model_store.resolve("starter").path
-    tiny = write_long_model(home / MODEL, starter)
-    os.chdir(home)
-    for client in clients:
-        with recording(tiny if client in _AGENTS else starter) as (url, recorder):
-            launch = launched(client, url)
-            environment = os.environ | launch.environment | {"HOME": str(home)}
-            done = subprocess.run(
-                launch.command, env=environment, stdin=subprocess.DEVNULL, timeout=600
+    with tempfile.TemporaryDirectory(prefix="akunu-clients-") as temporary:
+        home = Path(temporary).resolve()
+        tiny = write_long_model(home / MODEL, starter)
+        project = home / "project"
+        project.mkdir()
+        (project / "notes.txt").write_text("Buy bread.\nWater the plants.\n")
+        (project / "main.py").write_text('print("hi")\n')
+        os.chdir(project)
+        for client in clients:
+            if not _record(client, tiny if client in _AGENTS else starter, home):
+                return 1
+    return 0
+
+
+def _record(client: str, model: Path, home: Path) -> bool:
+    """Record the session of one client; return False if it fails."""
+    with recording(model, home / "project") as (url, recorder):
+        exits = []
+        for launch in launched(client, url, home):
+            environment = os.environ | launch.environment | {"HOME": str(home), "PWD": os.getcwd()}
+            exits.append(
+                subprocess.run(
+                    launch.command, env=environment, stdin=subprocess.DEVNULL, timeout=600
+                ).returncode
             )
-        statuses = [request.pop("status") for request in recorder.requests]
-        print(f"{client}: exit {done.returncode}, {len(statuses)} requests: {statuses}")
-        if done.returncode or set(statuses) != {200}:
-            return 1
+    statuses = [request.pop("status") for request in recorder.requests]
+    print(f"{client}: exits {exits}, {len(statuses)} requests: {statuses}")
+    if any(exits) or set(statuses) != {200}:
+        return False
+    if client in _AGENTS:
+        data = json.dumps(recorder.requests, ensure_ascii=False).encode()
+        (REQUESTS / f"{client}.json.gz").write_bytes(gzip.compress(data, mtime=0))
+    else:
         text = json.dumps(recorder.requests, indent=1, ensure_ascii=False)
         (REQUESTS / f"{client}.json").write_text(text + "\n", encoding="utf-8")
-    shutil.rmtree(home)
-    return 0
+    return True
 
 
 if __name__ == "__main__":

@@ -170,7 +170,6 @@ USER = {"role": "user", "content": "x"}
     [
         ({"mcp_servers": []}, "mcp_servers"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "images"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "0"),
         ({"tools": [{"type": "web_search_20250305", "name": "w", "max_uses": 2}]}, "web_search"),
         ({"tools": [{"name": "w"}]}, "input_schema"),
@@ -194,7 +193,6 @@ def test_messages_refuses_by_name(more: dict[str, Any], names: str) -> None:
     [
         ({"odd": 1}, "odd"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "not stored"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "computer_call"),
         ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "file_search"),
         ({"tools": [{"type": "function", "name": "f", "odd": 1}]}, "odd"),

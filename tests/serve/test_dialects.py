@@ -147,3 +147,28 @@ async def test_structured_output(tiny: Served) -> None:
     (item,) = response["output"]
     assert item["type"] == "custom_tool_call"
     assert item["input"] in ("*** x", "*** y")
+
+
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [
+        ("/v1/v1/messages", "http://127.0.0.1:8012, or to http://127.0.0.1:8012/v1 "),
+        ("/v1/v1/chat/completions", "http://127.0.0.1:8012, or to http://127.0.0.1:8012/v1 "),
+        ("/v1/messages/v1/messages/count_tokens", "http://127.0.0.1:8012, "),
+        ("/openai/v1/responses", "http://127.0.0.1:8012, or to http://127.0.0.1:8012/v1 "),
+        ("/chat/completions", "http://127.0.0.1:8012/v1"),
+        ("/messages", "http://127.0.0.1:8012/v1"),
+        ("/v1/chat/completions/chat/completions", "http://127.0.0.1:8012/v1"),
+    ],
+)
+async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: str) -> None:
+    reply = await ask(tiny.app, path, {})
+    assert reply.status == 404
+    assert ("type" in reply.json()) == ("messages" in path)
+    message = reply.json()["error"]["message"]
+    assert message.startswith(f"unknown path {path}; ")
+    assert f"set the client's base URL to {base}" in message
+    listed = (await ask(tiny.app, "/v1/v1/models")).json()["error"]["message"]
+    assert "for /v1/models, set the client's base URL" in listed
+    other = (await ask(tiny.app, "/nowhere", {})).json()["error"]["message"]
+    assert other == "unknown path /nowhere"

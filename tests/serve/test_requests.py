@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from akunu_py.models.store.model_store import StoredModel
+from tests.support.recorded import recorded_requests
 from tests.support.serving import Reply, Served, ask, served, write_long_model
 from tests.support.sse_reader import named_events
 
-REQUESTS = Path(__file__).with_name("requests")
 RECORDED = [
-    pytest.param(request, id=f"{file.stem}-{number}")
-    for file in sorted(REQUESTS.glob("*.json"))
-    for number, request in enumerate(json.loads(file.read_text(encoding="utf-8")))
+    pytest.param(request, id=f"{client}-{number}")
+    for client, requests in recorded_requests().items()
+    for number, request in enumerate(requests)
 ]
-_LIMITS = ("max_tokens", "max_output_tokens", "n_predict")
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
 
 @pytest.fixture(scope="module")

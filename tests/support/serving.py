@@ -48,10 +48,19 @@ def write_served_model(directory: Path) -> Path:
 
 
 def write_long_model(directory: Path, starter: Path) -> Path:
-    """Write random weights with the starter's tokenizer and template, and a long context."""
+    """Write random weights with the starter's tokenizer and template, and a long context.
+
+    One layer with one head: a CPU spends most of the time of a long prompt in attention.
+    """
     directory.mkdir()
     write_tiny_llama(
-        directory, vocab_size=49_152, eos_token_id=2, max_position_embeddings=LONG_CONTEXT
+        directory,
+        vocab_size=49_152,
+        eos_token_id=2,
+        max_position_embeddings=LONG_CONTEXT,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
     )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(starter / name, directory / name)

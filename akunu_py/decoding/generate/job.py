@@ -18,8 +18,10 @@ from akunu_py.decoding.events import (
     Logprobs,
     PrefillProgress,
     PromptProcessed,
+    TextDelta,
     ThinkingDelta,
     ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
@@ -128,7 +130,9 @@ def chat_job(
             engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", exclusive=exclusive
         )
         request = session.generate(prompt, asked, context, stable)
-        return AnswerEvents(request, parser, one_call=one_call)
+        may_call = bool(tools) and chosen.mode != "none" and not exclusive
+        thought = parser_for(engine.tokens.tokenizer, tools) if may_call else None
+        return AnswerEvents(request, parser, thought, one_call=one_call)
 
     return PromptJob(begin, prompt, context)
 
@@ -149,13 +153,28 @@ def text_job(
 
 
 class AnswerEvents:
-    """The events of one request. one_call: the answer ends after its first tool call."""
+    """The events of one request."""
 
-    def __init__(self, request: Request, parser: ToolCallParser, *, one_call: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        parser: ToolCallParser,
+        thought: ToolCallParser | None = None,
+        *,
+        one_call: bool,
+    ) -> None:
+        """thought: parses thinking. one_call: the answer ends after its first tool call.
+
+        Some models call tools before they close their thinking. Such calls count if the answer
+        has no text and no call; otherwise the model only planned them.
+        """
         self.request = request
         self._parser = parser
+        self._thought = thought
+        self._thought_calls: list[Event] = []
         self._one_call = one_call
         self._called = False  # the one call is complete
+        self._answered = False  # with text or a call
         self._begun = False
         self._delivered = 0  # logprobs
 
@@ -177,8 +196,10 @@ class AnswerEvents:
             self._delivered += len(fresh)
             events.append(Logprobs(fresh))
         found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
+        if self._thought and step.thinking:
+            self._thought_calls += self._thought.add(step.thinking)
         if not self._called:
-            found += self._parser.add(step.text)
+            found += self._answer(self._parser.add(step.text))
         if self._one_call and (last := _first_end(found)):
             del found[last:]
             self._called = True
@@ -187,9 +208,30 @@ class AnswerEvents:
 
     def _end(self) -> list[Event]:
         request = self.request
-        rest = [] if self._called else list(self._parser.finish())
+        rest = [] if self._called else self._answer(self._parser.finish())
         reason = "stop" if self._called else request.finish_reason or "cancelled"
+        if self._thought and not self._answered and reason == "stop":
+            rest += _complete_calls([*self._thought_calls, *self._thought.finish()])
+            rest = rest[: _first_end(rest) or None] if self._one_call else rest
         return [*rest, Finished(reason, replace(request.stats), request.stop_sequence)]
+
+    def _answer(self, events: Sequence[Event]) -> list[Event]:
+        """Note whether `events` belong to an answer, and return them."""
+        self._answered = self._answered or any(
+            not isinstance(event, TextDelta) or not event.text.isspace() for event in events
+        )
+        return list(events)
+
+
+def _complete_calls(events: Sequence[Event]) -> list[Event]:
+    """Return the events of calls that have an end."""
+    calls: list[Event] = []
+    call: list[Event] = []
+    for event in events:
+        call = [event] if isinstance(event, ToolCallStarted) else [*call, event]
+        if isinstance(event, ToolCallFinished):
+            calls += [each for each in call if not isinstance(each, TextDelta)]
+    return calls
 
 
 def _first_end(events: Sequence[Event]) -> int:

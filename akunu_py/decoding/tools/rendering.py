@@ -59,6 +59,7 @@ class TemplateFeatures:
     tools: bool = False  # tools, calls and results
     arguments_as_text: bool = False  # accepts arguments as JSON text, not as an object
     system: bool = True  # a system message
+    late_system: bool = True  # system messages after the first turn, in their place
     fallback_format: ToolFormat | None = None  # format of calls that the template does not render
     thinking: str = ""  # its key for a message's thinking, "" if it shows none
 
@@ -84,8 +85,14 @@ def template_features(tokenizer: Any) -> TemplateFeatures:
             return ""
         return text if all(each in text for each in texts) else ""
 
-    messages = [Message("system", "probe_system"), _PROBED[0]]
-    features = replace(features, system=bool(rendered(messages, features, "probe_system")))
+    system = Message("system", "probe_system")
+    features = replace(
+        features, system=bool(rendered([system, _PROBED[0]], features, system.content))
+    )
+    late = [_PROBED[0], Message("assistant", "probe_answer"), system, _PROBED[0]]
+    text = rendered(late, features, system.content)
+    in_place = text.find("probe_answer") < text.find(system.content) < text.rfind("probe_user")
+    features = replace(features, late_system=bool(text) and in_place)
     if rendered(_PROBED[:1], features, _PROBE.name):
         for as_text in (False, True):
             tried = replace(features, tools=True, arguments_as_text=as_text)
@@ -126,6 +133,9 @@ def render(
     variables: Mapping[str, Any] = {},
 ) -> str:
     """Return the prompt for a conversation. variables: see `effort`. Raises UnsupportedModel."""
+    if any(message.role == "system" for message in messages[1:]):
+        features = template_features(tokenizer)
+        messages = messages if features.late_system else fold_late_system(messages)
     if not tools and not any(m.tool_calls or m.role == "tool" or m.thinking for m in messages):
         turns = [{"role": message.role, "content": message.content} for message in messages]
         return chat_template.render(tokenizer, turns, model, variables=variables)
@@ -139,6 +149,34 @@ def render(
         if split == list(messages):
             raise
         return _render(tokenizer, split, tools, model, features, variables)
+
+
+def fold_late_system(messages: Sequence[Message]) -> list[Message]:
+    """Move the text of system messages after the first message into the nearest user turn.
+
+    The text joins the message before it, so that earlier prompts remain a prefix of later ones. If
+    that is an answer, the text begins the next user turn or result of a tool.
+    """
+    folded: list[Message] = list(messages[:1])
+    waiting = ""  # text for the next user turn or result
+    for message in messages[1:]:
+        last = folded[-1]
+        if message.role == "system" and last.role == "assistant":
+            waiting = _joined(waiting, message.content)
+        elif message.role == "system" or (message.role == last.role == "user"):
+            folded[-1] = replace(last, content=_joined(last.content, message.content))
+        elif waiting and message.role != "assistant":
+            folded.append(replace(message, content=_joined(waiting, message.content)))
+            waiting = ""
+        else:
+            folded += [Message("user", waiting)] if waiting else []
+            folded.append(message)
+            waiting = ""
+    return [*folded, Message("user", waiting)] if waiting else folded
+
+
+def _joined(first: str, second: str) -> str:
+    return "\n\n".join(filter(None, (first, second)))
 
 
 def _render(

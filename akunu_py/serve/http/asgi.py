@@ -48,9 +48,30 @@ DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
 
 
+_VERSION = "/v1"
+
+
 def dialect_for_path(path: str) -> Dialect:
     """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
-    return _DIALECT_BY_PATH.get(path, DIALECTS[0])
+    return _DIALECT_BY_PATH.get(_similar_path(path) or path, DIALECTS[0])
+
+
+def _similar_path(path: str) -> str:
+    """Return the path that a client with a wrong base URL requests; "" if there is none."""
+    names = [*_DIALECT_BY_PATH, f"{_VERSION}/models"]
+    endings = [name for name in names if path.endswith(name.removeprefix(_VERSION))]
+    return max(endings, key=len, default="")
+
+
+def _unknown_path(path: str, root: str) -> str:
+    """Return the error of an unknown path, with the right base URL if one can be inferred."""
+    known = _similar_path(path)
+    if not known or known == path:
+        return f"unknown path {path[:200]}"
+    url = f"{root}{_VERSION}"
+    if path.endswith(known):  # with a prefix that clients add themselves
+        url = f"{root}, or to {url} if the client requests no {_VERSION}"
+    return f"unknown path {path[:200]}; for {known}, set the client's base URL to {url}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +226,9 @@ def _http_error(request: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, HTTPException):
         kind = _ERROR_KINDS.get(error.status_code, "invalid")
-        message = {"not_found": f"unknown path {request.url.path[:200]}"}.get(kind)
+        message = None
+        if kind == "not_found":
+            message = _unknown_path(request.url.path, str(request.base_url).rstrip("/"))
         failure = RequestError(message or error.detail, kind)  # type: ignore[arg-type]
         headers = error.headers
     else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import SamplingBody
+from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 
 
@@ -38,7 +39,30 @@ class CallBody(Body):
     index: Ignored = None  # of merged chunks
 
 
-Part = Annotated[ChatText | ChatRefusal, Field(discriminator="type")]
+class ChatOther(Body):
+    """A part other than text."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        """A line of its own: the texts of the other parts are joined without a separator."""
+        return f"{describe(self.model_dump())}\n"
+
+
+def _part_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
+    return kind if kind in ("text", "refusal") else "other"
+
+
+Part = Annotated[
+    Annotated[ChatText, Tag("text")]
+    | Annotated[ChatRefusal, Tag("refusal")]
+    | Annotated[ChatOther, Tag("other")],
+    Discriminator(_part_tag),
+]
 
 
 class MessageBody(Body):
@@ -63,7 +87,8 @@ class MessageBody(Body):
         if isinstance(self.content, str):
             return self.content
         return "".join(
-            part.text if isinstance(part, ChatText) else part.refusal for part in self.content or ()
+            part.refusal if isinstance(part, ChatRefusal) else part.text
+            for part in self.content or ()
         )
 
 

@@ -31,6 +31,7 @@ from akunu_py.serve.dialect.sampling_body import (
     schema_constraint,
 )
 from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
     CustomToolCallItem,
@@ -171,13 +172,13 @@ def messages_of(body: ResponsesBody) -> list[Message]:
 def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
-        return Message(role, _text(item.content, f"{param}.content"))
+        return Message(role, _text(item.content))
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
         name = names[item.call_id] = function_name(item.name, item.namespace)
         text = item.arguments if isinstance(item, FunctionCallItem) else to_arguments(item.input)
         return Message("assistant", "", tool_calls=(ToolCall(name, text, item.call_id),))
     if isinstance(item, OutputItem):
-        text = _text(item.output, f"{param}.output")
+        text = _text(item.output)
         return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
     if isinstance(item, ReasoningItem):
         text = "".join(part.text for part in item.content or [])
@@ -190,15 +191,16 @@ def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
     raise RequestError(message, param=f"{param}.type")
 
 
-def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], param: str) -> str:
+def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther]) -> str:
     if isinstance(content, str):
         return content
-    texts = []
-    for number, part in enumerate(content):
-        if isinstance(part, ItemOther):
-            raise invalid(f"{param}.{number}", f"{part.type[:100]} is not supported; send text")
-        texts.append(part.text if isinstance(part, ItemText) else part.refusal)
-    return BLANK_LINE.join(text for text in texts if text)
+    return BLANK_LINE.join(filter(None, map(_part_text, content)))
+
+
+def _part_text(part: ItemText | ItemRefusal | ItemOther) -> str:
+    if isinstance(part, ItemOther):
+        return describe(part.model_dump())
+    return part.text if isinstance(part, ItemText) else part.refusal
 
 
 Values = dict[str, Any]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.tools.rendering import render, template_features
+from akunu_py.decoding.tools.rendering import fold_late_system, render, template_features
 from akunu_py.decoding.tools.tool_call_parser import parser_for
 from akunu_py.types import Message, Tool, ToolCall
 
@@ -51,6 +52,10 @@ HARMONY = OBJECT.replace(
     "{{ m.thinking or '' }}{{ '<' + m.role",
 )
 NAMED = OBJECT.replace("{{ '<' + m.role", "{{ m.name or '' }}{{ '<' + m.role")
+FIRST_SYSTEM = (  # as in Qwen 3.5
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
+)
 IGNORES = ALL + "{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + IGNORES
 UNCALLED = OBJECT.replace("m.tool_calls", "m.nothing")
@@ -196,3 +201,36 @@ def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
         .rstrip()
         .endswith("<|im_start|>assistant")
     )
+
+
+LATE = (
+    *TALK,
+    Message("system", "Mind the time."),
+    Message("assistant", "It is wet."),
+    Message("system", "Two files changed."),
+    Message("user", "And now?"),
+)
+
+
+@pytest.mark.parametrize("template", [FIRST_SYSTEM + OBJECT, FIRST_SYSTEM + IGNORES])
+def test_late_system_messages_keep_every_earlier_prompt_a_prefix(template: str) -> None:
+    prompts = [rendered(template, LATE[:end]) for end in (6, 7, 9)]
+    assert all(later.startswith(first) for first, later in itertools.pairwise(prompts))
+    assert "noon" in prompts[0]
+    assert "Mind the time." in prompts[0]
+    assert "Two files changed.\n\nAnd now?" in prompts[-1]
+    plain = [message for message in LATE if not message.tool_calls and message.role != "tool"]
+    assert "Rain?\n\nMind the time." in rendered(template, tuple(plain), ())
+
+
+def test_late_system_messages_stay_where_a_template_accepts_them() -> None:
+    assert "<system>Mind the time.<assistant>" in rendered(OBJECT, LATE)
+
+
+def test_late_system_message_between_a_call_and_its_result_follows_the_call() -> None:
+    late = (*TALK[:3], Message("system", "Wait."), *TALK[3:])
+    assert [each.role for each in fold_late_system(late)] == [each.role for each in TALK]
+    assert fold_late_system(late)[3].content == "Wait.\n\nwet"
+    assert fold_late_system(late)[3].tool_call_id == "call_1"
+    end = fold_late_system((*ASKED, Message("assistant", "a"), Message("system", "b")))
+    assert [(each.role, each.content) for each in end[2:]] == [("assistant", "a"), ("user", "b")]
