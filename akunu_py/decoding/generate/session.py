@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
@@ -180,10 +180,7 @@ class Request:
         if options.sampling.logprobs is not None:
             self._logprobs = LogprobSampler(options.sampling, engine.tokens.tokenizer)
         self._sampler = self._logprobs or Sampler(options.sampling)
-        constraint = options.sampling.constraint
-        self._constraint = (
-            ConstraintMatcher(engine.tokens, constraint, self._prompt) if constraint else None
-        )
+        self._constraint, self._guide = answer_rules(engine.tokens, options, self._prompt)
         self._room = engine.plan.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(
@@ -431,7 +428,7 @@ class Request:
         history = [*self._prompt, *first]
         drafting = self._session.drafting
         self._drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
-        drafting.set_guide(self._constraint)
+        drafting.set_guide(self._guide)
         return self._deliver(Piece(tuple(first), seconds=self.stats.prefill_s))
 
     def _begin_leg(self) -> None:
