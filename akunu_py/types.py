@@ -164,6 +164,8 @@ class GenerateOptions:
     stop_tokens: tuple[int, ...] = ()  # in addition to the model's
     may_store: bool = True  # the answer in the answer cache, its prompt cache on disk
     markers: tuple[str, ...] = ()  # special tokens that stay in the text
+    thinking_budget: int | None = None  # maximum thinking tokens; None: no limit
+    min_tokens: int = 0  # tokens before the answer may end
     conversation: str = ""  # its id, so that its prompt caches can be deleted with it
 
 

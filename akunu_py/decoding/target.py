@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.prompt_cache.history import NOBODY, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.sampling import Sampler
@@ -48,7 +48,7 @@ class Target:
         self._history: TokenHistory | None = None
         self.owner: Owner = NOBODY  # the request that runs now
         self.sampler = Sampler(SamplingOptions())
-        self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
+        self.constraint: TokenMasks | None = None  # of the answer that is being sampled
         self.reset()
 
     def reset(self) -> None:
@@ -81,7 +81,7 @@ class Target:
 
         Under a constraint, sampling depends on those tokens.
         """
-        return self.alone and self.constraint is None
+        return self.alone and (self.constraint is None or self.constraint.free)
 
     def adopt(self, history: TokenHistory) -> None:
         """Continue a loaded history."""
@@ -157,7 +157,7 @@ class Target:
         if ahead:
             known, count = [*known[-window - 1 :], *self.pending], count + len(self.pending)
         self.vocabulary = logits.shape[-1]
-        if self.constraint is not None:
+        if self.constraint is not None and not self.constraint.free:
             mx.async_eval(logits)  # the masks are made meanwhile
             logits = self.constraint.masked(logits, drafted)
         before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens

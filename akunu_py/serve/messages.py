@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from akunu_py.decoding import events
-from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
+from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.generate.job import chat_job
 from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
@@ -24,8 +24,9 @@ from akunu_py.serve.dialect.bodies import (
     Ignored,
     check_tool,
     merge_messages,
-    refuse_extra,
+    unknown_entry,
 )
+from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields, TokenLimit
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -35,8 +36,9 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
-from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options, schema_constraint
+from akunu_py.serve.dialect.sampling_body import generate_options, schema_constraint, token_limit
 from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.thinking import ThinkingPlan, plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 
@@ -51,16 +53,11 @@ _TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
-    sampling = SamplingBody(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        stop=body.stop_sequences,
-    )
     format = body.output_config.format if body.output_config else None
     constraint = schema_constraint(format.schema_) if format else None
-    options = generate_options(sampling, service, body.max_tokens, constraint)
+    thinking = thinking_of(body, service)
+    limit = token_limit(body.max_tokens, service)
+    options = generate_options(body, service, limit, constraint, thinking_budget=thinking.budget)
     tools = tools_of(body)
     choice, parallel = tool_choice_of(body, tools)
     job = chat_job(
@@ -70,9 +67,9 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
         tools,
         choice,
         parallel=parallel,
-        variables=template_variables(body, service),
+        variables=thinking.variables,
     )
-    show = shows_thinking(body.thinking)
+    show = thinking.shown
     return PreparedRequest(
         [job],
         lambda answers: build_message(service.name, answers, shows_thinking=show),
@@ -83,27 +80,14 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """Return the number of prompt tokens. Raises RequestError."""
     check_model(body.model, service.names)
-    variables = template_variables(body, service)
+    variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
-def template_variables(body: PromptBody, service: Service) -> dict[str, Any]:
-    """Return the chat template's variables for thinking, or {} for a template without any.
-
-    Anthropic's clients request thinking from any model.
-    """
-    mode = body.thinking.type if body.thinking else None
-    variables = thinking_variables(service.engine.tokens.tokenizer)
-    if mode == "disabled":
-        return variables.off() or {}
-    effort = body.output_config.effort if body.output_config else None
-    return (variables.on(effort) or {}) if mode or effort else {}
-
-
-def shows_thinking(body: ThinkingBody | None) -> bool:
-    """Return True if the reply includes thinking; some models think even if it is disabled."""
-    return body is None or not (body.type == "disabled" or body.display == "omitted")
+def thinking_of(body: PromptBody, service: Service) -> ThinkingPlan:
+    """Return how much the answer thinks. Anthropic's clients request thinking from any model."""
+    return plan_thinking(body, service, body.output_config.effort if body.output_config else None)
 
 
 # Claude Code's first system text. It changes with every request, so no prefix would be cached.
@@ -183,18 +167,11 @@ def _source_text(blocks: Any) -> str:
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
-    """Return the tools. Raises RequestError for tools that Anthropic defines."""
-    return [_convert_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
-
-
-def _convert_tool(tool: MessagesTool, param: str) -> Tool:
-    if tool.type not in (None, "custom"):
-        message = f"{param}: unsupported tool type {tool.type[:100]}; use one with input_schema"
-        raise RequestError(message, param=f"{param}.type")
-    refuse_extra(tool, param)
-    if tool.input_schema is None:
-        raise invalid(f"{param}.input_schema", "field required")
-    return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+    """Return the tools."""
+    return [
+        Tool(each.name, each.description or "", each.input_schema, bool(each.strict))
+        for each in body.tools or ()
+    ]
 
 
 def tool_choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
@@ -505,31 +482,31 @@ class MessagesTurn(CachedPart):
 
 
 class MessagesTool(CachedPart):
-    """A tool; types other than "custom" have more parameters."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
+    """A tool of the client. Tools that Anthropic's server runs or defines are dropped."""
 
     name: str = Field(min_length=1, max_length=128)
-    type: str | None = None
+    type: Literal["custom"] | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, Any]
     strict: bool | None = None
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     eager_input_streaming: Ignored = None
     input_examples: Ignored = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise unknown_entry(kind)
+        return value
+
 
 class MessagesToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
-
-
-class ThinkingBody(Body):
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Ignored = None
-    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(Body):
@@ -545,15 +522,23 @@ class OutputConfig(Body):
 class ContextEdit(Body):
     """Removal of earlier thinking; has no effect, because the chat template decides."""
 
-    type: Literal["clear_thinking_20251015"]
+    type: str
     keep: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and not kind.startswith("clear_thinking_"):
+            raise unknown_entry(kind)
+        return value
 
 
 class ContextManagement(Body):
     edits: list[ContextEdit] = Field(default=[])
 
 
-class PromptBody(CachedPart):
+class PromptBody(CachedPart, ThinkingFields):
     """Parameters of the prompt."""
 
     model: str
@@ -561,7 +546,6 @@ class PromptBody(CachedPart):
     system: str | list[TextBlock] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
-    thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
     speed: Ignored = None
@@ -569,20 +553,14 @@ class PromptBody(CachedPart):
     workspace_id: Ignored = None
 
 
-class MessagesBody(PromptBody):
+class MessagesBody(PromptBody, GenerationFields):
     """The body of /v1/messages."""
 
-    max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    max_tokens: TokenLimit
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_k: int | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = None  # an extension
     diagnostics: Ignored = None
     inference_geo: Ignored = None
-    metadata: Ignored = None
-    service_tier: Ignored = None
 
 
 class CountBody(PromptBody):

@@ -19,6 +19,14 @@ _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 # Efforts that templates accept, by the efforts in requests.
 _NEAREST_EFFORT = {"minimal": "low", "xhigh": "high", "max": "high"}
+# Thinking tokens where the template has no efforts; Google's values for low, medium and high.
+EFFORT_BUDGETS: dict[Effort, int] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 1024,
+    "medium": 8192,
+    "high": 24_576,
+}
 _PROBE = [{"role": "user", "content": "probe"}]
 
 
@@ -42,12 +50,6 @@ class ThinkingVariables:
         if self.degrees and effort:
             variables[_EFFORT] = _NEAREST_EFFORT.get(effort, effort)
         return variables or None
-
-    def for_effort(self, effort: Effort | None) -> dict[str, Any] | None:
-        """Return the variables for `effort`, {} for None; None if the template has none for it."""
-        if effort is None:
-            return {}
-        return self.off() if effort == "none" else self.on(effort)
 
 
 @chat_template.cached_per_tokenizer

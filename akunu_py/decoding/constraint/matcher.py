@@ -16,9 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import mlx.core as mx
-
 from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
+from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
 _ESCAPE_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
-_MASK_WORD = 32  # tokens in a word of a mask
 _NAMES = {
     "json_schema": "the JSON schema",
     "json": "JSON",
@@ -49,7 +47,7 @@ _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinki
 _Result = TypeVar("_Result")
 
 
-class ConstraintMatcher:
+class ConstraintMatcher(TokenMasks):
     """The position of an answer in its grammar.
 
     A reasoning model may think first; until its thinking ends, only the end of the answer is
@@ -58,14 +56,13 @@ class ConstraintMatcher:
 
     def __init__(self, codec: TokenCodec, constraint: Constraint, prompt: Sequence[int]) -> None:
         """Raises UsageError if the constraint cannot be enforced."""
+        super().__init__(codec.vocabulary, codec.stop_tokens)
         self._name = _NAMES[constraint.kind]
         self._codec, self._constraint = codec, constraint
         self._matcher = compile_constraint(codec, constraint)
         self._likely = self._make_likely_text()
         self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
-        self._stop_tokens = codec.stop_tokens
-        self._mask_bytes = 4 * -(-codec.vocabulary // _MASK_WORD)
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
         if self._end and prompt_opens_thinking(codec.tokenizer, prompt):
@@ -74,40 +71,9 @@ class ConstraintMatcher:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer must end here."""
         return self._state == "structure" and self._matcher.is_stopped()
 
-    def masked(self, logits: mx.array, draft: Sequence[int]) -> mx.array:
-        """Return logits [1 + draft, vocab] with minus infinity for forbidden tokens.
-
-        Row n follows the answer and n draft tokens. Rows behind a forbidden draft token stay
-        unchanged, because that token is never accepted.
-        """
-        self.begin_draft()
-        masks = [self._mask()]
-        for token in draft:
-            if not self._step(token) or self.complete:
-                break
-            masks.append(self._mask())
-        self.end_draft()
-        masks += [b"\xff" * self._mask_bytes] * (1 + len(draft) - len(masks))
-        return _masked(logits, masks)
-
-    def masked_ahead(self, logits: mx.array) -> mx.array:
-        """Mask a drafter's logits [1, vocab] for the position after the accepted draft tokens."""
-        return logits if self.complete else _masked(logits, [self._mask()])
-
-    def consume(self, tokens: Sequence[int]) -> list[int]:
-        """Consume sampled tokens; return them up to the end of the grammar."""
-        for index, token in enumerate(tokens):
-            if not self._step(token):
-                raise UsageError(self._failure())
-            if self.complete:
-                return list(tokens[: index + 1])
-        return list(tokens)
-
     def begin_draft(self) -> None:
-        """Save the state for `end_draft`, and continue with a copy of the matcher."""
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
         self._saved = self._state, self._thinking_tail, len(self._structure), self._matcher
         self._matcher = self._matcher.deep_copy()
@@ -127,7 +93,7 @@ class ConstraintMatcher:
         return self._likely.ending()
 
     def advance(self, token: int) -> bool:
-        return not self.complete and self._step(token)
+        return not self.complete and self.step(token)
 
     def end_draft(self) -> None:
         self._state, self._thinking_tail, length, self._matcher = self._saved
@@ -152,26 +118,17 @@ class ConstraintMatcher:
             compact=constraint.compact,
         )
 
-    def _mask(self) -> bytes:
-        """Return a bit for each token, the lowest first."""
+    def mask(self) -> bytes:
         if self._state == "thinking":
-            mask = bytearray(b"\xff" * self._mask_bytes)
-            for token in self._stop_tokens:
-                mask[token // 8] &= ~(1 << token % 8)
-            return bytes(mask)
-        bits = self._matcher.compute_bitmask()[: self._mask_bytes]
+            return self._without(self._every_token, self._stop_tokens)
+        bits = self._matcher.compute_bitmask()[: len(self._every_token)]
         if self._matcher.is_error() or not any(bits):
-            raise UsageError(self._failure())
-        more = {"start": self._start, "thought": self._newlines}.get(self._state, ())
-        if not more:
-            return bits
-        mask = bytearray(bits)
-        for token in more:
-            mask[token // 8] |= 1 << token % 8
-        return bytes(mask)
+            raise UsageError(self.failure())
+        return self._with(
+            bits, {"start": self._start, "thought": self._newlines}.get(self._state, ())
+        )
 
-    def _step(self, token: int) -> bool:
-        """Consume a token; if it is forbidden, change nothing and return False."""
+    def step(self, token: int) -> bool:
         if self._state == "thinking":
             if token in self._stop_tokens:
                 return False
@@ -187,7 +144,7 @@ class ConstraintMatcher:
             return self._state == "thought" and token in self._newlines
         return True
 
-    def _failure(self) -> str:
+    def failure(self) -> str:
         reason = on_one_line(self._matcher.get_error()) or "no token of the model may follow"
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
@@ -199,14 +156,6 @@ def _compile_draft(tables: LLTokenizer, constraint: Constraint, layout: Layout) 
     except UsageError:
         return None
     return None if error else matcher
-
-
-def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
-    """Return logits [rows, vocab] with minus infinity where a row's mask has no bit."""
-    words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
-    bits = (words[:, :, None] >> mx.arange(_MASK_WORD, dtype=mx.uint32)) & 1
-    allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
-    return mx.where(allowed, logits, -mx.inf)
 
 
 def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:

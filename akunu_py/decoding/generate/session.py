@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
@@ -184,10 +184,7 @@ class Request:
         if options.sampling.logprobs is not None:
             self._logprobs = LogprobSampler(options.sampling, engine.tokens.tokenizer)
         self._sampler = self._logprobs or Sampler(options.sampling)
-        constraint = options.sampling.constraint
-        self._constraint = (
-            ConstraintMatcher(engine.tokens, constraint, self._prompt) if constraint else None
-        )
+        self._constraint, self._guide = answer_rules(engine.tokens, options, self._prompt)
         self._room = engine.plan.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(
@@ -433,7 +430,7 @@ class Request:
         if self._drafter is None:
             drafting, context = self._session.drafting, self._draft_context
             self._drafter = drafting.drafter(self._options, self._prompt, draft_context=context)
-            drafting.set_guide(self._constraint)
+            drafting.set_guide(self._guide)
         limit, stop = min(self._tokens_left, _LEG), self._engine.tokens.stop_tokens
         self._decoding = Decoding(self.target, self._drafter, limit, stop, answering=answering)
 

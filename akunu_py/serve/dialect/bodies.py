@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from akunu_py.files import parse_json
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -19,22 +19,46 @@ MAX_DEPTH = 64  # of nested JSON values
 _UNION_MEMBERS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
 _MAX_EXACT = 2.0**53  # floats below it represent integers exactly
 _MAX_MESSAGE = 300  # characters of an error message
+_MAX_ERRORS = 100_000  # of a body; each one takes memory
+_UNKNOWN_FIELD, _UNKNOWN_ENTRY = "extra_forbidden", "unknown_entry"  # types of pydantic errors
 
 BodyType = TypeVar("BodyType", bound="Body")
 
 
 class Body(BaseModel):
-    """A request body, or part of one. Refuses unknown parameters."""
+    """A request body, or part of one. `parse` drops unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
+    _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
+    _refuses: bool = PrivateAttr(default=False)
 
-# The type of a parameter that is accepted without effect.
+    @property
+    def ignored(self) -> list[str]:
+        """The fields of the request without effect, in order. Only of a whole body."""
+        return list(self._ignored)
+
+    def ignore(self, name: str) -> None:
+        """Record a field without effect. Raises RequestError if the server is strict."""
+        if self._refuses:
+            raise RequestError(f"unsupported parameter: {name}"[:_MAX_MESSAGE], param=name[:100])
+        self._ignored[name] = None
+
+
+# The type of a field that is accepted without effect and without notice.
 Ignored = Any
 
 
-def parse(data: bytes, kind: type[BodyType]) -> BodyType:
-    """Parse a body. Raises RequestError, which names the invalid parameter."""
+def unknown_entry(name: str) -> PydanticCustomError:
+    """Return the error of a validator for an entry of a list that `parse` drops."""
+    return PydanticCustomError(_UNKNOWN_ENTRY, "unsupported {name}", {"name": name[:100]})
+
+
+def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyType:
+    """Parse a body without its unknown fields, which `ignored` of the result names.
+
+    strict: refuse unknown fields. Raises RequestError, which names the invalid parameter.
+    """
     try:
         value = parse_json(data)
     except ValueError as error:
@@ -42,10 +66,61 @@ def parse(data: bytes, kind: type[BodyType]) -> BodyType:
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     _normalize(value)
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise _validation_error(value, error.errors(include_url=False)) from error
+    ignored: dict[str, None] = {}
+    while True:
+        try:
+            body = kind.model_validate(value)
+        except ValidationError as error:
+            if error.error_count() > _MAX_ERRORS:
+                raise RequestError("the body has too many unknown or invalid fields") from None
+            errors = error.errors(include_url=False)
+            if strict or not (names := _drop_unknown(value, errors)):
+                raise _validation_error(value, errors) from error
+            ignored |= dict.fromkeys(names)
+        else:
+            body._ignored, body._refuses = ignored, strict
+            return body
+
+
+def _drop_unknown(value: Any, errors: Sequence[ErrorDetails]) -> list[str]:
+    """Remove unknown fields and entries from the body; return their names."""
+    names: list[str] = []
+    entries: list[tuple[list[Any], int]] = []
+    for error in errors:
+        if error["type"] not in (_UNKNOWN_FIELD, _UNKNOWN_ENTRY):
+            continue
+        place = _find(value, error["loc"], whole=error["type"] == _UNKNOWN_FIELD)
+        if not place:
+            continue
+        container = value
+        for part in place[:-1]:
+            container = container[part]
+        name = ".".join("*" if isinstance(part, int) else part for part in place)
+        if isinstance(container, list):
+            entries.append((container, place[-1]))
+            name += f".{error.get('ctx', {}).get('name', '')}"
+        else:
+            container.pop(place[-1], None)  # two members of a union may report it
+        names.append(name)
+    for container, index in sorted(entries, key=lambda each: -each[1]):
+        del container[index]
+    return names
+
+
+def _find(value: Any, location: Sequence[str | int], *, whole: bool = True) -> list[Any] | None:
+    """Return the keys of a pydantic location, which has the names of union members, too.
+
+    whole: the last part is a key.
+    """
+    if not location:
+        return []
+    part, rest = location[0], location[1:]
+    found = isinstance(value, dict) and part in value
+    if isinstance(value, list) and isinstance(part, int):
+        found = part < len(value)
+    if found and (inner := _find(value[part], rest, whole=whole)) is not None:
+        return [part, *inner]
+    return _find(value, rest, whole=whole) if rest or not whole else None
 
 
 def _normalize(value: Any) -> None:
@@ -78,7 +153,7 @@ def _normalize(value: Any) -> None:
 
 def _validation_error(value: Any, errors: list[ErrorDetails]) -> RequestError:
     """Return the most specific error: an unknown parameter if any, else the deepest one."""
-    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    unknown = [each for each in errors if each["type"] in (_UNKNOWN_FIELD, _UNKNOWN_ENTRY)]
     error = max(unknown or errors, key=lambda error: len(error["loc"]))
     name = ".".join(_param_parts(value, error["loc"]))
     if unknown:
@@ -131,13 +206,6 @@ def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
     if not any(turn.role != "system" for turn in turns):
         raise invalid(param, "expected a message to answer")
     return turns
-
-
-def refuse_extra(body: Body, param: str) -> None:
-    """Raise RequestError for an unknown parameter of a body that pydantic accepts with extras."""
-    if body.model_extra:
-        name = f"{param}.{next(iter(body.model_extra))}"
-        raise RequestError(f"unsupported parameter: {name}", param=name)
 
 
 def check_tool(name: str, names: Collection[str], param: str = "tool_choice") -> None:

@@ -123,6 +123,7 @@ class PreparedRequest:
     build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
     encoder: Encoder | None = None  # None: not streamed
     short: bool = False  # small prompt and few tokens; see `Scheduler.submit`
+    shows_thinking: bool = True  # the reply includes thinking
 
 
 @dataclass(frozen=True, slots=True)

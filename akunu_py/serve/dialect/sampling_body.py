@@ -1,24 +1,25 @@
-"""Sampling parameters under OpenAI's names; other dialects convert theirs."""
+"""From the fields of a request to the options of generation."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, Field
 
-from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
+from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT
+from akunu_py.errors import one_line
 from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.fields import GenerationFields, StructuredOutputs, TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions
 
 _MAX_SEED = 2**32
+_NEVER = -1e9  # added to a logit; a constraint can still force the token
 # OpenAI's `json_object`
 JSON_OBJECT = Constraint("json_schema", '{"type": "object"}')
-
-TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
 class StreamOptions(Body):
@@ -26,66 +27,37 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class StructuredOutputs(Body):
-    """vLLM's replacement of `guided_*` from 0.12 on."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
-
-    json_schema: dict[str, Any] | str | bool | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = None  # applies to `response_format`, too
-
-
-class SamplingBody(Body):
-    """Parameters of Chat Completions and Completions."""
+class SamplingBody(GenerationFields):
+    """Fields of Chat Completions and Completions."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=16)
-    max_tokens: int | None = Field(default=None, ge=1)
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-100, le=100)
-    frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
-    logit_bias: dict[TokenId, float] | None = None
-    # These describe the caller, not the answer.
-    user: Ignored = None
-    metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    # llama.cpp's, vLLM's and mlx-lm's names.
-    top_k: int | None = Field(default=None, ge=-1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    guided_json: dict[str, Any] | str | bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    # The other names are those of llama.cpp, Ollama and transformers.
+    max_tokens: TokenLimit | None = Field(
+        default=None,
+        validation_alias=AliasChoices("max_tokens", "n_predict", "num_predict", "max_new_tokens"),
+    )
 
 
 def generate_options(
-    body: SamplingBody,
+    body: GenerationFields,
     service: Service,
     max_tokens: int,
     constraint: Constraint | None = None,
     logprobs: int | None = None,
+    thinking_budget: int | None = None,
 ) -> GenerateOptions:
     """Return the service's default options, overridden by the request's.
 
-    constraint: a constraint from fields outside `body`. logprobs: as in `SamplingOptions`.
-    Raises RequestError for two constraints.
+    constraint: a constraint from fields outside `body`. logprobs, thinking_budget: as in
+    `SamplingOptions` and `GenerateOptions`. Raises RequestError for two constraints.
     """
     constraint = _only_constraint(body, constraint)
+    ends = service.engine.tokens.stop_tokens if body.ignore_eos else ()
+    bias = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
+    bias |= dict.fromkeys(sorted(ends), _NEVER)
     parameters: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -95,7 +67,7 @@ def generate_options(
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
         "seed": None if body.seed is None else body.seed % _MAX_SEED,
-        "logit_bias": tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        "logit_bias": tuple(bias.items()),
         "constraint": constraint,
         "logprobs": logprobs,
     }
@@ -104,8 +76,20 @@ def generate_options(
     )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return replace(
-        service.defaults, max_tokens=max_tokens, sampling=sampling, stop=tuple(filter(None, stop))
+        service.defaults,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop=tuple(filter(None, stop)),
+        thinking_budget=thinking_budget,
+        min_tokens=body.min_tokens or 0,
     )
+
+
+def token_limit(requested: int | None, service: Service, default: int | None = None) -> int:
+    """Return the maximum number of tokens; -1 requests no limit. default: if none is requested."""
+    if requested == -1:
+        return service.engine.plan.context_length
+    return requested or default or service.most_tokens
 
 
 def includes_usage(body: SamplingBody) -> bool:
@@ -131,7 +115,7 @@ def schema_constraint(schema: Any) -> Constraint:
     return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
 
-def _only_constraint(body: SamplingBody, other: Constraint | None) -> Constraint | None:
+def _only_constraint(body: GenerationFields, other: Constraint | None) -> Constraint | None:
     """Return the constraint of the body, or `other`. Raises RequestError for several."""
     outputs = body.structured_outputs or StructuredOutputs(json=None)
     values = {
@@ -143,6 +127,9 @@ def _only_constraint(body: SamplingBody, other: Constraint | None) -> Constraint
         "structured_outputs.regex": outputs.regex,
         "structured_outputs.choice": outputs.choice,
         "structured_outputs.grammar": outputs.grammar,
+        "json_schema": body.json_schema,
+        "grammar": _as_lark(body.grammar) if body.grammar else None,
+        "format": {"type": "object"} if body.format == "json" else body.format or None,
     }
     constraints = {name: _constraint(name, v) for name, v in values.items() if v is not None}
     if outputs.json_object:
@@ -165,9 +152,13 @@ def _constraint(name: str, value: Any) -> Constraint:
     return Constraint(kind, choices=tuple(value)) if kind == "choice" else Constraint(kind, value)
 
 
-def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
-    """Return the chat template's variables for an effort. Raises RequestError if it has none."""
-    variables = thinking_variables(service.engine.tokens.tokenizer).for_effort(effort)
-    if variables is None:
-        raise invalid(param, f"{service.name} does not support {effort!r}; leave it out")
-    return variables
+def _as_lark(grammar: str) -> str:
+    """Return llama.cpp's GBNF as Lark. Raises RequestError."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if len(grammar) > MAX_CONSTRAINT:
+        raise invalid("grammar", f"expected {MAX_CONSTRAINT:,} characters at most")
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the converter raises any exception, such as RecursionError
+        raise invalid("grammar", one_line(error)) from error

@@ -7,18 +7,19 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
@@ -42,6 +43,8 @@ from akunu_py.version import __version__
 _MAX_CHALLENGE = 100  # characters
 _MAX_WAITING = 256  # requests
 _BODY_TIMEOUT_S = 60.0  # for receiving a body
+_MAX_NAMED = 20  # ignored fields in a header
+IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, AKUNU)
@@ -84,6 +87,7 @@ class Backend:
     run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
     records: RequestRecords
     counts: Callable[[], RequestCounts] = RequestCounts
+    strict: bool = False  # refuse unknown fields
 
 
 def create_app(
@@ -102,7 +106,7 @@ def create_app(
             allow_origins=list(access.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id"],
+            expose_headers=["x-request-id", "request-id", IGNORED_HEADER],
         )
         middleware.insert(0, cors)
     return Starlette(
@@ -161,6 +165,7 @@ class _Post:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
         with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
+            send = _naming_ignored(send, record)
             try:
                 prepared = await self._prepare(Headers(scope=scope), receive, record)
             except RequestError as error:
@@ -191,12 +196,33 @@ class _Post:
 
         def prepare() -> Any:
             try:
-                body = parse(data, self._endpoint.body)
-                return self._endpoint.prepare(body, self._backend.service())
+                body = parse(data, self._endpoint.body, strict=self._backend.strict)
+                prepared = self._endpoint.prepare(body, self._backend.service())
+                record.ignored = body.ignored
+                return prepared
             except Exception as error:
                 raise request_error(error) from error
 
         return await run_in_threadpool(prepare)
+
+
+def _naming_ignored(send: Send, record: RequestRecord) -> Send:
+    """Return `send`, with a header for fields without effect."""
+
+    async def send_with_names(message: Message) -> None:
+        if message["type"] == "http.response.start" and record.ignored:
+            headers = MutableHeaders(scope=message)
+            headers[IGNORED_HEADER] = header_value(record.ignored)
+        await send(message)
+
+    return send_with_names
+
+
+def header_value(names: Sequence[str]) -> str:
+    """Return a list of names that clients choose, safe and short enough for a header."""
+    shown = ", ".join(quote(name[:100], safe=".*[]_-/ ") for name in names[:_MAX_NAMED])
+    more = len(names) - _MAX_NAMED
+    return f"{shown}, and {more} more" if more > 0 else shown
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:

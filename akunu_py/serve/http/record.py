@@ -19,6 +19,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.model_host import RequestCounts
 from akunu_py.serve.dialect.interface import statistics
 
+_MAX_NAMED = 1000  # ignored fields in the log
 _DISCONNECTED = 499  # nginx's status for a disconnected client
 _REQUEST_HELP = {
     "requests": "Requests by path and status; 499: the client disconnected.",
@@ -50,6 +51,8 @@ class RequestRecord:
     keeps_content: bool = False
     body: str = ""  # if content is kept
     answer: str = ""  # if content is kept
+    ignored: list[str] = field(default_factory=list)  # fields without effect
+    news: list[str] = field(default_factory=list)  # those that no earlier request had
 
     def add(self, event: Event) -> None:
         """Record an event."""
@@ -97,6 +100,7 @@ class RequestRecords:
         self._keep_content = keep_content
         self._sums: dict[str, float] = {}
         self._open: list[RequestRecord] = []
+        self._named: set[str] = set()  # ignored fields so far
 
     @property
     def running(self) -> int:
@@ -118,6 +122,9 @@ class RequestRecords:
         finally:
             self._open = [each for each in self._open if each is not record]
             self._count(record)
+            if len(self._named) < _MAX_NAMED:
+                record.news = [name for name in record.ignored if name not in self._named]
+                self._named.update(record.news)
             self._on_done(record)
 
     def _count(self, record: RequestRecord) -> None:

@@ -67,7 +67,8 @@ class RequestHandler:
                     self.on_event(event)
                     if isinstance(event, Finished) and event.reason == "cancelled":
                         raise ServerStopping  # after a disconnect this code does not run
-                    yield choice, event
+                    if self.prepared.shows_thinking or not isinstance(event, ThinkingDelta):
+                        yield choice, event
 
     async def _send_collected(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
         answers = [CollectedAnswer() for _ in self.prepared.jobs]

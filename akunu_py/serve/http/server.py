@@ -48,6 +48,7 @@ class ServeOptions:
     grace_s: float = 20.0  # for running requests on shutdown
     quiet: bool = False  # do not log requests
     log_content: bool = False
+    strict: bool = False  # refuse unknown fields
     running: RunningServer | None = None  # announces the server to this user's other programs
 
 
@@ -88,7 +89,15 @@ class ServedModel:
     def backend(self, records: RequestRecords) -> Backend:
         """Return the application's backend."""
         names, counts = self._options.names, self._scheduler.counts
-        return Backend(names, self.service, self.description, self.run, records, counts)
+        return Backend(
+            names,
+            self.service,
+            self.description,
+            self.run,
+            records,
+            counts,
+            self._options.strict,
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -191,6 +200,9 @@ def _printer(options: ServeOptions) -> Callable[[RequestRecord], None]:
         with contextlib.suppress(OSError):  # stderr is closed
             if not options.quiet:
                 say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
+                if record.news:
+                    names = displayable(", ".join(name[:100] for name in record.news[:20]))
+                    say(f"{record.path}: fields without effect: {names}", error=True)
             if options.log_content:
                 for mark, text in (("<", record.body), (">", record.answer)):
                     for line in displayable(text).splitlines():

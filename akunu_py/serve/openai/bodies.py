@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool
+from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool, unknown_entry
+from akunu_py.serve.dialect.fields import TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import SamplingBody
 from akunu_py.serve.dialect.unreadable import describe
@@ -100,10 +100,18 @@ class FunctionTool(Body):
 
 
 class ChatTool(Body):
-    """A function; the type "custom", which takes text, is not supported."""
+    """A function. Tools of other types are dropped."""
 
     type: Literal["function"]
     function: FunctionTool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise unknown_entry(kind)
+        return value
 
 
 class FunctionName(Body):
@@ -160,7 +168,7 @@ class ChatBody(SamplingBody):
     """The body of /v1/chat/completions."""
 
     messages: list[MessageBody] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: TokenLimit | None = None
     response_format: Format | None = None
     tools: list[ChatTool] | None = None
     tool_choice: ChoiceBody | None = None
@@ -168,7 +176,6 @@ class ChatBody(SamplingBody):
     prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    reasoning_effort: Effort | None = None
     verbosity: Ignored = None  # no template supports it
     modalities: list[Literal["text"]] | None = None
 

@@ -28,12 +28,13 @@ from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
     choice_options,
-    effort_variables,
     generate_options,
     includes_usage,
     schema_constraint,
+    token_limit,
 )
 from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.thinking import plan_thinking
 from akunu_py.serve.openai.bodies import (
     ChatBody,
     Format,
@@ -51,15 +52,15 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
     check_model(body.model, service.names)
     messages = messages_of(body.messages)
-    limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
+    limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     constraint = _constraint(body.response_format)
-    options = generate_options(body, service, limit, constraint, logprobs)
+    thinking = plan_thinking(body, service)
+    options = generate_options(body, service, limit, constraint, logprobs, thinking.budget)
     tools = tools_of(body.tools or ())
     choice = tool_choice_of(body.tool_choice, tools)
-    variables = effort_variables(service, body.reasoning_effort, "reasoning_effort")
     jobs = [
         chat_job(
             service.engine,
@@ -69,14 +70,19 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
             choice,
             parallel=body.parallel_tool_calls is not False,
             predicted=body.prediction.text if body.prediction else "",
-            variables=variables,
+            variables=thinking.variables,
         )
         for each in choice_options(options, body.n or 1)
     ]
     head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
-    return PreparedRequest(jobs, lambda answers: build_chat_completion(head, answers), encoder)
+    return PreparedRequest(
+        jobs,
+        lambda answers: build_chat_completion(head, answers),
+        encoder,
+        shows_thinking=thinking.shown,
+    )
 
 
 def _constraint(format: Format | None) -> Constraint | None:

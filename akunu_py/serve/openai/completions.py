@@ -31,8 +31,10 @@ from akunu_py.serve.dialect.sampling_body import (
     choice_options,
     generate_options,
     includes_usage,
+    token_limit,
 )
 from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.thinking import plan_thinking
 from akunu_py.serve.openai.shapes import (
     ReplyHead,
     completion_logprobs,
@@ -74,8 +76,11 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         raise invalid("prompt", f"expected at most {_MAX_CHOICES} choices")
     if body.logprobs is not None and body.echo:
         raise invalid("echo", "cannot be combined with logprobs")
-    limit = body.max_tokens or _MAX_TOKENS
-    options = generate_options(body, service, limit, logprobs=body.logprobs)
+    limit = token_limit(body.max_tokens, service, _MAX_TOKENS)
+    thinking = plan_thinking(body, service)
+    options = generate_options(
+        body, service, limit, logprobs=body.logprobs, thinking_budget=thinking.budget
+    )
     jobs = [
         text_job(prompt.tokens, replace(each, stop_tokens=prompt.stop_tokens), prompt.draft_context)
         for prompt in prompts
@@ -90,6 +95,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         CompletionsEncoder(head, echoes, count, usage=usage) if body.stream else None,
         short=options.max_tokens <= _SHORT_ANSWER
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
+        shows_thinking=thinking.shown,
     )
 
 

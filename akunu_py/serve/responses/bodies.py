@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
-from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored, unknown_entry
+from akunu_py.serve.dialect.fields import GenerationFields, TokenLimit
 
 
 class Item(Body):
@@ -99,12 +106,25 @@ class ReasoningItem(Item):
     encrypted_content: str | None = None
 
 
-class OtherItem(Body):
-    """An item for servers that store responses or run tools."""
+class StoredItem(Body):
+    """A reference to an item on the server."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    type: Literal["item_reference"]
+    id: Ignored = None
+
+
+class OtherItem(Body):
+    """An item of a tool that servers run; dropped."""
 
     type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str):
+            raise unknown_entry(kind)
+        return value
 
 
 _ITEMS = {
@@ -114,6 +134,7 @@ _ITEMS = {
     "function_call_output": "output",
     "custom_tool_call_output": "output",
     "reasoning": "reasoning",
+    "item_reference": "stored",
 }
 
 
@@ -135,6 +156,7 @@ InputItem = Annotated[
     | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
     | Annotated[OutputItem, Tag("output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[StoredItem, Tag("stored")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_item_kind),
     BeforeValidator(_with_type),
@@ -152,11 +174,9 @@ class PlainText(Body):
 
 
 class ResponsesTool(Body):
-    """A function, custom tool, namespace of both, or tool for servers to run."""
+    """A function, custom tool, or namespace of both. Tools that servers run are dropped."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    type: str
+    type: Literal["function", "custom", "namespace"]
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -166,6 +186,14 @@ class ResponsesTool(Body):
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     output_schema: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in ("function", "custom", "namespace"):
+            raise unknown_entry(kind)
+        return value
 
 
 class ResponsesToolChoice(Body):
@@ -189,33 +217,23 @@ class TextBody(Body):
     verbosity: Ignored = None
 
 
-class ReasoningBody(Body):
-    effort: Effort | None = None
-    summary: Ignored = None
-    generate_summary: Ignored = None
-    context: Ignored = None
-
-
 class ResponsesStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(GenerationFields):
     """The body of /v1/responses."""
 
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: TokenLimit | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
-    reasoning: ReasoningBody | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
     top_logprobs: int | None = None
-    seed: int | None = None  # an extension
     stream: bool | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -226,13 +244,7 @@ class ResponsesBody(Body):
     context_management: list[dict[str, Any]] | None = None
     moderation: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: Ignored = None  # for tools that servers run
     client_metadata: Ignored = None
-    prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
-    user: Ignored = None

@@ -25,12 +25,12 @@ from akunu_py.serve.dialect.interface import (
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
-    SamplingBody,
-    effort_variables,
     generate_options,
     schema_constraint,
+    token_limit,
 )
 from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.thinking import plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
@@ -71,16 +71,14 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     for offered in tools.by_name.values():
         if offered.grammar is not None:
             compile_constraint(service.engine.tokens, offered.grammar)  # raises if invalid
-    sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
-    limit = body.max_output_tokens or service.most_tokens
+    thinking = plan_thinking(body, service)
+    limit = token_limit(body.max_output_tokens, service)
     grammar_tool, constraint = tools.grammar_tool, _constraint(body)
     grammar = grammar_tool.grammar if grammar_tool else constraint
-    options = generate_options(sampling, service, limit, grammar)
+    options = generate_options(body, service, limit, grammar, thinking_budget=thinking.budget)
     engine, messages = service.engine, messages_of(body)
-    effort = body.reasoning.effort if body.reasoning else None
-    variables = effort_variables(service, effort, "reasoning.effort")
     if grammar_tool is not None:
-        prompt = engine.tokens.encode_chat(messages, tools.tools, variables)
+        prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
         job = grammar_tool_job(text_job(prompt, options), grammar_tool)
     else:
         job = chat_job(
@@ -90,7 +88,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
             tools.tools,
             tools.choice,
             parallel=body.parallel_tool_calls is not False,
-            variables=variables,
+            variables=thinking.variables,
         )
     context = ResponseContext(
         _echoed_parameters(body, service),
@@ -100,27 +98,37 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     encoder = ResponseEncoder(context) if body.stream else None
-    return PreparedRequest([job], lambda answers: build_response(context, answers), encoder)
+    return PreparedRequest(
+        [job],
+        lambda answers: build_response(context, answers),
+        encoder,
+        shows_thinking=thinking.shown,
+    )
 
 
 def _refuse(body: ResponsesBody) -> None:
-    """Raise RequestError for unsupported parameters."""
+    """Raise RequestError for what a server without state cannot do; ignore other parameters."""
     refused = {
         "previous_response_id": (body.previous_response_id, _NOT_STORED),
         "conversation": (body.conversation, _NOT_STORED),
         "prompt": (body.prompt, "prompt templates are not stored"),
         "background": (body.background, "responses run only while the client is connected"),
-        "context_management": (body.context_management, "inputs are never truncated"),
-        "moderation": (body.moderation, "moderation is not available"),
-        "top_logprobs": (body.top_logprobs, "log probabilities are not available"),
-        "truncation": (body.truncation == "auto", "inputs are never truncated"),
     }
     for name, (value, reason) in refused.items():
         if value:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
+    unavailable: dict[str, Any] = {
+        "context_management": body.context_management,
+        "moderation": body.moderation,
+        "top_logprobs": body.top_logprobs,
+        "truncation": body.truncation == "auto",
+    }
+    for name, value in unavailable.items():
+        if value:
+            body.ignore(name)
     for name in body.include or ():
         if name != _ENCRYPTED_REASONING and not name.startswith(_NO_EFFECT):
-            raise invalid("include", f"{name[:100]} is not supported")
+            body.ignore(f"include.*.{name}")
 
 
 def _constraint(body: ResponsesBody) -> Constraint | None:
@@ -185,10 +193,7 @@ def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
         return Message(
             "assistant", "", thinking=text or decode_thinking(item.encrypted_content or "")
         )
-    if item.type == "item_reference":
-        raise invalid(param, "responses are not stored; send the whole item")
-    message = f"{param}: unsupported item type {item.type[:100]}"
-    raise RequestError(message, param=f"{param}.type")
+    raise invalid(param, "responses are not stored; send the whole item")
 
 
 def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther]) -> str:

@@ -24,15 +24,13 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.job import Answering, Job
 from akunu_py.decoding.generate.session import Request, Step
-from akunu_py.serve.dialect.bodies import check_tool, refuse_extra
+from akunu_py.serve.dialect.bodies import check_tool
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
 
 _INPUT = "input"  # the only argument of a custom tool
 _SEPARATOR = "__"
-# Server-side tools without which clients still work.
-_IGNORED_TYPES = ("web_search", "web_search_preview")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def map_tools(
     bodies: Sequence[ResponsesTool],
     choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
 ) -> ToolMap:
-    """Convert the tools and the choice. Raises RequestError for server-side tools."""
+    """Convert the tools and the choice. Raises RequestError."""
     by_name: dict[str, MappedTool] = {}
     for number, body in enumerate(bodies):
         for mapped in _map_tool(body, "", f"tools.{number}"):
@@ -103,15 +101,9 @@ def map_tools(
 
 
 def _map_tool(body: ResponsesTool, namespace: str, param: str) -> list[MappedTool]:
-    """Convert a tool, or all tools of a namespace; return [] for a tool to ignore."""
-    if body.type in _IGNORED_TYPES:
-        return []
-    if body.type not in ("function", "custom", "namespace") or (
-        body.type == "namespace" and namespace
-    ):
-        message = f"{param}: unsupported tool type {body.type[:100]}; use function or custom"
-        raise RequestError(message, param=f"{param}.type")
-    refuse_extra(body, param)
+    """Convert a tool, or all tools of a namespace."""
+    if body.type == "namespace" and namespace:
+        raise invalid(f"{param}.type", "a namespace cannot contain a namespace")
     if not body.name:
         raise invalid(f"{param}.name", "field required")
     if body.type == "namespace":

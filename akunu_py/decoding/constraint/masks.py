@@ -1,0 +1,106 @@
+"""Masks of allowed tokens over the rows of a pass.
+
+Verification walks the draft: each row has the mask of the position after its draft tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import mlx.core as mx
+
+from akunu_py.errors import UsageError
+
+_MASK_WORD = 32  # tokens in a word of a mask
+
+
+class TokenMasks:
+    """Base of the rules for an answer's tokens, which know the position in the answer."""
+
+    def __init__(self, vocabulary: int, stop_tokens: Collection[int]) -> None:
+        """vocabulary: width of the logits."""
+        self._stop_tokens = stop_tokens
+        self._every_token = b"\xff" * (4 * -(-vocabulary // _MASK_WORD))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer must end here."""
+        return False
+
+    @property
+    def free(self) -> bool:
+        """Whether no mask is needed for this pass and one launched behind it."""
+        return False
+
+    def begin_draft(self) -> None:
+        """Save the position for `end_draft`."""
+        raise NotImplementedError
+
+    def end_draft(self) -> None:
+        """Return to the position of `begin_draft`."""
+        raise NotImplementedError
+
+    def mask(self) -> bytes:
+        """Return a bit for each token, the lowest first."""
+        raise NotImplementedError
+
+    def step(self, token: int) -> bool:
+        """Consume a token; if it is forbidden, change nothing and return False."""
+        raise NotImplementedError
+
+    def failure(self) -> str:
+        """Return why a sampled token could not be consumed."""
+        raise NotImplementedError
+
+    def masked(self, logits: mx.array, draft: Sequence[int]) -> mx.array:
+        """Return logits [1 + draft, vocab] with minus infinity for forbidden tokens.
+
+        Row n follows the answer and n draft tokens. Rows behind a forbidden draft token stay
+        unchanged, because that token is never accepted.
+        """
+        if self.free:
+            return logits
+        self.begin_draft()
+        masks = [self.mask()]
+        for token in draft:
+            if not self.step(token) or self.complete:
+                break
+            masks.append(self.mask())
+        self.end_draft()
+        masks += [self._every_token] * (1 + len(draft) - len(masks))
+        return _masked(logits, masks)
+
+    def masked_ahead(self, logits: mx.array) -> mx.array:
+        """Mask a drafter's logits [1, vocab] for the position after the accepted draft tokens."""
+        return logits if self.free or self.complete else _masked(logits, [self.mask()])
+
+    def consume(self, tokens: Sequence[int]) -> list[int]:
+        """Consume sampled tokens; return them up to the end of the answer."""
+        for index, token in enumerate(tokens):
+            if not self.step(token):
+                raise UsageError(self.failure())
+            if self.complete:
+                return list(tokens[: index + 1])
+        return list(tokens)
+
+    def _without(self, mask: bytes, tokens: Collection[int]) -> bytes:
+        """Return `mask` without `tokens`."""
+        changed = bytearray(mask)
+        for token in tokens:
+            changed[token // 8] &= ~(1 << token % 8)
+        return bytes(changed)
+
+    def _with(self, mask: bytes, tokens: Collection[int]) -> bytes:
+        """Return `mask` with `tokens`."""
+        changed = bytearray(mask)
+        for token in tokens:
+            changed[token // 8] |= 1 << token % 8
+        return bytes(changed)
+
+
+def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
+    """Return logits [rows, vocab] with minus infinity where a row's mask has no bit."""
+    words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
+    bits = (words[:, :, None] >> mx.arange(_MASK_WORD, dtype=mx.uint32)) & 1
+    allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
+    return mx.where(allowed, logits, -mx.inf)
