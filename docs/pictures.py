@@ -18,7 +18,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.workers.session_thread import SessionThread
+from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
 SIZE = (92, 28)
@@ -31,11 +31,14 @@ _TIMEOUT_S = 300.0
 
 async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
-    from akunu_py.decoding.generate.chat_model import LoadedChat
+    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.model.engine import Engine
 
     model = model_store.get(DEFAULT_MODEL)
-    session = SessionThread(model.name, lambda name: LoadedChat(Engine.load(model.path, name=name)))
+    session = ChatClient(
+        model.name, lambda name: StepLoop(Session(Engine.load(model.path, name=name)), 1)
+    )
     options = GenerateOptions(max_tokens=220)
     app = ChatApp(ChatConfig(model.name, options, Settings(theme="dark"), session))
     async with app.run_test(size=SIZE) as pilot:

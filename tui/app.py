@@ -49,8 +49,8 @@ from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.workers.chat_client import AnswerMessage, ChatClient
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
-from akunu_py.tui.workers.session_thread import SessionMessage, SessionThread
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions
 
@@ -92,7 +92,7 @@ class ChatConfig:
     model: str
     options: GenerateOptions
     settings: Settings = field(default_factory=Settings)
-    session: SessionThread | None = None  # None: no model answers (pictures and tests)
+    session: ChatClient | None = None  # None: no model answers (pictures and tests)
     store: StoreThread | None = None  # None: nothing is saved
     directory: Path = field(default_factory=Path.cwd)  # for @file names and exports
     background: Background | None = None  # of the terminal
@@ -369,8 +369,8 @@ class ChatApp(App[None]):
         with contextlib.suppress(RuntimeError):
             self.post_message(message)
 
-    @on(SessionMessage)
-    async def _receive(self, message: SessionMessage) -> None:
+    @on(AnswerMessage)
+    async def _receive(self, message: AnswerMessage) -> None:
         await self.answering.receive(message)
 
     # Conversations

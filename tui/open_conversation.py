@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
-from akunu_py.tui.workers.session_thread import Rejected, Span, add_spans
+from akunu_py.tui.workers.chat_client import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
 

@@ -16,13 +16,12 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
-from akunu_py.types import DEFAULT_MODEL
+from akunu_py.types import DEFAULT_MODEL, Stats
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.chat_model import ChatModel
-    from akunu_py.decoding.generate.session import Request
+    from akunu_py.decoding.generate.model_host import ModelLoop
     from akunu_py.decoding.model.engine import Engine
-    from akunu_py.tui.workers.session_thread import SessionThread
+    from akunu_py.tui.workers.chat_client import ChatClient
 
 
 _ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     name = model.name if model else model_name
     warnings: list[str] = []  # of all models loaded in this process
-    session = session_thread(args, settings, name, model, server, warnings, hosts_server)
+    session = chat_client(args, settings, name, model, server, warnings, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
     ui_state = load_ui_state(paths.chat_file())
     app = ChatApp(
@@ -106,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"to continue this chat: akunu --resume {name}", error=True)
     if hosts_server is not None:
         hosts_server.close()
-    loading = session.loading
+    loading = session.is_loading
     closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
     if closed:
         print_warnings(warnings)
@@ -147,7 +146,7 @@ def settings_and_model(
         return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 
-def session_thread(
+def chat_client(
     args: argparse.Namespace,
     settings: Settings,
     name: str,
@@ -155,19 +154,17 @@ def session_thread(
     server: str,
     warnings: list[str],
     hosts_server: HostsServer | None = None,
-) -> SessionThread:
-    """Return the thread that loads models or connects to a server.
+) -> ChatClient:
+    """Return the client whose models are loaded here or run on a server.
 
     name, model: the first model, and its files if installed.
     server: the value of --server. An address serves the first model only; the others use "auto".
     warnings: receives those of each model loaded in this process.
     hosts_server: serves all models, with --hosts.
     """
-    from akunu_py.tui.workers.session_thread import SessionThread
+    from akunu_py.tui.workers.chat_client import ChatClient
 
-    def load(model_name: str) -> ChatModel:  # runs in the thread, where MLX takes seconds to import
-        from akunu_py.decoding.generate.chat_model import LoadedChat
-
+    def load(model_name: str) -> ModelLoop:  # in the model's thread: MLX takes seconds to import
         choice = server if model_name == name or not is_address(server) else "auto"
         loading, stored = loading_from(args), None
         if not is_address(choice):  # the server may have a model that is not installed
@@ -175,34 +172,37 @@ def session_thread(
             stored = model if loaded else model_store.resolve(model_name)
         may_store = settings.answer_cache and not args.no_answer_cache
         if hosts_server is not None:
-            from akunu_py.serve.own.served import ServedChat
+            from akunu_py.serve.own.served import ServedLoop
 
             client, served = hosts_server.connect(stored or model_store.resolve(model_name))
             note = "\n".join(filter(None, (hosts_server.partitions(), served.model.note)))
             facts = replace(served.model, server="", note=note)
-            return ServedChat(client, facts, may_store=may_store)
+            return ServedLoop(client, facts, may_store=may_store)
         if found := server_for(choice, model_name, stored, loading):
-            from akunu_py.serve.own.served import ServedChat
+            from akunu_py.serve.own.served import ServedLoop
 
             client, served = found
-            return ServedChat(client, served.model, may_store=may_store)
+            return ServedLoop(client, served.model, may_store=may_store)
         from akunu_py.decoding.load import load_learned, load_stored
 
         engine = load_stored(stored or model_store.resolve(model_name), loading, settings)
         learned = load_learned(
             engine, no_answer_cache=args.no_answer_cache, settings=settings, warnings=warnings
         )
-        return LoadedChat(engine, learned, on_answered)
+        from akunu_py.decoding.generate.session import Session
+        from akunu_py.decoding.generate.step_loop import StepLoop
 
-    def on_answered(engine: Engine, generation: Request) -> None:
+        return StepLoop(Session(engine, learned), 1)
+
+    def on_answered(engine: Engine, stats: Stats) -> None:
         import mlx.core as mx
 
         from akunu_py.decoding.load import record_peak_memory
 
-        record_peak_memory(engine, generation)
+        record_peak_memory(engine, stats)
         mx.reset_peak_memory()  # measure each answer separately
 
-    return SessionThread(name, load, settings.unload_s)
+    return ChatClient(name, load, settings.unload_s, on_answered)
 
 
 def require_terminal() -> None:

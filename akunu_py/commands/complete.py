@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from akunu_py import paths
 from akunu_py.arguments import (
@@ -26,7 +27,6 @@ from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     CompleteOptions,
-    CompletionMaker,
     CompletionRequest,
 )
 from akunu_py.errors import UsageError
@@ -34,6 +34,10 @@ from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
+    from akunu_py.decoding.generate.model_host import ModelLoop
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +90,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_completer(args: argparse.Namespace, requested: str | None, server: str) -> CompletionMaker:
-    """Return a client of a running server, or load the model; call in the thread that uses it.
+def load_completer(
+    args: argparse.Namespace, requested: str | None, server: str
+) -> Completer | ModelLoop:
+    """Return a client of a running server, or load the model; call in the model's thread.
 
     requested: the model on the command line.
     """
@@ -102,12 +108,12 @@ def load_completer(args: argparse.Namespace, requested: str | None, server: str)
     model = model_store.resolve(args.model) if server == "auto" else None
     found = server_for(server, requested, model, loading_from(args))
     if found is not None:
-        from akunu_py.serve.own.served import ServedCompleter
+        from akunu_py.serve.own.served import ServedLoop
 
         client, facts = found
         if not facts.supports_fim and _expects_fim(args):
             print_warnings([_fim_warning(facts.name)])
-        return ServedCompleter(client, facts.name, options)
+        return ServedLoop(client, facts.model, options)
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
-    record_peak_memory(engine, generation)
+    record_peak_memory(engine, generation.stats)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":

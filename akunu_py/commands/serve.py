@@ -31,7 +31,7 @@ from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
 
 
 DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
@@ -143,17 +143,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(
     args: argparse.Namespace, warnings: list[str], on_lost: Callable[[HostLost, bool], None]
-) -> Session:
+) -> StepLoop:
     """Load the model; call in the scheduler's thread. on_lost: called if a host is lost."""
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)
     from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
 
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
     learned = load_learned(engine, no_answer_cache=args.no_answer_cache, warnings=warnings)
-    return Session(engine, learned)
+    return StepLoop(Session(engine, learned))
 
 
 def _exit_on_eof(grace: float) -> None:

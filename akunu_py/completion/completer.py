@@ -39,11 +39,9 @@ from akunu_py.completion.request import (
 )
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.decoding.events import PrefillProgress, PromptProcessed
-from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions, Stats
 
@@ -83,27 +81,12 @@ class Completer:
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
-        self._learned = learned
         self._budgets = _budgets(options, engine.plan.context_length)
         self._cache = CompletionCache()
         self._related = RelatedFiles()
         self.session = session or Session(self.engine, learned)
         if session is None:
             self.session.chunk_seconds = _SLICE_S
-
-    @property
-    def name(self) -> str:
-        """Return the name of the model."""
-        return self.engine.name
-
-    def release_under_pressure(self) -> None:
-        """Release memory under pressure."""
-        memory_guard.release_under_pressure(self.session.target.caches)
-
-    def close(self) -> None:
-        """Save the learned costs for the next run."""
-        if self._learned is not None:
-            self._learned.save_costs()
 
     def complete(
         self,
@@ -147,13 +130,6 @@ class Completer:
         steps = _CompletionSteps(self, session, unix, ended, emit, sampling)
         return CompletionRun(steps, lambda made: self._cache.add(unix, made), crlf=crlf)
 
-    def find_cached(self, request: CompletionRequest) -> Completion | None:
-        """Return the rest of an earlier completion whose beginning was typed. Thread-safe."""
-        if not has_crlf(request):
-            return self._cache.find(request)
-        completion = self._cache.find(with_unix_newlines(request))
-        return with_crlf(completion) if completion else None
-
     def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
         """Return the prompt for the next change and the parser of its answer.
 
@@ -162,7 +138,8 @@ class Completer:
         if self.edit_format is None:
             known = ", ".join(form.name for form in FORMATS)
             raise UsageError(
-                f"{self.name} is not known to predict edits; choose a format with --fim: {known}"
+                f"{self.engine.name} is not known to predict edits; choose a format with --fim: "
+                f"{known}"
             )
         names = name_files(request.path, request.language, request.root, ())
         return make_edit_prompt(self.code, self.edit_format, request, names)
@@ -176,7 +153,7 @@ class Completer:
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
         if files and self._budgets.files and self.family and self.family.reads_files:
-            cached = common_prefix(session.target.tokens, prompt.tokens)
+            cached = session.target.reach(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
         return prompt

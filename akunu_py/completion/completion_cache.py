@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
+from dataclasses import replace
 
-from akunu_py.completion.request import Completion, CompletionRequest
+from akunu_py.completion.request import (
+    Completion,
+    CompletionRequest,
+    has_crlf,
+    with_crlf,
+    with_unix_newlines,
+)
 from akunu_py.completion.stops import CompletionStops
 from akunu_py.types import Stats
 
@@ -30,6 +37,9 @@ class CompletionCache:
         """Add a completion, but not of a cancelled request, a prefill or a next edit."""
         is_text = request.max_tokens and request.edits is None
         if completion.finish_reason != "cancelled" and is_text:
+            if has_crlf(request):
+                request = with_unix_newlines(request)
+                completion = replace(completion, text=completion.text.replace("\r\n", "\n"))
             with self._lock:
                 self._entries.append((request, completion))
 
@@ -37,6 +47,9 @@ class CompletionCache:
         """Return the rest of an earlier completion that starts with the text typed since."""
         if request.edits is not None:
             return None
+        if has_crlf(request):
+            found = self.find(with_unix_newlines(request))
+            return with_crlf(found) if found is not None else None
         with self._lock:
             entries = list(self._entries)
         for earlier, completion in reversed(entries):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, FinishReason, Stats
@@ -93,31 +93,6 @@ class CompleteOptions:
     fresh_tokens: int = 512  # of other files without a cached prefix, while a client waits
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
-
-
-class CompletionMaker(Protocol):
-    """Makes completions in one thread: a model, or a client of a server."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the model."""
-
-    def complete(
-        self,
-        request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
-    ) -> Completion:
-        """Complete, passing new text to `on_text`. Raises ServerGone if the server ended."""
-
-    def find_cached(self, request: CompletionRequest) -> Completion | None:
-        """Return the rest of an earlier completion, without generating text."""
-
-    def release_under_pressure(self) -> None:
-        """Release memory under pressure; called when idle."""
-
-    def close(self) -> None:
-        """Save the learned state."""
 
 
 def check_request(request: CompletionRequest) -> None:

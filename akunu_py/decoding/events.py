@@ -7,11 +7,9 @@ one ToolCallFinished.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from akunu_py.types import FinishReason, Stats, TokenLogprobs
+from akunu_py.types import FinishReason, Stats, TextPiece, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +70,30 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceDetails:
-    """Details of a piece of text, for akunu's own clients."""
+class Gauges:
+    """Measurements besides the counts of one answer."""
 
-    text: str  # the part that belongs to the answer or its thinking
-    value: Mapping[str, Any]  # all details, ready for JSON
+    memory: int = 0  # bytes of model, cache and activations
+    speedup: float | None = None  # over plain decoding, by the cost model; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPiece:
+    """The result of one pass, with its drafts, for akunu's chat."""
+
+    piece: TextPiece
+    stats: Stats  # of the answer so far
+    rejected: str = ""  # text of rejected draft tokens
+    from_prefill: bool = False
+    gauges: Gauges | None = None  # with some pieces
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEnd:
+    """The end of an answer for akunu's chat."""
+
+    reason: FinishReason  # "cancelled" also if the client of a server ended it
+    gauges: Gauges
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,7 @@ class Finished:
     reason: FinishReason
     stats: Stats
     stop: str = ""  # the stop sequence that ended the answer, "" for none
+    details: object = None  # for akunu's own clients: a `ShownEnd` or a `Completion`
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,7 @@ Event = (
     | TextDelta
     | Logprobs
     | Call
-    | PieceDetails
+    | ShownPiece
     | Finished
     | Failed
 )

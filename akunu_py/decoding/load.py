@@ -18,10 +18,9 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import note_usage
 from akunu_py.settings import Settings, load_settings
 from akunu_py.text import parse_size, print_warnings, say
-from akunu_py.types import LoadOptions
+from akunu_py.types import LoadOptions, Stats
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Request
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.model.engine import Engine
 
@@ -125,11 +124,11 @@ def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     return options
 
 
-def record_peak_memory(engine: Engine, request: Request) -> None:
+def record_peak_memory(engine: Engine, stats: Stats) -> None:
     """Record the peak memory of an answer next to the estimate for its number of tokens."""
     import mlx.core as mx
 
-    tokens = request.stats.prompt_tokens + request.stats.generated_tokens
+    tokens = stats.prompt_tokens + stats.generated_tokens
     if engine.path.parent == paths.models_dir() and tokens:
         note_usage(
             engine.name,

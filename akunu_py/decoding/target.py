@@ -56,11 +56,11 @@ class Target:
         self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits), self.owner)
 
     def release(self) -> None:
-        """Return the history to the shared caches, if caching is enabled."""
+        """Return the history to the shared caches, if they keep histories of its length."""
         if not kv_cache.has_length(self.cache, len(self.tokens)):  # a failed pass left rows behind
             self.reset()
         self.history.reserved, self.history.pending = 0, []
-        if self.caches.limit:
+        if self.caches.limit and len(self.tokens) >= LEAST:
             self.caches.add(self.history)
             self.reset()
             self.caches.reserve(0, self.history)

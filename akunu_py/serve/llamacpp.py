@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_job import CompletionEvents
 from akunu_py.completion.request import (
     FINISH_REASONS,
     MAX_COMPLETION_TOKENS,
@@ -34,7 +35,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options
-from akunu_py.serve.dialect.service import CompletionEvents, Service, check_model
+from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.openai.shapes import error_body as openai_error
 from akunu_py.types import SamplingOptions
 

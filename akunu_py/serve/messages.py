@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.decoding.generate.job import chat_job
+from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
     Body,

@@ -12,9 +12,9 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.completion.acceptance import Acceptance, kind_of, read_counts, stats_table
+from akunu_py.completion.completion_queue import Ticket
 from akunu_py.completion.protocols.json_lines import JsonLines
 from akunu_py.completion.request import Completion, CompletionRequest
-from akunu_py.completion.thread import Ticket
 from akunu_py.types import Stats
 from tests.support.command import run_here
 

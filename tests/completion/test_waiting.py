@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
 from akunu_py.completion.request import Completion, CompletionRequest
-from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
+from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -51,13 +52,14 @@ class Host:
 
     def __init__(self, engine: Engine) -> None:
         self.changed = threading.Condition()
-        self.passes = 0
+        self.passes = self.passes_before = 0
         self.rows: list[int] = []
         self.made: list[CompletionRequest] = []  # by the model, whoever was answered
         self.on_pass: Callable[[int], None] = lambda number: None
         self.completer = Completer(engine)
+        self.queue = CompletionQueue(lambda: self.completer)
         target = self.completer.session.target
-        forward, complete = target.forward, self.completer.complete
+        forward, on_event = target.forward, self.queue._on_event
 
         def count(tokens: Any) -> Any:
             self.passes += 1
@@ -65,16 +67,16 @@ class Host:
             self.on_pass(self.passes)
             return forward(tokens)
 
-        def noted(request: CompletionRequest, *others: Any) -> Completion:
-            done = complete(request, *others)
-            with self.changed:
-                self.made.append(request)
-                self.changed.notify_all()
-            return done
+        def noted(served: Any, event: Event) -> None:
+            if isinstance(event, Finished) and self.passes > self.passes_before:
+                self.passes_before = self.passes
+                with self.changed:
+                    self.made.append(served.request)
+                    self.changed.notify_all()
+            on_event(served, event)
 
         target.forward = count  # type: ignore[method-assign]
-        self.completer.complete = noted  # type: ignore[assignment]
-        self.thread = CompletionThread(lambda: self.completer)
+        self.queue._on_event = noted  # type: ignore[method-assign]
 
     def ask(
         self,
@@ -95,7 +97,7 @@ class Host:
                 self.changed.notify_all()
 
         asked.ticket = Ticket(request, on_done, channel, on_text)
-        self.thread.submit(asked.ticket)
+        self.queue.submit(asked.ticket)
         return asked
 
     def wait(self, condition: Callable[[], object]) -> None:
@@ -114,9 +116,9 @@ class Host:
 @pytest.fixture
 def host(engine: Engine) -> Iterator[Host]:
     made = Host(engine)
-    made.thread.start()
+    made.queue.start()
     yield made
-    assert made.thread.close(60)
+    assert made.queue.close(60)
 
 
 def typed(request: CompletionRequest, text: str) -> CompletionRequest:
@@ -192,6 +194,7 @@ def test_typing_what_is_being_made_does_not_start_again(host: Host, whole: Compl
     text = whole.text
     for at in range(1, len(text)):
         host.completer._cache._entries.clear()
+        host.queue._cache._entries.clear()
         later: list[Asked] = []
 
         def type_on(asked: Asked, at: int = at, later: list[Asked] = later) -> None:
@@ -310,16 +313,15 @@ def test_closing_does_not_wait_for_what_is_made_ahead(engine: Engine, drain: boo
     def close(number: int) -> None:
         if host.made and not closing.is_set():  # what follows is being made
             closing.set()
-            host.thread._draining = True
-            if not drain:
-                host.thread._thread.closing.set()
+            host.queue._draining = True
+            host.queue._closing = not drain
 
     host.on_pass = close
-    host.thread.start()
+    host.queue.start()
     host.answer(ASKED)
     assert closing.wait(60)
     before = host.passes
-    assert host.thread.close(60, drain=drain)
+    assert host.queue.close(60, drain=drain)
     assert host.passes - before <= 1
 
 
@@ -328,13 +330,13 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
 
     def load() -> Completer:
         tries[0] += 1
-        states.append(thread.state)
+        states.append(queue.host.state)
         if tries[0] < 5:
             raise UsageError("no such model")
         return Completer(engine)
 
-    thread = CompletionThread(load, clock=lambda: now[0])
-    thread.start()
+    queue = CompletionQueue(load, clock=lambda: now[0])
+    queue.start()
     done: list[Completion | CompletionFailure] = []
     came = threading.Semaphore(0)
 
@@ -344,9 +346,9 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
 
     for wait in (0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
         now[0] += wait
-        thread.submit(Ticket(ASKED, on_done))
+        queue.submit(Ticket(ASKED, on_done))
         assert came.acquire(timeout=60)
-    assert thread.close(60)
+    assert queue.close(60)
     assert [isinstance(outcome, CompletionFailure) for outcome in done] == [True] * 7 + [False]
     assert tries[0] == 5
     assert states == ["loading"] * 5

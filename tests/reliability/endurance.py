@@ -30,15 +30,15 @@ from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding.device import device_name
-from akunu_py.decoding.generate.chat_model import LoadedChat
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import model_store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.workers.session_thread import SessionThread
+from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.tiny_fim import byte_level, write_model
@@ -195,10 +195,10 @@ def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 
 async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
-    session = SessionThread(
+    session = ChatClient(
         model.name,
-        lambda name: LoadedChat(
-            Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY), name=name)
+        lambda name: StepLoop(
+            Session(Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY), name=name)), 1
         ),
     )
     store_thread = StoreThread(database)

@@ -15,7 +15,7 @@ from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
 from akunu_py.text import displayable, for_output, on_one_line, typeable
-from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished, ModelLoaded
+from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ModelLoaded
 from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.tui_chat import GAUGES, STATS, Chat, chat

@@ -19,7 +19,8 @@ import pytest
 
 from akunu_py.commands import serve
 from akunu_py.decoding.events import Event, Failed, Finished, PromptProcessed
-from akunu_py.decoding.generate.job import JobHandle, text_job
+from akunu_py.decoding.generate.answer_jobs import text_job
+from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.server import ServedModel, ServeOptions
@@ -52,7 +53,7 @@ class Server:
         serve.add_options(parser)
         args = parser.parse_args(["--model", str(model), "--prompt-cache-memory", "10MB"])
         self.warnings: list[str] = []
-        self.host = ModelHost(lambda: serve._load(args, self.warnings, lambda *_: None), slots=4)
+        self.host = ModelHost(lambda: serve._load(args, self.warnings, lambda *_: None))
         options = ServeOptions(("tiny",), AccessRules(), GenerateOptions())
         self.served = ServedModel(self.host, options)
         self.host.start()
@@ -71,9 +72,9 @@ class Server:
             while not isinstance(event := events.get(timeout=60), Finished):
                 assert not isinstance(event, Failed), event
         del answers, cancelled, events
-        self.host.ask(lambda engine: self.host._rest()).result(60)
+        self.host.ask(lambda engine: self.host._unload()).result(60)
         # The thread drops its reference to the engine with the next question.
-        self.host._thread.put(True)
+        self.host._wake.set()
         gc.collect()
         give_back()
         traced = tracemalloc.get_traced_memory()[0]

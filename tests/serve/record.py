@@ -44,6 +44,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
@@ -207,7 +208,7 @@ async def _answer(
 @contextlib.contextmanager
 def recording(model_path: Path, directory: Path) -> Iterator[tuple[str, Recorder]]:
     """Serve a model to a client in `directory`; yield the server's address and the recorder."""
-    scheduler = ModelHost(lambda: Session(Engine.load(model_path, name=MODEL)))
+    scheduler = ModelHost(lambda: StepLoop(Session(Engine.load(model_path, name=MODEL))))
     options = ServeOptions(
         (MODEL,), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
     )

@@ -19,7 +19,8 @@ from akunu_py.decoding.events import (
     TextDelta,
 )
 from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.model_host import DEFAULT_SLOTS, RequestCounts
+from akunu_py.decoding.generate.model_host import RequestCounts
+from akunu_py.decoding.generate.step_loop import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats

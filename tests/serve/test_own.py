@@ -16,17 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
 from akunu_py.completion.request import (
     BufferEdit,
     CompleteOptions,
     Completion,
-    CompletionMaker,
     CompletionReason,
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
-from akunu_py.decoding.generate.chat_model import ChatModel, LoadedChat
+from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
@@ -34,12 +37,12 @@ from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.own.client import ServerClient, matching_server, server_at
 from akunu_py.serve.own.running import RunningServer, announce, running_servers
-from akunu_py.serve.own.served import ServedChat, ServedCompleter
-from akunu_py.tui.workers.session_thread import (
+from akunu_py.serve.own.served import ServedLoop
+from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
+    ChatClient,
     PieceArrived,
-    SessionThread,
 )
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.serving import Served, at_a_socket
@@ -58,6 +61,32 @@ def client(tiny: Served) -> Iterator[ServerClient]:
         yield ServerClient(url, TOKEN)
 
 
+def complete(
+    client: ServerClient,
+    options: CompleteOptions,
+    request: CompletionRequest,
+    ended: Callable[[], CompletionReason | None] = lambda: None,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> Completion:
+    """Complete on the server. Raises the error of a failed request."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    loop = ServedLoop(client, client.facts().model, options)
+    host = ModelHost(lambda: loop)
+    host.start()
+    host.submit(CompletionJob(request, not_here, ended, on_text), events.put)
+    while not isinstance(event := events.get(timeout=60), Finished | Failed):
+        pass
+    assert host.close()
+    if isinstance(event, Failed):
+        raise event.error
+    assert isinstance(event.details, Completion)
+    return event.details
+
+
+def not_here(session: Session) -> Completer:
+    raise AssertionError("the model is on the server")
+
+
 def idle(tiny: Served) -> None:
     """Wait until no request runs."""
     end = time.monotonic() + 30
@@ -74,7 +103,7 @@ def test_completions_equal_local_completions(
     request = CompletionRequest(prefix + end, suffix, "a.py", max_tokens=tokens, max_lines=lines)
     expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(request))
     parts: list[str] = []
-    found = ServedCompleter(client, NAME, OPTIONS).complete(request, on_text=parts.append)
+    found = complete(client, OPTIONS, request, on_text=parts.append)
     assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
     assert "".join(parts) == found.text
     if not found.reused:
@@ -88,7 +117,7 @@ def test_other_files_are_prompt_and_draft_context(tiny: Served, client: ServerCl
         "total_x(", ")", "a.py", "", files, "/a", ("total_z",), max_tokens=12
     )
     expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
-    found = ServedCompleter(client, NAME, options).complete(request)
+    found = complete(client, options, request)
     assert found.text == expected.text
     assert found.draft_context_tokens == expected.draft_context_tokens > 0
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 100
@@ -99,20 +128,22 @@ def test_next_edit_equals_local_next_edit(tiny: Served, client: ServerClient) ->
     edits = (BufferEdit("b.py", "old\n", "new\n", 3),)
     request = CompletionRequest("old(", ")\n", "a.py", max_tokens=12, edits=edits)
     expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
-    found = ServedCompleter(client, NAME, options).complete(request)
+    found = complete(client, options, request)
     assert (found.change, found.finish_reason) == (expected.change, expected.finish_reason)
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 40
     with pytest.raises(UsageError, match="not known to predict edits"):
-        ServedCompleter(client, NAME, OPTIONS).complete(request)
+        complete(client, OPTIONS, request)
 
 
 def test_cached_completion_needs_no_server(client: ServerClient) -> None:
-    completer = ServedCompleter(client, NAME, CompleteOptions(fim="none"))
+    loop = ServedLoop(client, client.facts().model, CompleteOptions(fim="none"))
+    completions = CompletionQueue(lambda: loop)
+    completions.start()
     request = CompletionRequest("def f(a):\r\n    b", max_tokens=30)
-    whole = completer.complete(request).text
+    whole = completions.complete(request).text
+    assert completions.close(60)
     typed = CompletionRequest(request.prefix + whole[:2], max_tokens=30)
-    cached = completer.find_cached(typed)
-    assert cached is not None
+    cached = completions.complete(typed)
     assert (cached.text, cached.reused) == (whole[2:], True)
 
 
@@ -123,7 +154,9 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
         looks = itertools.count()
-        done = ServedCompleter(client, NAME, options).complete(
+        done = complete(
+            client,
+            options,
             long,
             lambda: reason if next(looks) > 4 else None,  # noqa: B023 - it is called here
         )
@@ -141,11 +174,9 @@ def test_invalid_options_are_usage_errors(
     client: ServerClient, request_: CompletionRequest
 ) -> None:
     with pytest.raises(UsageError):
-        ServedCompleter(client, NAME, OPTIONS).complete(request_)
+        complete(client, OPTIONS, request_)
     with pytest.raises(UsageError, match="no such"):
-        ServedCompleter(client, NAME, CompleteOptions(fim="no such")).complete(
-            CompletionRequest("a")
-        )
+        complete(client, CompleteOptions(fim="no such"), CompletionRequest("a"))
 
 
 def test_client_without_token_is_refused(client: ServerClient) -> None:
@@ -206,15 +237,16 @@ def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
     engine = tiny.model.service().engine
     first, second = (CompletionRequest(text, max_tokens=9) for text in ("ab(", "ba (b"))
     expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(second))
-    loaded: list[str] = []
+    states: list[State] = []
     done: queue.Queue[Completion | CompletionFailure] = queue.Queue()
 
-    def load() -> CompletionMaker:
-        if not loaded:
-            return ServedCompleter(ServerClient(url, TOKEN), "served", OPTIONS)
+    def load() -> Completer | ModelLoop:
+        if "ready" not in states:
+            client = ServerClient(url, TOKEN)
+            return ServedLoop(client, client.facts().model, OPTIONS)
         return Completer(Engine.load(engine.path, name=NAME), OPTIONS)
 
-    thread = CompletionThread(load, on_loaded=lambda completer: loaded.append(completer.name))
+    thread = CompletionQueue(load, on_state=states.append)
     backend = tiny.model.backend(RequestRecords())
     with at_a_socket(create_app(backend, AccessRules(token=TOKEN))) as url:
         thread.start()
@@ -225,7 +257,7 @@ def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
     assert thread.close(60)
     assert isinstance(answer, Completion)
     assert answer.text == expected.text
-    assert loaded == ["served", NAME]
+    assert states == ["loading", "ready", "unloaded"] * 2
 
 
 QUESTION = [Message("user", "aab ba(aab ba(\naab ba(")]
@@ -235,9 +267,9 @@ CHAT = GenerateOptions(max_tokens=40, draft="fixed")
 class Heard:
     """A session thread and its messages."""
 
-    def __init__(self, load: Callable[[], ChatModel]) -> None:
+    def __init__(self, load: Callable[[], ModelLoop]) -> None:
         self.messages: queue.Queue[Any] = queue.Queue()
-        self.thread = SessionThread(NAME, lambda name: load())
+        self.thread = ChatClient(NAME, lambda name: load())
         self.thread.start(self.messages.put)
         self.loaded = self.messages.get(timeout=60)
 
@@ -277,8 +309,8 @@ def test_served_chat_equals_local_chat(
     sampling = SamplingOptions(temperature=0.0 if seed is None else 0.9, seed=seed)
     options = replace(CHAT, sampling=sampling)
     path = tiny.model.service().engine.path
-    own = Heard(lambda: LoadedChat(Engine.load(path, name=NAME)))
-    served = Heard(lambda: ServedChat(client, client.facts().model))
+    own = Heard(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
+    served = Heard(lambda: ServedLoop(client, client.facts().model))
     try:
         expected, found = own.ask(options), served.ask(options)
         assert merged(found) == merged(expected)
@@ -293,7 +325,7 @@ def test_served_chat_equals_local_chat(
 
 
 def test_stopped_answer_then_next_answer(tiny: Served, client: ServerClient) -> None:
-    heard = Heard(lambda: ServedChat(client, client.facts().model))
+    heard = Heard(lambda: ServedLoop(client, client.facts().model))
     whole = merged(heard.ask(replace(CHAT, max_tokens=60)))[0]
     heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
     first = heard.messages.get(timeout=60)
@@ -318,12 +350,12 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
     """A running answer breaks off; the next answer comes from a local model."""
     path, loads = tiny.model.service().engine.path, list[str]()
 
-    def load() -> ChatModel:
+    def load() -> ModelLoop:
         loads.append(url)
         if len(loads) > 1:
-            return LoadedChat(Engine.load(path, name=NAME))
+            return StepLoop(Session(Engine.load(path, name=NAME)), 1)
         client = ServerClient(url, TOKEN)
-        return ServedChat(client, client.facts().model)
+        return ServedLoop(client, client.facts().model)
 
     with at_a_socket(
         create_app(tiny.model.backend(RequestRecords()), AccessRules(token=TOKEN))
@@ -345,8 +377,17 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
 @pytest.mark.parametrize("may_store", [True, False])
 def test_no_answer_cache_is_honored(client: ServerClient, may_store: bool) -> None:
     """Even if the server has an answer cache."""
-    chat = ServedChat(client, client.facts().model, may_store=may_store)
+    sent: list[Any] = []
+
+    class Recording(ServerClient):
+        def frames(self, path: str, body: Any, end_reason: Any) -> Any:
+            sent.append(body["options"]["may_store"])
+            return super().frames(path, body, end_reason)
+
+    recording = Recording(client.url, TOKEN)
+    facts = client.facts().model
+    heard = Heard(lambda: ServedLoop(recording, facts, may_store=may_store))
     for asked in (True, False):
-        answer = chat.answer(QUESTION, replace(CHAT, may_store=asked))
-        options: Any = answer.body["options"]
-        assert options["may_store"] is (asked and may_store)
+        heard.ask(replace(CHAT, may_store=asked))
+    assert heard.thread.close(60)
+    assert sent == [may_store, False]

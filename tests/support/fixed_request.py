@@ -9,6 +9,11 @@ from akunu_py.types import FinishReason, Piece, Stats, TextPiece
 class FixedRequest:
     """Yields `answer` letter by letter, then ends with `finish_reason`."""
 
+    alone = True
+    crowded = is_running = can_share = False
+    chunk_seconds = blocked = None
+    prompt_tokens_left = 0
+
     def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
         self.tokens: list[int] = []
         self.stats = Stats()

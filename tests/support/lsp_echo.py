@@ -20,6 +20,7 @@ from akunu_py.completion.protocols.lsp import serve_lsp
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
+from tests.support.scripted_loop import ScriptedLoop
 
 ECHO = [sys.executable, "-m", "tests.support.lsp_echo"]
 _TIME = ["--time-ms", "200000"]  # on a busy machine too
@@ -27,16 +28,14 @@ STARTER = [*AKUNU, "complete", "--lsp", *_TIME, "--model", "starter"]
 
 
 class Echo:
-    name = "echo"
     samples = 0  # two of which are the same
 
     def complete(
         self,
         request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
+        ended: EndCheck,
+        on_text: Callable[[str], None],
     ) -> Completion:
-        ended = ended or (lambda: None)
         if not request.max_tokens:
             if sys.argv[1:]:
                 with Path(sys.argv[1]).open("a") as file:
@@ -50,16 +49,8 @@ class Echo:
         text = json.dumps(asdict(request) | {"sample": (self.samples + 1) // 2}, ensure_ascii=False)
         return Completion(text, ended() or "stop", Stats())
 
-    def find_cached(self, request: CompletionRequest) -> None:
-        return None
-
-    def release_under_pressure(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 if __name__ == "__main__":
     kept = Acceptance(Path(sys.argv[1] + ".counts")) if sys.argv[1:] else None
-    serve_lsp(Echo, CompletionRequest("", max_lines=7), kept)
+    loop = ScriptedLoop("echo", Echo().complete)
+    serve_lsp(lambda: loop, CompletionRequest("", max_lines=7), kept)

@@ -24,21 +24,19 @@ from akunu_py.completion.protocols.lsp import serve_lsp
 from akunu_py.completion.request import Change, Completion, CompletionRequest, EndCheck
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
+from tests.support.scripted_loop import ScriptedLoop
 
 GHOST = [sys.executable, "-m", "tests.support.lsp_ghost"]
 TEXT = "one two three\nfour"
 
 
 class Ghost:
-    name = "ghost"
-
     def complete(
         self,
         request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
+        ended: EndCheck,
+        on_text: Callable[[str], None],
     ) -> Completion:
-        ended = ended or (lambda: None)
         if not request.max_tokens:
             return Completion("", "length", Stats())
         if request.edits is not None:
@@ -64,15 +62,6 @@ class Ghost:
             on_text(word)
         return Completion(TEXT, "stop", Stats())
 
-    def find_cached(self, request: CompletionRequest) -> None:
-        return None
-
-    def release_under_pressure(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 def next_edit(request: CompletionRequest) -> Change | None:
     if not request.edits or "new" not in request.edits[-1].after:
@@ -82,12 +71,12 @@ def next_edit(request: CompletionRequest) -> Change | None:
     return None if row is None else Change(row, row + 1, (lines[row].replace("old", "new"),))
 
 
-def load(directory: Path) -> Ghost:
+def load(directory: Path) -> ScriptedLoop:
     while not (directory / "model").exists():
         if (directory / "missing").exists():
             raise UsageError("no such model")
         time.sleep(0.01)
-    return Ghost()
+    return ScriptedLoop("ghost", Ghost().complete)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
@@ -88,7 +89,7 @@ def served(
     session: Callable[[Engine], Session] = Session,
 ) -> Iterator[Served]:
     """Serve the model in a directory. session: creates the session of the loaded engine."""
-    scheduler = ModelHost(lambda: session(Engine.load(directory, name=name)))
+    scheduler = ModelHost(lambda: StepLoop(session(Engine.load(directory, name=name))))
     scheduler.start()
     options = ServeOptions(
         (name, "alias"), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16

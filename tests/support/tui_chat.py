@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Markdown
 
-from akunu_py.decoding.generate.chat_model import Gauges
+from akunu_py.decoding.events import Gauges
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
@@ -22,7 +22,7 @@ from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded, PieceArrived
+from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message, Stats
 

@@ -15,13 +15,13 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.downloads import DownloadEnded
-from akunu_py.tui.workers.session_thread import (
+from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
     ModelLoaded,
     PrefillUpdate,
 )
+from akunu_py.tui.workers.downloads import DownloadEnded
 from akunu_py.types import Constraint, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 

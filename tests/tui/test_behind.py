@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen
 from akunu_py.tui.screens.dialog import QuestionScreen
-from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished
+from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import STATS, Chat, chat, until
 

@@ -11,7 +11,7 @@ from rich.style import Style
 from textual.color import Color
 
 from akunu_py.settings import Settings
-from akunu_py.tui.workers.session_thread import AnswerFinished, PieceArrived
+from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
 

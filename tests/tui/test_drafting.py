@@ -9,14 +9,14 @@ import pytest
 from textual.screen import Screen
 
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.decoding.generate.chat_model import Gauges
+from akunu_py.decoding.events import Gauges
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView
-from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded, PieceArrived
+from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat, until
 

@@ -14,7 +14,7 @@ from akunu_py.tui.terminal import clipboard_command, copy_with
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import EarlierTurns, LaterTurns
-from akunu_py.tui.workers.session_thread import AnswerFailed, AnswerFinished
+from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished
 from akunu_py.types import Message
 from tests.support.tui_chat import STATS, Chat, chat, until
 

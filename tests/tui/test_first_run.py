@@ -19,7 +19,7 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.workers import downloads
-from akunu_py.tui.workers.session_thread import ModelLoaded
+from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.types import GenerateOptions
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture

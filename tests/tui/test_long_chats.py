@@ -15,7 +15,7 @@ from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.session_thread import AnswerFinished, PieceArrived
+from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 

@@ -17,7 +17,7 @@ from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome, describe_offer
 from akunu_py.tui.screens.model_picker import model_rows
-from akunu_py.tui.workers.session_thread import AnswerFinished, ModelLoaded
+from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, branched, exchange_of

@@ -16,7 +16,7 @@ from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.workers import store_thread as store_module
-from akunu_py.tui.workers.session_thread import AnswerFinished, SessionThread
+from akunu_py.tui.workers.chat_client import AnswerFinished, ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
@@ -31,7 +31,7 @@ def saved(path: Path) -> list[ChatMessage]:
     return branch
 
 
-class Listening(SessionThread):
+class Listening(ChatClient):
     """One that is never started. asked: for which conversations it was."""
 
     def request(self, number: int, messages: Sequence[Message], options: GenerateOptions) -> None:

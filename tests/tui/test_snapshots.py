@@ -15,7 +15,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.workers.session_thread import (
+from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
     ModelLoaded,

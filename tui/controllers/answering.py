@@ -21,16 +21,16 @@ from akunu_py.tui.prompt.attachments import split_files
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController
 from akunu_py.tui.status import Phase, report_errors
-from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
-from akunu_py.tui.workers.session_thread import (
+from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
+    AnswerMessage,
+    ChatClient,
     ModelLoaded,
     PieceArrived,
     PrefillUpdate,
-    SessionMessage,
-    SessionThread,
 )
+from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.types import Constraint, FinishReason
 
 _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
@@ -44,7 +44,7 @@ class AnswerController:
     _conversation: Conversation
     _view: ChatView
     _settings: SettingsController
-    _session: SessionThread | None  # None: no model answers
+    _session: ChatClient | None  # None: no model answers
     _downloads: Downloads
     _is_missing: bool = False  # The model must be downloaded first.
     context_length: int = 0  # tokens; 0 until the model is loaded
@@ -217,7 +217,7 @@ class AnswerController:
 
     # Messages of the session thread
 
-    async def receive(self, message: SessionMessage) -> None:
+    async def receive(self, message: AnswerMessage) -> None:
         match message:
             case ModelLoaded():
                 await self._on_loaded(message)

@@ -18,7 +18,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py import paths
-from akunu_py.decoding.generate.model_thread import release_streams
+from akunu_py.decoding.generate.model_host import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recommend

@@ -11,16 +11,22 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from akunu_py.completion.request import CompletionMaker, CompletionRequest, SourceFile
-from akunu_py.errors import UsageError
+from akunu_py.completion.completion_queue import CompletionQueue
+from akunu_py.completion.request import CompletionRequest, SourceFile
+from akunu_py.decoding.generate.model_host import ModelLoop
+from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import read_bounded
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
 
 MAX_FILE = 64 << 20  # bytes, as of a line of `jsonl`
 
 
 def run_filter(
-    load: Callable[[], CompletionMaker],
+    load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     cursor: str | None,
     offset: str | None,
@@ -41,12 +47,13 @@ def run_filter(
             SourceFile(str(file), _decoded(read_bounded(file, MAX_FILE), f"--file {file}"))
             for file in files
         )
-        completer = load()
+        queue = CompletionQueue(load)
+        queue.start()
         try:
             request = replace(base, prefix=text[:at], suffix=text[at:], files=read)
-            completion = completer.complete(request).text
+            completion = queue.complete(request).text
         finally:
-            completer.close()
+            queue.close_or_exit(INTERRUPTED)
         output = ((text[:at] + completion + text[at:]) if whole else completion).encode()
     finally:
         sys.stdout.buffer.write(output)

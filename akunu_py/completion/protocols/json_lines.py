@@ -18,19 +18,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance
+from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
 from akunu_py.completion.request import (
     BufferEdit,
     Completion,
-    CompletionMaker,
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
-from akunu_py.errors import INTERRUPTED, ModelError, UsageError
+from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
 _LARGEST = 10**9  # of any number; JSON has no limit, but floats of Python do
@@ -82,17 +85,17 @@ class BadLine(UsageError):
 
 
 class JsonLines:
-    """Connects a stream of lines to a completion thread."""
+    """Connects a stream of lines to a queue of completions."""
 
     def __init__(
         self,
-        thread: CompletionThread,
+        queue: CompletionQueue,
         write: Callable[[bytes], object],
         defaults: CompletionRequest,
         acceptance: Acceptance | None = None,
     ) -> None:
         """write: gets whole lines, from several threads, one at a time. defaults: limits."""
-        self._thread = thread
+        self._queue = queue
         self._acceptance = acceptance or Acceptance()
         self._write = write
         self._defaults = defaults
@@ -106,7 +109,7 @@ class JsonLines:
             self.handle(line)
             if self._lost:
                 raise self._lost
-        self._thread.close(drain=True)
+        self._queue.close(drain=True)
         if self._lost:
             raise self._lost
 
@@ -145,9 +148,9 @@ class JsonLines:
             if line.id in self._tickets:
                 raise BadLine(f"id {json.dumps(line.id)} is still being answered", line.id)
             self._tickets[line.id] = ticket
-        if line.stream and self._thread.state == "loading":
+        if line.stream and self._queue.host.state == "loading":
             self._reply({"id": line.id, "status": "loading"})
-        self._thread.submit(ticket)
+        self._queue.submit(ticket)
 
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -163,31 +166,33 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: Callable[[], CompletionMaker],
+    load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance,
     unload_s: float | None = None,
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
-    load: runs in the thread that owns the model. base: the default limits. unload_s: see
-    `CompletionThread`. Raises ModelError if the model did not load.
+    load: see `CompletionQueue`. base: the default limits. unload_s: see
+    `CompletionQueue`. Raises ModelError if the model did not load.
     """
     failed: list[str] = []
-    thread = CompletionThread(
-        load,
-        on_loaded=lambda completer: failed.clear(),
-        on_failed=lambda failure: failed.append(failure.message),
-        unload_s=unload_s,
-    )
-    thread.start()
+
+    def on_state(state: State) -> None:
+        if state == "ready":
+            failed.clear()
+        elif state == "failed":
+            failed.append(describe(queue.host.error))
+
+    queue = CompletionQueue(load, on_state=on_state, unload_s=unload_s)
+    queue.start()
     try:
-        JsonLines(thread, _write, base, acceptance).serve(sys.stdin.buffer)
+        JsonLines(queue, _write, base, acceptance).serve(sys.stdin.buffer)
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has left
         acceptance.save()
         code = codes.get(type(error), 1)
-        if thread.close_or_exit(code) and type(error) in codes:
+        if queue.close_or_exit(code) and type(error) in codes:
             exit_without_teardown(code)
         raise
     acceptance.save()

@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import unquote
 
 from lsprotocol import types
@@ -41,17 +41,20 @@ from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
 from akunu_py.completion.acceptance import Acceptance, ShownCompletion
+from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.request import (
     Completion,
-    CompletionMaker,
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
-from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
 
 _T = TypeVar("_T")
 
@@ -75,14 +78,14 @@ _CODE_UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("ut
 
 
 class InlineCompletions:
-    """Answers requests with a completion thread.
+    """Answers requests with a queue of completions.
 
     The model loads after the answer to initialize, because importing MLX blocks Python.
     """
 
     def __init__(
         self,
-        load: Callable[[], CompletionMaker],
+        load: Callable[[], Completer | ModelLoop],
         base: CompletionRequest,
         acceptance: Acceptance | None = None,
         unload_s: float | None = None,
@@ -94,16 +97,17 @@ class InlineCompletions:
         self.loop = asyncio.get_running_loop()
         loads: asyncio.Queue[str | CompletionFailure | None] = asyncio.Queue()
 
-        def loading(state: str | CompletionFailure | None) -> None:
-            self._call_soon(lambda: loads.put_nowait(state))
+        def on_state(state: State) -> None:
+            host = self.queue.host
+            load: str | CompletionFailure | None = None
+            if state == "ready" and host.facts is not None:
+                load = host.facts.name
+            elif state == "failed":
+                load = CompletionFailure(describe(host.error))
+            if state != "unloaded":
+                self._call_soon(lambda: loads.put_nowait(load))
 
-        self.thread = CompletionThread(
-            load,
-            on_loading=lambda: loading(None),
-            on_loaded=lambda completer: loading(completer.name),
-            on_failed=loading,
-            unload_s=unload_s,
-        )
+        self.queue = CompletionQueue(load, on_state=on_state, unload_s=unload_s)
         self.reporting: asyncio.Task[None] | None = None  # the event loop keeps no reference
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
         self.protocol = cast(StrictProtocol, self.server.protocol)
@@ -125,7 +129,7 @@ class InlineCompletions:
 
         @feature(types.INITIALIZED)
         async def initialized(_: types.InitializedParams) -> None:
-            self.thread.start()
+            self.queue.start()
             # Not a task of pygls, which would print a traceback at the end of the program.
             self.reporting = asyncio.create_task(report_loading(self.server, loads))
 
@@ -176,13 +180,13 @@ class InlineCompletions:
         """Prefill the prompt of a completion between `before` and `after`."""
         if before.strip():
             request = replace(self._request(document, before, after), max_tokens=0)
-            self.thread.submit(Ticket(request, channel=document.uri))
+            self.queue.submit(Ticket(request, channel=document.uri))
 
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
         """Return the completions. Raises JsonRpcException for no answer: see this module's top."""
         request, chosen = self._requested(params)
         explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
-        self.thread.start()  # for a client that never sends initialized
+        self.queue.start()  # for a client that never sends initialized
         uri = params.text_document.uri
         shows_parts = self.shows_parts and chosen is None
         partial = _PartialAnswer(self, request, params) if shows_parts else None
@@ -210,7 +214,7 @@ class InlineCompletions:
             raise JsonRpcInvalidParams("expected a textDocument and a position") from error
         document = self.protocol.document(uri)
         self.wants_edits = True
-        self.thread.start()
+        self.queue.start()
         request = replace(
             self._request(document, *document.split(position, position)),
             files=(),
@@ -233,7 +237,7 @@ class InlineCompletions:
                 self._call_soon(lambda: partial.add(text))
 
         ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri, on_text)
-        self.thread.submit(ticket)
+        self.queue.submit(ticket)
         try:
             outcome = await done
         except asyncio.CancelledError:
@@ -397,7 +401,7 @@ async def _begin_progress(server: LanguageServer, token: str) -> bool:
 
 
 def serve_lsp(
-    load: Callable[[], CompletionMaker],
+    load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance | None = None,
     unload_s: float | None = None,
@@ -405,7 +409,7 @@ def serve_lsp(
     """Speak LSP on stdin and stdout until the client sends exit.
 
     load: runs in the thread that owns the model. base: the limits (default: 3 seconds). unload_s:
-    see `CompletionThread`. Output of libraries goes to stderr. Raises AkunuError if the client
+    see `CompletionQueue`. Output of libraries goes to stderr. Raises AkunuError if the client
     exits without shutdown.
     """
     # Its warnings are about valid messages, and its errors go to the client.
@@ -422,7 +426,7 @@ def serve_lsp(
             code = 0 if await completions.protocol.serve(stdin, stdout) else 1
         finally:
             completions.acceptance.save()
-            loading = completions.thread.close_or_exit(code)
+            loading = completions.queue.close_or_exit(code)
         return code, loading
 
     code, loading = asyncio.run(run())  # sends the last replies

@@ -1,32 +1,16 @@
-"""Jobs: one answer each, to a conversation with tools or to a plain prompt.
-
-A job is called with a session and returns what turns the results of its requests into events.
-"""
+"""What front ends submit to a `ModelHost`: jobs, and the handles to cancel them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from akunu_py.decoding.constraint.tool_calls import constrained
-from akunu_py.decoding.events import (
-    Event,
-    Failed,
-    Finished,
-    Logprobs,
-    PrefillProgress,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
-from akunu_py.decoding.generate.session import Request, Session, Status, Step
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.tools.tool_call_parser import ToolCallParser, parser_for
-from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
+from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress, PromptProcessed
+
+if TYPE_CHECKING:  # front ends without a model never import MLX
+    from akunu_py.decoding.generate.session import Request, Session, Step
 
 
 class Answering(Protocol):
@@ -40,7 +24,7 @@ class Answering(Protocol):
         """Return the events for the results of a step; the last one at the end is Finished."""
 
 
-Job = Callable[[Session], Answering]
+Job = Callable[["Session"], Answering]  # called in the model's thread, for each attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +58,8 @@ class JobHandle:
         self._wake = wake
         self._cancelled = threading.Event()
         self.ended = False
+        self.has_output = False
+        self.retried = False  # after its server was gone
 
     @property
     def cancelled(self) -> bool:
@@ -89,152 +75,8 @@ class JobHandle:
         if self.ended:
             return
         self.ended = isinstance(event, Finished | Failed)
+        self.has_output |= not isinstance(event, PrefillProgress | PromptProcessed)
         try:
             self._on_event(event)
         except Exception:  # noqa: BLE001 - a failing callback must not stop other jobs
             self._cancelled.set()
-
-
-def chat_job(
-    engine: Engine,
-    messages: Sequence[Message],
-    options: GenerateOptions,
-    tools: Sequence[Tool] = (),
-    choice: ToolChoice | None = None,
-    *,
-    parallel: bool = True,
-    predicted: str = "",
-    variables: Mapping[str, Any] = {},
-) -> Job:
-    """Return a job that answers a conversation.
-
-    choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
-    predicted: text the answer may repeat, to draft from. variables: of the chat template. Raises
-    UsageError or UnsupportedModel at once if the request cannot be honored.
-    """
-    chosen = choice or ToolChoice()
-    prompt = engine.tokens.encode_chat(messages, tools, variables)
-    sampling = constrained(engine.tokens, options.sampling, tools, chosen, parallel=parallel)
-    markers = parser_for(engine.tokens.tokenizer, tools).markers
-    asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
-    context = [engine.tokens.encode_text(predicted)] if predicted else []
-    # Rendering another turn takes 30 ms for 20,000 tokens, so not in the model's thread.
-    stable = None
-    if engine.needs_checkpoints:
-        stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
-    exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
-    one_call = not parallel or chosen.mode == "named"
-
-    def begin(session: Session) -> AnswerEvents:
-        parser = parser_for(
-            engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", exclusive=exclusive
-        )
-        request = session.generate(prompt, asked, context, stable)
-        may_call = bool(tools) and chosen.mode != "none" and not exclusive
-        thought = parser_for(engine.tokens.tokenizer, tools) if may_call else None
-        return AnswerEvents(request, parser, thought, one_call=one_call)
-
-    return PromptJob(begin, prompt, context)
-
-
-def text_job(
-    prompt: Sequence[int],
-    options: GenerateOptions,
-    draft_context: Sequence[Sequence[int]] = (),
-) -> Job:
-    """Return a job that continues token ids. draft_context: see `Session.generate`."""
-
-    def begin(session: Session) -> AnswerEvents:
-        request = session.generate(prompt, options, draft_context)
-        parser = parser_for(session.engine.tokens.tokenizer, ())
-        return AnswerEvents(request, parser, one_call=False)
-
-    return PromptJob(begin, prompt, draft_context)
-
-
-class AnswerEvents:
-    """The events of one request."""
-
-    def __init__(
-        self,
-        request: Request,
-        parser: ToolCallParser,
-        thought: ToolCallParser | None = None,
-        *,
-        one_call: bool,
-    ) -> None:
-        """thought: parses thinking. one_call: the answer ends after its first tool call.
-
-        Some models call tools before they close their thinking. Such calls count if the answer
-        has no text and no call; otherwise the model only planned them.
-        """
-        self.request = request
-        self._parser = parser
-        self._thought = thought
-        self._thought_calls: list[Event] = []
-        self._one_call = one_call
-        self._called = False  # the one call is complete
-        self._answered = False  # with text or a call
-        self._begun = False
-        self._delivered = 0  # logprobs
-
-    def add(self, steps: Sequence[Step]) -> list[Event]:
-        events = [event for step in steps for event in self._events(step)]
-        if self.request.status is Status.FINISHED:
-            events += self._end()
-        return events
-
-    def _events(self, step: Step) -> list[Event]:
-        if isinstance(step, PrefillProgress):
-            return [step]
-        request, events = self.request, list[Event]()
-        if not self._begun:
-            self._begun = True
-            stats = request.stats
-            events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
-        if fresh := tuple(request.logprobs[self._delivered :]):
-            self._delivered += len(fresh)
-            events.append(Logprobs(fresh))
-        found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
-        if self._thought and step.thinking:
-            self._thought_calls += self._thought.add(step.thinking)
-        if not self._called:
-            found += self._answer(self._parser.add(step.text))
-        if self._one_call and (last := _first_end(found)):
-            del found[last:]
-            self._called = True
-            request.cancel()
-        return events + found
-
-    def _end(self) -> list[Event]:
-        request = self.request
-        rest = [] if self._called else self._answer(self._parser.finish())
-        reason = "stop" if self._called else request.finish_reason or "cancelled"
-        if self._thought and not self._answered and reason == "stop":
-            rest += _complete_calls([*self._thought_calls, *self._thought.finish()])
-            rest = rest[: _first_end(rest) or None] if self._one_call else rest
-        return [*rest, Finished(reason, replace(request.stats), request.stop_sequence)]
-
-    def _answer(self, events: Sequence[Event]) -> list[Event]:
-        """Note whether `events` belong to an answer, and return them."""
-        self._answered = self._answered or any(
-            not isinstance(event, TextDelta) or not event.text.isspace() for event in events
-        )
-        return list(events)
-
-
-def _complete_calls(events: Sequence[Event]) -> list[Event]:
-    """Return the events of calls that have an end."""
-    calls: list[Event] = []
-    call: list[Event] = []
-    for event in events:
-        call = [event] if isinstance(event, ToolCallStarted) else [*call, event]
-        if isinstance(event, ToolCallFinished):
-            calls += [each for each in call if not isinstance(each, TextDelta)]
-    return calls
-
-
-def _first_end(events: Sequence[Event]) -> int:
-    """Return the index after the first end of a call, 0 if there is none."""
-    ends = (index for index, event in enumerate(events) if isinstance(event, ToolCallFinished))
-    return next(ends, -1) + 1

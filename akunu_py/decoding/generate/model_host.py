@@ -1,7 +1,11 @@
-"""The one thread that owns a model: it loads it, runs its jobs step by step, and unloads it."""
+"""The one thread that owns a model: it loads it, runs its jobs step by step, and unloads it.
+
+MLX's streams are thread-local, so only values leave the thread.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,24 +15,78 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import Job, JobHandle
-from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError
+from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.types import Stats
+
+if TYPE_CHECKING:  # a second or two, which the thread spends
+    from akunu_py.decoding.model.engine import Engine
 
 Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed", "unloaded"]
 
-DEFAULT_SLOTS = 16
 _RETRY_S = 1.0, 60.0  # first and longest delay before a failed load is retried; doubles
 _LAST_SAVE_S = 0.5  # time limit for saving a prompt cache on shutdown
 _CANCEL_S = 10.0  # time limit for cancelled passes to end
+_SAVE_AFTER_S = 2.0  # idle time before saving
+_WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memory pressure
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about a model for users; see `Engine`."""
+
+    name: str
+    weights: str
+    context_length: int
+    no_draft: str | None
+    note: str  # how it fits into memory
+    server: str = ""  # address of the server that runs it; "": loaded here
+
+
+def facts_of(engine: Engine) -> ModelFacts:
+    """Return the facts of a model loaded here."""
+    return ModelFacts(
+        engine.name,
+        engine.plan.weights,
+        engine.plan.context_length,
+        engine.no_draft_reason,
+        engine.plan.fit.note,
+    )
+
+
+@runtime_checkable
+class ModelLoop(Protocol):
+    """Runs the jobs of a model step by step: `StepLoop` here, `ServedLoop` on a server."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """The loaded engine, None on a server."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def shared(self) -> tuple[int, int]:
+        """The number of decode passes of several requests, and the sum of their requests."""
+
+    def has_room(self, *, short: bool) -> bool:
+        """Return whether a job can start."""
+
+    def begin(self, handle: JobHandle) -> None:
+        """Start a job. Does not check `has_room`."""
+
+    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+        """Run one step of the running jobs; return their events."""
+
+    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        """Save one prompt cache; see `Session.save_idle`."""
+
+    def close(self) -> None:
+        """Save what was learned."""
 
 
 @dataclass(slots=True)
@@ -51,68 +109,87 @@ def closed() -> AkunuError:
 
 
 class ModelHost:
-    """A model and its queued jobs. All methods may be called from any thread."""
+    """A model and its queued jobs. All methods may be called from any thread.
+
+    If the model's server is gone, the model is loaded again; a job without output begins again.
+    """
 
     def __init__(
         self,
-        load: Callable[[], Session],  # called in the thread; after a failure retried later
+        load: Callable[[], ModelLoop],  # called in the thread; after a failure retried later
         *,
-        slots: int = DEFAULT_SLOTS,  # concurrent jobs
         idle_s: float | None = None,  # idle time after which the model is unloaded; None: never
+        retry_s: tuple[float, float] = _RETRY_S,
         awake: SleepBlocker | None = None,  # notified while there is work
         on_state: Callable[[State], None] = lambda state: None,  # called in the thread
+        # Called in the thread after every finished answer of a model loaded here:
+        on_answered: Callable[[Engine, Stats], None] = lambda engine, stats: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
-        self._count = slots
+        self._idle_s = idle_s
+        self._retry_s = retry_s
         self._awake = awake or SleepBlocker()
         self.on_state = on_state
+        self._on_answered = on_answered
         self._clock = clock
-        self.state: State = "loading"
-        self._error: Exception = AkunuError("the model was not loaded yet")
+        self.state: State = "unloaded"
+        self.error: Exception = AkunuError("the model was not loaded yet")  # of the last load
         self._failures = 0
         self._retry_at = 0.0
-        self._engine: Engine | None = None
-        self._loop: StepLoop | None = None
+        self._loop: ModelLoop | None = None
         self._lock = threading.Lock()
         self._waiting: list[JobHandle] = []
         self._running: list[JobHandle] = []
         self._questions: list[Callable[[Engine | None], None]] = []
         self._counts = RequestCounts()
-        self._closing = self._abandoned = False
-        self._thread = ModelThread[bool](
-            "model",
-            load=self._try_to_load,
-            serve=self._serve,
-            unload=self._end_thread,
-            idle=Idle(lambda: self._save(lambda: self._thread.wanted), self._rest, idle_s),
-        )
+        self._reload = self._closing = self._abandoned = False
+        self._wake = threading.Event()  # set when there is something to do
+        # A daemon, because loading a model cannot be interrupted.
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     @property
     def engine(self) -> Engine | None:
-        """The loaded engine, or None. Its arrays belong to the thread."""
-        return self._engine
+        """The engine loaded here, or None. Its arrays belong to the thread."""
+        loop = self._loop
+        return loop.engine if loop is not None else None
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """The facts of the model, None unless it is loaded."""
+        loop = self._loop
+        return loop.facts if loop is not None else None
 
     def start(self) -> None:
         """Start loading the model, once. Jobs may be submitted before."""
-        self._thread.start()
+        if self._thread.ident is None:
+            self.state = "loading"
+            self._thread.start()
+
+    def reload(self) -> None:
+        """Unload the model and load it again, after all submitted jobs; `start` if needed."""
+        if self._thread.ident is None:
+            self.start()
+        else:
+            self._reload = True
+            self._wake.set()
 
     def submit(
         self, job: Job, on_event: Callable[[Event], None], *, client: str = "", short: bool = False
     ) -> JobHandle:
         """Queue a job; `on_event` gets its events in the model's thread and must return soon.
 
-        The last event is Ended or Failed, exactly once. client: jobs of one client wait for each
+        The last event is Finished or Failed, exactly once. client: jobs of one client wait for each
         other. short: small prompt and few tokens; runs before other jobs.
         """
-        handle = JobHandle(job, on_event, client, self._wake, short=short)
+        handle = JobHandle(job, on_event, client, self._wake.set, short=short)
         with self._lock:
             closing = self._closing
             if not closing:
                 self._waiting.append(handle)
         if closing:
             handle.tell(Failed(closed()))
-        self._wake()
+        self._wake.set()
         return handle
 
     def ask(self, function: Callable[[Engine], Result]) -> Future[Result]:
@@ -124,7 +201,7 @@ class ModelHost:
                 return
             try:
                 if engine is None:
-                    raise self._error
+                    raise self.error
                 future.set_result(function(engine))
             except Exception as error:  # noqa: BLE001 - passed to the caller
                 future.set_exception(error)
@@ -135,7 +212,7 @@ class ModelHost:
                 self._questions.append(answer)
         if closing:
             future.set_exception(closed())
-        self._wake()
+        self._wake.set()
         return future
 
     def counts(self) -> RequestCounts:
@@ -146,10 +223,11 @@ class ModelHost:
         self._add_shared(counts)
         return counts
 
-    def close(self, finish_s: float = 0.0) -> bool:
+    def close(self, finish_s: float = 0.0, cancel_s: float | None = _CANCEL_S) -> bool:
         """Stop the thread; return False if it is still busy.
 
-        Running answers get `finish_s` seconds and are then cancelled; waiting jobs fail at once.
+        Running answers get `finish_s` seconds and are then cancelled, which may take `cancel_s`
+        (None: no limit); waiting jobs fail at once.
         """
         with self._lock:
             self._closing = True
@@ -158,13 +236,20 @@ class ModelHost:
             return False
         for handle in waiting:
             handle.tell(Failed(closed()))
-        if self._thread.close(finish_s, drain=True):
+        if self._has_ended(finish_s):
             return True
         with self._lock:
             running = list(self._running)
         for handle in running:
             handle.cancel()
-        return self._thread.close(_CANCEL_S)
+        return self._has_ended(cancel_s)
+
+    def _has_ended(self, seconds: float | None) -> bool:
+        """Wait for the end of the closing thread; return False on timeout."""
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def abandon(self, why: AkunuError) -> None:
         """Fail all jobs now, because a step may never end; `close` does not wait then."""
@@ -172,26 +257,61 @@ class ModelHost:
             self._closing = self._abandoned = True
             handles, self._waiting = [*self._running, *self._waiting], []
             questions, self._questions = self._questions, []
-        self._error = why
+        self.error = why
         for handle in handles:
             handle.tell(Failed(why))
         for answer in questions:
             answer(None)
 
-    def _wake(self) -> None:
-        self._thread.put(True)
+    def _run(self) -> None:
+        try:
+            self._try_to_load()
+            closing = False
+            while not closing:
+                closing = self._closing  # then no more jobs come
+                while self._turn():
+                    self._awake.work()
+                self._awake.rest()
+                if not closing:
+                    self._wait()
+        finally:
+            try:
+                self._save(lambda: False, _LAST_SAVE_S)
+                self._unload()
+            finally:
+                release_streams()
+
+    def _wait(self) -> None:
+        """Do idle work until there is something to do."""
+        since = time.monotonic()
+        while not self._wake.wait(self._idle(time.monotonic() - since)):
+            pass
+        self._wake.clear()
+
+    def _idle(self, seconds: float) -> float | None:
+        """Save prompt caches, then unload the model; return the delay until the next call.
+
+        seconds: since the last work.
+        """
+        if seconds < _SAVE_AFTER_S:
+            return _SAVE_AFTER_S - seconds
+        if self._save(self._wake.is_set):
+            return 0.0
+        if self._idle_s is not None and seconds >= self._idle_s:
+            self._unload()
+            return None
+        left = None if self._idle_s is None else self._idle_s - seconds
+        return min((each for each in (left, _WATCH_S) if each is not None), default=None)
 
     def _try_to_load(self) -> None:
         self._tell_state("loading")
         try:
-            session = self._load()
-            self._loop = StepLoop(session, self._count)
-            self._engine = session.engine
+            self._loop = self._load()
         except Exception as error:  # noqa: BLE001 - shown to the user
-            first, most = _RETRY_S
+            first, most = self._retry_s
             self._retry_at = self._clock() + min(most, first * 2**self._failures)
             self._failures += 1
-            self._error = error
+            self.error = error
             self._tell_state("failed")
         else:
             self._failures = 0
@@ -201,37 +321,25 @@ class ModelHost:
         self.state = state
         self.on_state(state)
 
-    def _rest(self) -> None:
-        """Unload the idle model until the next request."""
-        if self._loop is not None:
-            self._unload()
-            self._tell_state("unloaded")
-
     def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
         try:
             return self._loop is not None and self._loop.save_idle(stopped, seconds)
         except Exception:  # noqa: BLE001 - saving only helps speed and must not end the thread
             return False
 
-    def _end_thread(self) -> None:
-        self._awake.rest()
-        self._save(lambda: False, _LAST_SAVE_S)
-        self._unload()
-
     def _add_shared(self, counts: RequestCounts) -> None:
         if (loop := self._loop) is not None:
-            counts.shared_passes += loop.runner.passes
-            counts.shared_requests += loop.runner.requests
+            passes, requests = loop.shared
+            counts.shared_passes += passes
+            counts.shared_requests += requests
 
     def _unload(self) -> None:
-        self._add_shared(self._counts)
-        self._loop = self._engine = None
+        if (loop := self._loop) is not None:
+            self._add_shared(self._counts)
+            loop.close()
+            self._loop = loop = None
+            self._tell_state("unloaded")
         release_memory()
-
-    def _serve(self, wake: bool) -> None:
-        while self._turn():
-            self._awake.work()
-        self._awake.rest()
 
     def _turn(self) -> bool:
         """Handle questions and cancellations, then run one step. False if idle."""
@@ -239,25 +347,41 @@ class ModelHost:
             gone = [handle for handle in self._waiting if handle.cancelled]
             self._waiting = [handle for handle in self._waiting if not handle.cancelled]
             questions, self._questions = self._questions, []
-            wanted = bool(self._waiting or questions)
+            wanted = bool(self._waiting or questions) and not self._closing
+            reload = self._reload and not (self._waiting or self._running or self._closing)
         for handle in gone:
             self._end(handle, Finished("cancelled", Stats()))
-        if wanted and self._loop is None and self._clock() >= self._retry_at:
+        if reload:
+            self._reload = False
+            self._unload()
+        if reload or (wanted and self._loop is None and self._clock() >= self._retry_at):
             self._try_to_load()
         for answer in questions:
-            answer(self._engine)
+            answer(self.engine)
         self._begin()
         if self._loop is None or not self._running:
             return False
         for handle, events in self._loop.step():
             for event in events:
                 if isinstance(event, Finished | Failed):
-                    with self._lock:
-                        self._running.remove(handle)
-                    self._end(handle, event)
+                    self._finish(handle, event)
                 else:
                     handle.tell(event)
         return True
+
+    def _finish(self, handle: JobHandle, event: Finished | Failed) -> None:
+        """End a running job, or queue it again if its server is gone."""
+        gone = isinstance(event, Failed) and isinstance(event.error, ServerGone)
+        with self._lock:
+            self._running.remove(handle)
+            settled = handle.has_output or handle.retried or handle.cancelled or self._closing
+            if gone and not settled:
+                handle.retried = True
+                self._waiting.insert(0, handle)
+        if gone:
+            self._unload()
+        if settled or not gone:
+            self._end(handle, event)
 
     def _begin(self) -> None:
         """Start waiting jobs while slots are free."""
@@ -268,9 +392,9 @@ class ModelHost:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
             for handle in waiting:
-                self._end(handle, Failed(self._error))
+                self._end(handle, Failed(self.error))
 
-    def _next_waiting(self, loop: StepLoop) -> JobHandle | None:
+    def _next_waiting(self, loop: ModelLoop) -> JobHandle | None:
         """Take the next job: short ones first, then clients with few running jobs, then FIFO."""
         with self._lock:
             clients = Counter(handle.client for handle in self._running if handle.client)
@@ -291,6 +415,8 @@ class ModelHost:
                 self._counts.cancelled += event.reason == "cancelled"
                 self._counts.ended += event.reason != "cancelled"
                 self._counts.stats.include(event.stats)
+        if isinstance(event, Finished) and (engine := self.engine) is not None:
+            self._on_answered(engine, event.stats)
         handle.tell(event)
 
 
@@ -335,3 +461,20 @@ class SleepBlocker:
             self._process.terminate()
             self._process.wait()
             self._process = None
+
+
+def release_memory() -> None:
+    """Free the memory of a model without references."""
+    gc.collect()
+    if "mlx.core" in sys.modules:
+        import mlx.core as mx
+
+        mx.clear_cache()
+
+
+def release_streams() -> None:
+    """Free MLX's state for this thread, or the process may abort at exit (mlx PR 4373)."""
+    if "mlx.core" in sys.modules:
+        import mlx.core as mx
+
+        mx.clear_streams()

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import Answering, Job, JobHandle, PromptJob
+from akunu_py.decoding.generate.model_host import ModelFacts, facts_of
 from akunu_py.decoding.generate.model_runner import ModelRunner
 from akunu_py.decoding.generate.scheduler import Scheduler, Slot
 from akunu_py.decoding.generate.session import Request, Session, Step
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 
 Results = list[Step] | Exception
+DEFAULT_SLOTS = 16
 
 
 class StepLoop:
     """Runs up to `count` jobs of one model at a time, and one more if it is short."""
 
     def __init__(
-        self, session: Session, count: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        session: Session,
+        count: int = DEFAULT_SLOTS,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
         self._count = count
@@ -32,6 +38,24 @@ class StepLoop:
     @property
     def caches(self) -> PromptCaches:
         return self._sessions[0].target.caches
+
+    @property
+    def engine(self) -> Engine:
+        return self._sessions[0].engine
+
+    @property
+    def facts(self) -> ModelFacts:
+        return facts_of(self.engine)
+
+    @property
+    def shared(self) -> tuple[int, int]:
+        """The number of decode passes of several requests, and the sum of their requests."""
+        return self.runner.passes, self.runner.requests
+
+    def close(self) -> None:
+        """Save the learned costs for the next run."""
+        if (learned := self._sessions[0].learned) is not None:
+            learned.save_costs()
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         return self._sessions[0].save_idle(stopped, seconds)
@@ -130,7 +154,8 @@ class _Running:
         """Apply the plan of a step."""
         self.slot.begun = True
         if (request := self.request) is not None:
-            request.alone, request.chunk_seconds = alone, chunk_seconds
+            request.alone = alone
+            request.chunk_seconds = chunk_seconds or self.session.chunk_seconds
 
     def step_alone(self) -> Results:
         """Begin the job, or run a step of its request."""

@@ -16,9 +16,9 @@ from akunu_py.decoding.events import (
     Failed,
     Finished,
     Logprobs,
-    PieceDetails,
     PrefillProgress,
     PromptProcessed,
+    ShownPiece,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
@@ -99,7 +99,7 @@ class CollectedAnswer:
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case Logprobs():
                 self.logprobs += event.tokens
-            case PrefillProgress() | ToolCallFinished() | PieceDetails() | Failed():
+            case PrefillProgress() | ToolCallFinished() | ShownPiece() | Failed():
                 pass
 
     @property

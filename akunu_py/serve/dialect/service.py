@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from akunu_py.completion.completer import Completer, CompletionRun
+from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import (
     Budgets,
     CodeTokens,
@@ -19,9 +19,8 @@ from akunu_py.completion.prompt.layout import (
     make_prompt,
     name_files,
 )
-from akunu_py.completion.request import CompleteOptions, Completion
-from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.session import Request, Session, Step
+from akunu_py.completion.request import CompleteOptions
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.types import GenerateOptions
@@ -121,32 +120,3 @@ class Infill:
         stops = self._code.marker_ids(self.family.stop) if self.family else frozenset()
         tokens = [*made.tokens, *self._code.encode(made.healed)]  # the answer omits the prefix
         return InfillPrompt(tokens, tuple(sorted(stops)), made.draft_context)
-
-
-class CompletionEvents:
-    """The events of a completion, as an `Answering`."""
-
-    def __init__(
-        self,
-        run: CompletionRun,
-        drain: Callable[[Event | None], Sequence[Event]],
-        end: Callable[[Completion], Sequence[Event]],
-    ) -> None:
-        """drain: called after each step; returns the new text. end: returns the last events."""
-        self._run = run
-        self._drain = drain
-        self._end = end
-
-    @property
-    def request(self) -> Request | None:
-        return self._run.request
-
-    def add(self, steps: Sequence[Step]) -> list[Event]:
-        events: list[Event] = []
-        for step in self._run.add(steps):
-            events += [step, *self._drain(step)]
-        events += self._drain(None)
-        if self._run.request is None:
-            completion = self._run.completion()
-            events += [*self._drain(None), *self._end(completion)]
-        return events

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from akunu_py.decoding.events import (
     Event,
     Finished,
-    PieceDetails,
+    ShownPiece,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
@@ -60,10 +60,10 @@ class RequestRecord:
         match event:
             case Finished():
                 self.answers.append(event)
-            case (
-                TextDelta(text) | ThinkingDelta(text) | ToolCallArguments(text) | PieceDetails(text)
-            ):
+            case TextDelta(text) | ThinkingDelta(text) | ToolCallArguments(text):
                 self.answer += text if self.keeps_content else ""
+            case ShownPiece(piece):
+                self.answer += piece.thinking + piece.text if self.keeps_content else ""
             case ToolCallStarted() if self.keeps_content:
                 self.answer += f"\n{event.name} "
 

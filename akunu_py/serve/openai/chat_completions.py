@@ -15,7 +15,7 @@ from akunu_py.decoding.events import (
     ToolCallArguments,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import chat_job
+from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.interface import (
     DONE,
     CollectedAnswer,

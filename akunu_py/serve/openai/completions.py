@@ -16,7 +16,7 @@ from akunu_py.decoding.events import (
     TextDelta,
     ThinkingDelta,
 )
-from akunu_py.decoding.generate.job import text_job
+from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.serve.dialect.interface import (
     DONE,
     CollectedAnswer,

@@ -1,166 +1,164 @@
-"""Answers and completions of a running server, for the chat and for editors."""
+"""A model that a running server has, for a `ModelHost`."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.completion_job import CompletionJob, finished
 from akunu_py.completion.request import (
     Change,
     CompleteOptions,
     Completion,
     CompletionReason,
-    CompletionRequest,
-    EndCheck,
-    check_request,
-    time_limit,
 )
-from akunu_py.decoding.events import PrefillProgress
-from akunu_py.decoding.generate.chat_model import Gauges, ServedModelFacts, ShownPiece
+from akunu_py.decoding.events import (
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    PrefillProgress,
+    ShownEnd,
+    ShownPiece,
+    TextDelta,
+)
+from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.model_host import ModelFacts
+from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.serve.own.client import ServerClient
-from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
+from akunu_py.types import Piece, Stats, TextPiece
 
 
-class ServedChat:
-    """A `ChatModel` on a server. may_store: answers may join the server's answer cache."""
+class ServedLoop:
+    """Runs answers and completions on a server, one at a time; see `ModelLoop`."""
+
+    engine = None
+    shared = 0, 0
 
     def __init__(
-        self, client: ServerClient, facts: ServedModelFacts, *, may_store: bool = True
+        self,
+        client: ServerClient,
+        facts: ModelFacts,
+        options: CompleteOptions | None = None,
+        *,
+        may_store: bool = True,
     ) -> None:
+        """options: of completions. may_store: answers may join the server's answer cache."""
         self.facts = facts
-        self._client, self._may_store = client, may_store
+        self._client = client
+        self._options = options or CompleteOptions()
+        self._may_store = may_store
+        self._running: tuple[JobHandle, Generator[Event | None]] | None = None
 
-    def gauges(self) -> Gauges:
-        """Return nothing: the server sends gauges with its answers."""
-        return Gauges()
+    def has_room(self, *, short: bool) -> bool:
+        return self._running is None
 
-    def answer(self, messages: Sequence[Message], options: GenerateOptions) -> ServedAnswer:
-        options = replace(options, may_store=options.may_store and self._may_store)
-        return ServedAnswer(self._client, messages, options)
+    def begin(self, handle: JobHandle) -> None:
+        if isinstance(handle.job, CompletionJob):
+            self._running = handle, self._complete(handle.job, handle)
+        else:
+            assert isinstance(handle.job, ShownJob)
+            self._running = handle, self._answer(handle.job, handle)
+
+    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+        """Wait a moment for the next event."""
+        assert self._running is not None
+        handle, events = self._running
+        try:
+            event = next(events)
+        except Exception as error:  # noqa: BLE001 - it ends the request
+            event = Failed(error)
+        if isinstance(event, Finished | Failed):
+            self._running = None
+            events.close()
+        return [(handle, [event] if event is not None else [])]
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """Do nothing: the server saves its prompt caches."""
         return False
 
-
-class ServedAnswer:
-    """A `ShownAnswer` that a server generates."""
-
-    def __init__(
-        self, client: ServerClient, messages: Sequence[Message], options: GenerateOptions
-    ) -> None:
-        self._client = client
-        fields = [asdict(message) for message in messages]
-        self.body = {"id": secrets.token_hex(8), "messages": fields, "options": asdict(options)}
-        self._cancelled = threading.Event()
-        self._gauges = Gauges()
-        self.stats = Stats()
-        self.finish_reason: FinishReason | None = None
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def gauges(self) -> Gauges:
-        return self._gauges
-
-    def steps(self) -> Iterator[PrefillProgress | ShownPiece]:
-        frames = self._client.frames(
-            "/akunu/chat", self.body, lambda: "time" if self._cancelled.is_set() else None
-        )
-        with contextlib.closing(frames):
-            for frame in frames:
-                if "reading" in frame:
-                    yield PrefillProgress(*frame["reading"])
-                if "stats" in frame:
-                    self.stats = Stats(**frame["stats"])
-                if "gauges" in frame:
-                    self._gauges = Gauges(**frame["gauges"])
-                if "piece" in frame:
-                    yield _parse_piece(frame["piece"])
-                self.finish_reason = frame.get("ended")
-        self.finish_reason = self.finish_reason or "cancelled"
-
-
-def _parse_piece(values: Mapping[str, Any]) -> ShownPiece:
-    text = values["piece"]
-    inner = text["piece"]
-    piece = Piece(
-        tuple(inner["tokens"]), inner["accepted"], tuple(inner["rejected"]), inner["seconds"]
-    )
-    drafted = tuple((start, end) for start, end in text["drafted"])
-    return ShownPiece(
-        TextPiece(text["text"], piece, drafted, text["thinking"]),
-        values["rejected"],
-        values["from_prefill"],
-    )
-
-
-class ServedCompleter:
-    """Completes with a server, one request at a time, with a local cache; see `Completer`."""
-
-    def __init__(self, client: ServerClient, name: str, options: CompleteOptions) -> None:
-        self.name = name
-        self._client = client
-        self._options = asdict(options)
-        self._cache = CompletionCache()
-
-    def release_under_pressure(self) -> None:
-        """Do nothing: the memory is the server's."""
-
     def close(self) -> None:
         """Do nothing: the server saves what it learned."""
 
-    def find_cached(self, request: CompletionRequest) -> Completion | None:
-        return self._cache.find(request)
+    def _answer(self, job: ShownJob, handle: JobHandle) -> Generator[Event | None]:
+        options = replace(job.options, may_store=job.options.may_store and self._may_store)
+        messages = [asdict(message) for message in job.messages]
+        body = {"messages": messages, "options": asdict(options)}
+        stats, gauges = Stats(), Gauges()
 
-    def complete(
-        self,
-        request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
-    ) -> Completion:
-        """Return the server's completion. Raises ServerGone, AkunuError."""
-        check_request(request)
-        ended = ended or time_limit(request.seconds)
-        known = self.find_cached(request) if request.max_tokens else None
-        if known is not None:
-            if known.text:
-                on_text(known.text)
-            return known
-        body = {
-            "id": secrets.token_hex(8),
-            "request": asdict(replace(request, seconds=None)),  # the time limit is `ended`'s
-            "options": self._options,
-        }
-        completion = self._request_completion(body, ended, on_text)
-        self._cache.add(request, completion)
-        return completion
+        def end_reason() -> CompletionReason | None:
+            return "time" if handle.cancelled else None
 
-    def _request_completion(
-        self, body: Mapping[str, Any], ended: EndCheck, on_text: Callable[[str], None]
-    ) -> Completion:
+        with contextlib.closing(self._frames("chat", body, end_reason)) as frames:
+            for frame in frames:
+                event = _chat_event(frame)
+                if isinstance(event, ShownPiece):
+                    stats, gauges = event.stats, event.gauges or gauges
+                yield event
+        yield Finished("cancelled", stats, details=ShownEnd("cancelled", gauges))
+
+    def _complete(self, job: CompletionJob, handle: JobHandle) -> Generator[Event | None]:
         text = ""
         reason: CompletionReason | None = None
 
-        def asked_to_end() -> CompletionReason | None:
+        def end_reason() -> CompletionReason | None:
             nonlocal reason
-            reason = ended() or reason
+            reason = "cancelled" if handle.cancelled else job.ended() or reason
             return reason
 
-        frames = self._client.frames("/akunu/complete", body, asked_to_end)
-        with contextlib.closing(frames):
+        if end_reason() == "cancelled":
+            yield finished(Completion("", "cancelled", Stats()))
+        request = replace(job.request, seconds=None)  # the time limit is in `job.ended`
+        body = {"request": asdict(request), "options": asdict(self._options)}
+        with contextlib.closing(self._frames("complete", body, end_reason)) as frames:
             for frame in frames:
-                if "text" in frame:
-                    text += frame["text"]
-                    on_text(frame["text"])
                 if "completion" in frame:
-                    return _completion(frame["completion"])
-        return Completion(text, reason or "time", Stats())
+                    yield finished(_completion(frame["completion"]))
+                elif "text" in frame:
+                    text += frame["text"]
+                    job.on_text(frame["text"])
+                    yield TextDelta(frame["text"])
+                else:
+                    yield None
+        yield finished(Completion(text, reason or "time", Stats()))
+
+    def _frames(
+        self, path: str, body: Mapping[str, Any], end_reason: Callable[[], CompletionReason | None]
+    ) -> Generator[dict[str, Any]]:
+        body = {"id": secrets.token_hex(8), **body}
+        return self._client.frames(f"/akunu/{path}", body, end_reason)
+
+
+def _chat_event(frame: Mapping[str, Any]) -> Event | None:
+    if "reading" in frame:
+        return PrefillProgress(*frame["reading"])
+    if "ended" in frame:
+        reason, stats = frame["ended"]["reason"], Stats(**frame["stats"])
+        end = ShownEnd(reason, Gauges(**frame["ended"]["gauges"]))
+        return Finished(reason, stats, details=end)
+    if "piece" in frame:
+        values = frame["piece"]
+        stats, gauges = Stats(**values["stats"]), values["gauges"]
+        return ShownPiece(
+            _text_piece(values["piece"]),
+            stats,
+            values["rejected"],
+            values["from_prefill"],
+            gauges and Gauges(**gauges),
+        )
+    return None
+
+
+def _text_piece(values: Mapping[str, Any]) -> TextPiece:
+    inner = values["piece"]
+    piece = Piece(
+        tuple(inner["tokens"]), inner["accepted"], tuple(inner["rejected"]), inner["seconds"]
+    )
+    drafted = tuple((start, end) for start, end in values["drafted"])
+    return TextPiece(values["text"], piece, drafted, values["thinking"])
 
 
 def _completion(values: Mapping[str, Any]) -> Completion:

@@ -12,7 +12,7 @@ from typing import Any
 
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.generate.job import chat_job, text_job
+from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
 from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,

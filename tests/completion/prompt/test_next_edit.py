@@ -15,10 +15,10 @@ from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_queue import CompletionQueue
 from akunu_py.completion.prompt.next_edit import FORMATS, RecentEdits, difference, unified
 from akunu_py.completion.protocols.json_lines import JsonLines
 from akunu_py.completion.request import BufferEdit, Change, CompleteOptions, CompletionRequest
-from akunu_py.completion.thread import CompletionThread
 from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
@@ -274,15 +274,15 @@ def test_lines_that_ask_for_it(makers: dict[str, Completer]) -> None:
     maker.session = Answering(maker.engine)
     maker.session.answer = "a = 2\nb = a\n"
     written: list[dict[str, Any]] = []
-    thread = CompletionThread(lambda: maker)
-    lines = JsonLines(thread, lambda line: written.append(json.loads(line)), CompletionRequest(""))
-    thread.start()
+    queue = CompletionQueue(lambda: maker)
+    lines = JsonLines(queue, lambda line: written.append(json.loads(line)), CompletionRequest(""))
+    queue.start()
     edit = {"path": "x.py", "before": "z", "after": "a"}
     asked = {"id": 1, "prefix": "a = 1\n", "suffix": "b = a\n", "edits": [edit]}
     bad = [{**edit, "line": "x"}, {"path": "x.py"}, "x"]
     for number, sent in enumerate([asked, *({**asked, "edits": [each]} for each in bad)]):
         lines.handle(json.dumps({**sent, "id": number}).encode())
-    thread.close(drain=True)
+    queue.close(drain=True)
     answers = {answer.pop("id"): answer for answer in written}
     assert answers[0].pop("stats")
     assert answers[0] == {

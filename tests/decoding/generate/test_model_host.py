@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import (
     Event,
     Failed,
@@ -18,14 +20,16 @@ from akunu_py.decoding.events import (
     PrefillProgress,
     TextDelta,
 )
-from akunu_py.decoding.generate import job
+from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError
+from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.jobs import scripted
+from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import byte_level, write_model
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
@@ -38,14 +42,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_job(prompt: list[int], count: int = 12) -> Job:
-    return job.text_job(prompt, GenerateOptions(max_tokens=count))
+    return answer_jobs.text_job(prompt, GenerateOptions(max_tokens=count))
 
 
 class Served:
     """A scheduler of the tiny model, and the events of its jobs."""
 
-    def __init__(self, directory: Path, load: Callable[[], Session] | None = None) -> None:
-        self.scheduler = ModelHost(load or (lambda: Session(Engine.load(directory))))
+    def __init__(self, directory: Path, load: Callable[[], StepLoop] | None = None) -> None:
+        self.scheduler = ModelHost(load or (lambda: StepLoop(Session(Engine.load(directory)))))
 
     def submit(self, job: Job) -> tuple[JobHandle, queue.SimpleQueue[Event]]:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -147,10 +151,10 @@ def test_a_reader_that_fails_wants_no_more(served: Served) -> None:
 def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path) -> None:
     now, tries = [0.0], [OSError("no disk"), OSError("no disk")]
 
-    def load() -> Session:
+    def load() -> StepLoop:
         if tries:
             raise tries.pop()
-        return Session(Engine.load(directory))
+        return StepLoop(Session(Engine.load(directory)))
 
     served = Served(directory)
     served.scheduler = ModelHost(load, clock=lambda: now[0])
@@ -215,14 +219,14 @@ def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
 def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("akunu_py.decoding.generate.model_thread._SAVE_AFTER_S", 0.0)
+    monkeypatch.setattr("akunu_py.decoding.generate.model_host._SAVE_AFTER_S", 0.0)
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
     engines: list[weakref.ref[Engine]] = []
 
-    def load() -> Session:
+    def load() -> StepLoop:
         engine = Engine.load(directory)
         engines.append(weakref.ref(engine.model))
-        return Session(engine)
+        return StepLoop(Session(engine))
 
     served = Served(directory)
     served.scheduler = ModelHost(load, idle_s=0.01, on_state=states.put)
@@ -236,3 +240,56 @@ def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
         answers.append(text_of(all_of(served.submit(text_job(PROMPT))[1])))
     assert answers[0] == answers[1] != ""
     assert served.scheduler.close()
+
+
+def test_an_idle_model_saves_all_prompt_caches_then_unloads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("akunu_py.decoding.generate.model_host._SAVE_AFTER_S", 0.0)
+    log: queue.SimpleQueue[str] = queue.SimpleQueue()
+    left = [True, True, False]
+
+    class Saving(ScriptedLoop):
+        def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+            log.put("save")
+            return bool(left) and left.pop(0)
+
+        def close(self) -> None:
+            log.put("close")
+
+    host = ModelHost(
+        lambda: Saving("scripted", lambda request, ended, on_text: Completion("", "stop", Stats())),
+        idle_s=0.01,
+        on_state=log.put,
+    )
+    host.start()
+    seen: list[str] = []
+    while "unloaded" not in seen:
+        seen.append(log.get(timeout=60))
+    assert seen[:5] == ["loading", "ready", "save", "save", "save"]
+    assert seen[-2:] == ["close", "unloaded"]
+    host.reload()
+    assert [log.get(timeout=60) for _ in range(2)] == ["loading", "ready"]
+    assert host.close()
+
+
+def test_a_job_without_output_begins_again_after_its_server_is_gone() -> None:
+    tries: list[str] = []
+    job = CompletionJob(CompletionRequest("a"), lambda session: pytest.fail("none"), lambda: None)
+
+    def complete(
+        request: CompletionRequest, ended: EndCheck, on_text: Callable[[str], None]
+    ) -> Completion:
+        tries.append("complete")
+        if len(tries) in (1, 3, 4):
+            raise ServerGone("it is gone")
+        return Completion("b", "stop", Stats())
+
+    host = ModelHost(lambda: ScriptedLoop("scripted", complete))
+    host.start()
+    for expected in (Finished, Failed):  # the second one fails twice
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        host.submit(job, events.put)
+        assert isinstance(all_of(events)[-1], expected)
+    assert len(tries) == 4
+    assert host.close()

@@ -12,9 +12,10 @@ import pytest
 
 from akunu_py.decoding import learned_state
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.job import chat_job
+from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
@@ -70,7 +71,7 @@ def test_the_models_thread_renders_no_turn_and_writes_no_file(
     monkeypatch.setattr(learned_state, "_JOURNAL_TOKENS", 20)
     for place, name in SLOW:
         monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
-    host = ModelHost(lambda: Session(engine, learned))
+    host = ModelHost(lambda: StepLoop(Session(engine, learned)))
     host.start()
     for number in range(3):
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -87,7 +88,7 @@ def test_what_an_answer_teaches_is_on_disk_when_the_host_is_closed(
     engine: Engine, tmp_path: Path
 ) -> None:
     learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
-    host = ModelHost(lambda: Session(engine, learned))
+    host = ModelHost(lambda: StepLoop(Session(engine, learned)))
     host.start()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     host.submit(chat_job(engine, [Message("user", "Hi")], GenerateOptions(12)), events.put)

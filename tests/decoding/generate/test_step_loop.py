@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate import batched_pass, session
-from akunu_py.decoding.generate.job import JobHandle, text_job
+from akunu_py.decoding.generate.answer_jobs import text_job
+from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine

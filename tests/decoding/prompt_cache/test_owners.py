@@ -13,8 +13,9 @@ import pytest
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate import session as session_module
+from akunu_py.decoding.generate.answer_jobs import AnswerEvents, text_job
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
-from akunu_py.decoding.generate.job import AnswerEvents, Job, JobHandle, text_job
+from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState

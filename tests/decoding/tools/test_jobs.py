@@ -18,8 +18,8 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate import job
-from akunu_py.decoding.generate.job import chat_job, text_job
+from akunu_py.decoding.generate import answer_jobs
+from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
 from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text import thinking as channels
@@ -177,7 +177,7 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     session: Any = None
     generation: Any = Given(call + call[:9], call[9:], "So.")
     parser = ToolCallParser(FORMATS["hermes"], TOOLS)
-    answer = job.AnswerEvents(generation, parser, one_call=one_call)
+    answer = answer_jobs.AnswerEvents(generation, parser, one_call=one_call)
     events = run_job(lambda session: answer, session)
     assert calls(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Finished)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.events import Event, PromptProcessed, ThinkingDelta
-from akunu_py.decoding.generate.job import AnswerEvents
+from akunu_py.decoding.generate.answer_jobs import AnswerEvents
 from akunu_py.decoding.generate.session import Status, Step
 from akunu_py.decoding.text.thinking import ThinkingSplitter
 from akunu_py.decoding.tools.formats import FORMATS

@@ -12,22 +12,23 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.generate import model_thread as thread_module
-from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
+from akunu_py.decoding.events import Gauges, ShownPiece
+from akunu_py.decoding.generate import model_host
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
-from akunu_py.decoding.generate.session import Request, Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 from akunu_py.errors import DamagedModel
-from akunu_py.tui.workers.session_thread import (
+from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
+    ChatClient,
     ModelLoaded,
     PieceArrived,
     PieceBuffer,
     PrefillUpdate,
-    SessionThread,
 )
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
 from tests.support.command import until
@@ -46,16 +47,18 @@ class Recorder:
         self.messages: queue.Queue[TextualMessage] = queue.Queue()
         self.broken = True
         self.starter = starter
-        self.answered: list[str] = []
-        self.thread = SessionThread("starter", self.load)
+        self.answered: list[Stats] = []
+        self.loading: list[bool] = []  # at each load
+        self.thread = ChatClient("starter", self.load, on_answered=self.record)
 
-    def load(self, name: str) -> LoadedChat:
+    def load(self, name: str) -> StepLoop:
+        self.loading.append(self.thread.is_loading)
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return LoadedChat(altered(self.starter, name=name), on_answered=self.record)
+        return StepLoop(Session(altered(self.starter, name=name)), 1)
 
-    def record(self, engine: Engine, generation: Request) -> None:
-        self.answered.append(generation.text)
+    def record(self, engine: Engine, stats: Stats) -> None:
+        self.answered.append(stats)
 
     def next(self) -> Any:
         return self.messages.get(timeout=60)
@@ -118,10 +121,13 @@ def test_stopping_before_it_begins(recorder: Recorder) -> None:
     recorder.thread.request(3, QUESTION, OPTIONS)
     recorder.thread.request(4, QUESTION, ENDLESS)
     recorder.thread.stop(4)
-    assert recorder.until_end(3)[1].reason in ("stop", "length")
-    _, end = recorder.until_end(4)
-    assert end.reason == "cancelled"
-    assert end.stats.generated_tokens <= 1
+    ends: dict[int, AnswerFinished] = {}
+    while len(ends) < 2:
+        if isinstance(message := recorder.next(), AnswerFinished):
+            ends[message.request] = message
+    assert ends[3].reason in ("stop", "length")
+    assert ends[4].reason == "cancelled"
+    assert ends[4].stats.generated_tokens <= 1
 
 
 def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -> None:
@@ -133,10 +139,10 @@ def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -
     assert end.error.startswith("AttributeError: ")
     recorder.thread.request(7, QUESTION, OPTIONS)
     before = len(recorder.answered)
-    text, end = recorder.until_end(7)
+    _, end = recorder.until_end(7)
     assert isinstance(end, AnswerFinished)
     recorder.ask(70, QUESTION, GenerateOptions(max_tokens=1))
-    assert recorder.answered[before:][:1] == [text], "of failed ones nothing is told"
+    assert recorder.answered[before:][:1] == [end.stats], "of failed ones nothing is told"
 
 
 def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
@@ -191,15 +197,16 @@ QUIT = """
 import queue
 import sys
 from pathlib import Path
-from akunu_py.decoding.generate.chat_model import LoadedChat
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.tui.workers.session_thread import PieceArrived, SessionThread
+from akunu_py.tui.workers.chat_client import PieceArrived, ChatClient
 from akunu_py.types import GenerateOptions, Message
 
 def load(name):
-    return LoadedChat(Engine.load(Path(sys.argv[1])))
+    return StepLoop(Session(Engine.load(Path(sys.argv[1]))), 1)
 
-threads = [SessionThread("tiny", load) for _ in range(3)]
+threads = [ChatClient("tiny", load) for _ in range(3)]
 for thread in threads:
     notes = queue.Queue()
     thread.start(notes.put)
@@ -230,24 +237,16 @@ def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(shallow_starter: Engi
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_it_is_known_whether_a_model_is_being_loaded(
-    shallow_starter: Engine, broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_known_whether_a_model_is_being_loaded(shallow_starter: Engine, broken: bool) -> None:
     """Where it is when the chat is quit, MLX's threads may be at work when the program ends."""
-    recorder, seen = Recorder(shallow_starter), list[bool]()
-    recorder.broken, load = broken, recorder.thread._load
-
-    def loading(name: str) -> Any:
-        seen.append(recorder.thread.loading)
-        return load(name)
-
-    monkeypatch.setattr(recorder.thread, "_load", loading)
-    assert not recorder.thread.loading
+    recorder = Recorder(shallow_starter)
+    recorder.broken = broken
+    assert not recorder.thread.is_loading
     recorder.thread.start(recorder.messages.put)
     assert isinstance(recorder.next(), AnswerFailed if broken else ModelLoaded)
     assert recorder.thread.close(timeout=60)
-    assert seen == [True]
-    assert not recorder.thread.loading
+    assert recorder.loading == [True]
+    assert not recorder.thread.is_loading
 
 
 def test_closing_what_never_started(shallow_starter: Engine) -> None:
@@ -257,13 +256,19 @@ def test_closing_what_never_started(shallow_starter: Engine) -> None:
 def test_pieces_are_held_together_with_their_spans() -> None:
     buffer, stats, gauges = PieceBuffer(), Stats(), Gauges()
     assert not buffer.is_due()
-    buffer.add(ShownPiece(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), from_prefill=True))
+    buffer.add(
+        ShownPiece(
+            TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), Stats(), from_prefill=True
+        )
+    )
     assert buffer.is_due(), "the first piece goes at once"
     buffer.flush(1, stats, gauges)
     buffer.add(
-        ShownPiece(TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), " dog")
+        ShownPiece(
+            TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), Stats(), " dog"
+        )
     )
-    buffer.add(ShownPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),))))
+    buffer.add(ShownPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)), Stats()))
     assert not buffer.is_due()
     message = buffer.flush(1, stats, gauges)
     assert (message.text, message.drafted, message.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
@@ -273,7 +278,9 @@ def test_pieces_are_held_together_with_their_spans() -> None:
 
 def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
     buffer = PieceBuffer()
-    buffer.add(ShownPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), " dog"))
+    buffer.add(
+        ShownPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), Stats(), " dog")
+    )
     message = buffer.flush(1, Stats(), Gauges())
     assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())
 
@@ -282,23 +289,22 @@ def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
 def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_module, "_SAVE_AFTER_S", 0.0)
+    monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)
     monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
     write_chat_model(tmp_path)
     loads: list[str] = []
 
-    def load(name: str) -> LoadedChat:
+    def load(name: str) -> StepLoop:
         loads.append(name)
         engine = altered(Engine.load(tmp_path), prompt_cache_memory=1 << 30)
         caches = PromptCacheStore(engine.path, DiskLimits(reserve=0))
-        return LoadedChat(
-            engine, LearnedState(tmp_path, "t", "l", answer_cache=False, caches=caches)
-        )
+        learned = LearnedState(tmp_path, "t", "l", answer_cache=False, caches=caches)
+        return StepLoop(Session(engine, learned), 1)
 
     long = [Message("user", "the sea and the river " * 20)]
     for start in range(2):
         messages: queue.Queue[TextualMessage] = queue.Queue()
-        thread = SessionThread("tiny", load, unload_s=0.1)
+        thread = ChatClient("tiny", load, unload_s=0.1)
         thread.start(messages.put)
         for number in range(2 - start):
             thread.request(number, long, GenerateOptions(max_tokens=3))
@@ -306,6 +312,6 @@ def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
                 assert not isinstance(message, AnswerFailed), message
             known = message.stats.prompt_tokens - 1 if start or number else 0
             assert message.stats.cached_tokens == known
-            until(lambda: thread._chat is None)  # noqa: B023 - it is waited for here
+            until(lambda: thread._host.facts is None)  # noqa: B023 - it is waited for here
         assert thread.close(timeout=60)
     assert len(loads) == 3

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
 from akunu_py.completion.request import Completion, CompletionRequest
-from akunu_py.completion.thread import CompletionFailure, CompletionThread, Ticket
-from akunu_py.decoding.generate import model_thread as thread_module
+from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.errors import UsageError
 from tests.support.command import until
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -35,10 +36,10 @@ class Host:
         self.order: list[str] = []
         self.passes_when: dict[str, int] = {}
         self.passes = 0
-        self.failed: list[CompletionFailure] = []
+        self.states: list[str] = []
         self.changed = threading.Condition()
         self._directory, self._break_it = directory, break_it
-        self.thread = CompletionThread(self._load, on_failed=self.failed.append)
+        self.queue = CompletionQueue(self._load, on_state=self.states.append)
 
     def _load(self) -> Completer:
         self._break_it()
@@ -65,7 +66,7 @@ class Host:
         on_text = options.pop("on_text", lambda text: None)
         request = CompletionRequest(prefix, **options)
         ticket = Ticket(request, on_done, channel, on_text)
-        self.thread.submit(ticket)
+        self.queue.submit(ticket)
         return ticket
 
     def wait(self, *names: str) -> None:
@@ -81,9 +82,9 @@ class Host:
 @pytest.fixture
 def host(directory: Path) -> Any:
     made = Host(directory)
-    made.thread.start()
+    made.queue.start()
     yield made
-    assert made.thread.close(60)
+    assert made.queue.close(60)
 
 
 def test_a_newer_request_ends_the_older_within_one_pass(host: Host) -> None:
@@ -167,17 +168,17 @@ def test_a_model_that_does_not_load(directory: Path) -> None:
 
     host = Host(directory, refuse)
     host.ask("early")
-    host.thread.start()
+    host.queue.start()
     host.ask("late")
-    assert host.thread.close(60, drain=True)
-    assert host.failed == [CompletionFailure("no such model")]
-    assert set(host.done) == {"early", "late"}
-    assert host.done["late"] == host.failed[0]
+    assert host.queue.close(60, drain=True)
+    assert host.states == ["loading", "failed"]
+    failure = CompletionFailure("no such model")
+    assert host.done == {"early": failure, "late": failure}
 
 
 def test_closing_answers_everybody(directory: Path) -> None:
     host = Host(directory)
-    stop = threading.Thread(target=host.thread.close)
+    stop = threading.Thread(target=host.queue.close)
 
     def close(text: str) -> None:
         if stop.ident is None:
@@ -186,7 +187,7 @@ def test_closing_answers_everybody(directory: Path) -> None:
     names = [str(number) for number in range(5)]
     for name in names:
         host.ask(name, on_text=close)
-    host.thread.start()
+    host.queue.start()
     host.wait(*names)
     stop.join(60)
     assert {host.reason(name) for name in names} == {"cancelled"}
@@ -195,27 +196,25 @@ def test_closing_answers_everybody(directory: Path) -> None:
 def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_module, "_SAVE_AFTER_S", 0.0)
+    monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)
     host = Host(directory)
     loads: list[str] = []
-    relieved: list[Completer] = []
-    monkeypatch.setattr(
-        Completer, "release_under_pressure", lambda completer: relieved.append(completer)
-    )
+    relieved: list[PromptCaches] = []
+    monkeypatch.setattr(memory_guard, "release_under_pressure", relieved.append)
 
     def load() -> Completer:
         loads.append("load")
         return host._load()
 
-    host.thread = CompletionThread(load, unload_s=0.2, on_failed=host.failed.append)
-    host.thread.start()
+    host.queue = CompletionQueue(load, unload_s=0.2, on_state=host.states.append)
+    host.queue.start()
     host.ask("first", max_tokens=3)
     host.wait("first")
-    until(lambda: host.thread._completer is None)
+    until(lambda: host.queue.host.facts is None)
     host.ask("second", prefix=PREFIX + "1", max_tokens=3)
     host.wait("second")
     assert len(loads) == 2
     assert relieved
     assert isinstance(host.done["second"], Completion)
-    assert host.thread.close(60)
-    assert host.failed == []
+    assert host.queue.close(60)
+    assert "failed" not in host.states

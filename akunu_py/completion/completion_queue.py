@@ -1,6 +1,6 @@
-"""The thread that owns a completer: superseding, cancelling, work ahead, failures as values.
+"""Requests for completions on their way to a model: superseding, cancelling, work ahead.
 
-A cached completion is returned in the caller's thread; all other callbacks run in this thread.
+A cached completion is returned in the caller's thread; all other callbacks run in the model's.
 Work ahead (a prefill, or the completion after the last one) runs while no request waits.
 """
 
@@ -9,25 +9,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from akunu_py.completion.completion_cache import typed_since
+from akunu_py.completion.completion_cache import CompletionCache, typed_since
+from akunu_py.completion.completion_job import CompletionJob
 from akunu_py.completion.request import (
     Completion,
-    CompletionMaker,
     CompletionReason,
     CompletionRequest,
     check_request,
     time_limit,
 )
-from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
-from akunu_py.errors import ServerGone, UsageError, describe
+from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
+from akunu_py.errors import AkunuError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats
 
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
+    from akunu_py.decoding.generate.session import Session
+
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
-_RETRY_S = 1.0, 60.0  # until a failed load is retried: first, doubled each time, and maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class CompletionFailure:
     """The reason for a missing completion, in one line."""
 
     message: str
+    error: Exception = field(default_factory=lambda: AkunuError("failed"), compare=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,54 +67,45 @@ class Ticket:
             self.on_text(new)
 
 
-class CompletionThread:
-    """Loads a completer, then serves one request after the other.
+class CompletionQueue:
+    """Requests to the model that `load` returns, one after the other.
 
-    `load` runs in the thread. If it fails, requests fail with its message; later ones retry it.
-    unload_s: idle seconds after which the completer is unloaded, None for never.
+    load: called in the model's thread; see `ModelHost`. unload_s: idle seconds after which the
+    model is unloaded, None for never. on_state: called in the model's thread.
     """
 
     def __init__(
         self,
-        load: Callable[[], CompletionMaker],
+        load: Callable[[], Completer | ModelLoop],
         *,
-        on_loading: Callable[[], None] = lambda: None,
-        on_loaded: Callable[[CompletionMaker], None] = lambda completer: None,
-        on_failed: Callable[[CompletionFailure], None] = lambda failure: None,
+        on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
         unload_s: float | None = None,
     ) -> None:
         self._load = load
-        self._on_loading = on_loading
-        self._on_loaded = on_loaded
-        self._on_failed = on_failed
-        self._clock = clock
-        self._failures = 0
-        self._retry_at = 0.0
-        self._completer: CompletionMaker | CompletionFailure | None = None  # None while it loads
+        self._completer: Completer | None = None
+        self._cache = CompletionCache()
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
         self._waiting: set[Ticket] = set()  # queued tickets of clients
         self._ahead: Ticket | None = None  # the current work ahead
-        self._draining = False
-        self._thread = ModelThread[Ticket](
-            "completions",
-            load=self._try_to_load,
-            serve=self._serve,
-            unload=self._unload,
-            idle=Idle(self._release_under_pressure, self._rest, unload_s),
-        )
-
-    @property
-    def state(self) -> Literal["loading", "ready", "failed"]:
-        completer = self._completer
-        if completer is None:
-            return "loading"
-        return "failed" if isinstance(completer, CompletionFailure) else "ready"
+        self._open: set[Ticket] = set()
+        self._all_done = threading.Condition(self._lock)
+        self._draining = self._closing = False
+        self.host = ModelHost(self._load_loop, idle_s=unload_s, on_state=on_state, clock=clock)
 
     def start(self) -> None:
-        """Start to load the model. Requests may be submitted before."""
-        self._thread.start()
+        """Start loading, once. Requests may be submitted before."""
+        self.host.start()
+
+    def complete(self, request: CompletionRequest) -> Completion:
+        """Wait for a completion. Raises what loading and completing raise."""
+        outcome = Future[Completion | CompletionFailure]()
+        self.submit(Ticket(request, outcome.set_result))
+        done = outcome.result()
+        if isinstance(done, CompletionFailure):
+            raise done.error
+        return done
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
@@ -119,13 +116,13 @@ class CompletionThread:
         try:
             check_request(ticket.request)
         except UsageError as error:
-            self._finish(ticket, CompletionFailure(describe(error)))
+            self.finish(ticket, CompletionFailure(describe(error), error))
             return
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._submit_ahead(ticket)
             return
-        cached = self._find_cached(ticket.request)
+        cached = self._cache.find(ticket.request)
         with self._lock:
             previous = self._latest.pop(ticket.channel, None) if ticket.channel else None
             if cached is None:
@@ -135,19 +132,23 @@ class CompletionThread:
         if previous is not None:
             previous.cancel()
         if cached is None:
-            self._thread.put(ticket)
+            self._put(ticket)
         else:
             ticket.send(cached.text)
-            self._finish(ticket, cached)
+            self.finish(ticket, cached)
             self._make_next(ticket, cached)
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
-        """End the thread: cancel all requests, or with `drain` serve clients' requests first.
+        """End the model's thread: cancel all requests, or with `drain` serve clients' first.
 
         Returns False if the thread is still busy after `timeout` seconds.
         """
-        self._draining = True
-        return self._thread.close(timeout, drain=drain)
+        with self._lock:
+            self._draining = True
+            if drain:
+                self._all_done.wait_for(lambda: not self._open, timeout)
+            self._closing = True
+        return self.host.close(cancel_s=timeout)
 
     def close_or_exit(self, code: int) -> bool:
         """End the thread; exit the program with `code` if loading a model keeps it busy.
@@ -155,61 +156,42 @@ class CompletionThread:
         Returns True if the model was loading. The caller then ends with `exit_without_teardown`,
         because threads of MLX may abort at Python's teardown.
         """
-        loading = self.state == "loading"
+        loading = self.host.state == "loading"
         if not self.close(_CLOSE_S):
             exit_without_teardown(code)
         return loading
 
-    def _try_to_load(self) -> None:
-        self._completer = None
-        self._on_loading()
-        try:
-            completer = self._load()
-        except Exception as error:  # noqa: BLE001 - the user must see any error
-            first, most = _RETRY_S
-            self._retry_at = self._clock() + min(most, first * 2**self._failures)
-            self._failures += 1
-            failure = CompletionFailure(describe(error))
-            self._completer = failure
-            self._on_failed(failure)
-        else:
-            self._failures = 0
-            self._completer = completer
-            self._on_loaded(completer)
+    def _load_loop(self) -> ModelLoop:
+        loaded = self._load()
+        if isinstance(loaded, ModelLoop):
+            return loaded
+        from akunu_py.decoding.generate.step_loop import StepLoop
 
-    def _unload(self) -> None:
-        if self._completer is not None and not isinstance(self._completer, CompletionFailure):
-            self._completer.close()
-        self._completer = CompletionFailure("closed")
+        self._completer = loaded
+        return StepLoop(loaded.session, 1)
 
-    def _release_under_pressure(self) -> bool:
-        if self._completer is not None and not isinstance(self._completer, CompletionFailure):
-            self._completer.release_under_pressure()
-        return False
+    def _get_completer(self, session: Session) -> Completer:
+        assert self._completer is not None
+        return self._completer
 
-    def _rest(self) -> None:
-        """Unload the model until the next request."""
-        self._unload()
-        self._completer = None
-        release_memory()
-
-    def _find_cached(self, request: CompletionRequest) -> Completion | None:
-        completer = self._completer
-        if completer is None or isinstance(completer, CompletionFailure):
-            return None
-        return completer.find_cached(request)
+    def _put(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._open.add(ticket)
+        served = _ServedTicket(self, ticket)
+        job = CompletionJob(ticket.request, self._get_completer, served.ended, served.add)
+        self.host.submit(job, lambda event: self._on_event(served, event))
 
     def _submit_ahead(self, ticket: Ticket) -> None:
         """Queue a completion to make ahead, unless it is cached or in progress."""
         with self._lock:
             known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
-        known = known or self._find_cached(ticket.request) is not None
+        known = known or self._cache.find(ticket.request) is not None
         if not known:
             with self._lock:
                 self._ahead = ticket
-            self._thread.put(ticket)
+            self._put(ticket)
         else:
-            self._finish(ticket, Completion("", "cancelled", Stats()))
+            self.finish(ticket, Completion("", "cancelled", Stats()))
 
     def _make_next(self, ticket: Ticket, done: Completion) -> None:
         """Queue the completion that follows if all of `done` is accepted."""
@@ -218,60 +200,48 @@ class CompletionThread:
             following = replace(request, prefix=request.prefix + done.text, seconds=None)
             self._submit_ahead(Ticket(following, channel=ticket.channel, ahead=True))
 
-    def _serve(self, ticket: Ticket) -> None:
-        if ticket.done:  # with the completion of an earlier ticket
-            return
-        with self._lock:
-            self._waiting.discard(ticket)
-        failed = isinstance(self._completer, CompletionFailure)
-        again = self._completer is None or (failed and self._clock() >= self._retry_at)
-        if again and not self._thread.closing.is_set():
-            self._try_to_load()
-        job = _Job(self, ticket)
-        done = self._complete(job)
-        with self._lock:
-            if self._ahead is ticket:
-                self._ahead = None
-        served = job.ticket
-        if isinstance(done, Completion):
-            done = replace(done, text=job.rest(done.text))
-        self._finish(served, done)
-        if isinstance(done, Completion) and not served.ahead:
-            self._make_next(served, done)
+    def _on_event(self, served: _ServedTicket, event: Event) -> None:
+        if isinstance(event, Finished | Failed):
+            ticket, done = served.ticket, self._outcome(served, event)
+            with self._lock:
+                if self._ahead is served.first:
+                    self._ahead = None
+            if not ticket.done:
+                self.finish(ticket, done)
+                if isinstance(done, Completion) and not ticket.ahead:
+                    self._make_next(ticket, done)
 
-    def _complete(self, job: _Job) -> Completion | CompletionFailure:
-        completer = self._completer
-        if completer is None or isinstance(completer, CompletionFailure):
-            return completer or CompletionFailure("not loaded")
-        if job.ended() == "cancelled":
-            return Completion("", "cancelled", Stats())
-        try:
-            return completer.complete(job.request, job.ended, job.add)
-        except ServerGone as error:
-            self._completer = CompletionFailure(describe(error))
-            if job.text or self._thread.closing.is_set():
-                return self._completer
-            self._try_to_load()
-            return self._complete(job)
-        except Exception as error:  # noqa: BLE001 - a bad request must not end the program
-            return CompletionFailure(describe(error))
+    def _outcome(
+        self, served: _ServedTicket, event: Finished | Failed
+    ) -> Completion | CompletionFailure:
+        if isinstance(event, Finished) and isinstance(event.details, Completion):
+            self._cache.add(served.request, event.details)
+            return replace(event.details, text=served.rest(event.details.text))
+        if isinstance(event, Failed) and not self._closing:
+            return CompletionFailure(describe(event.error), event.error)
+        return Completion("", "cancelled", Stats())
 
-    def _finish(self, ticket: Ticket, done: Completion | CompletionFailure) -> None:
+    def finish(self, ticket: Ticket, done: Completion | CompletionFailure) -> None:
         with self._lock:
             ticket.done = True
             self._waiting.discard(ticket)
             if self._latest.get(ticket.channel) is ticket:
                 del self._latest[ticket.channel]
-        ticket.on_done(done)
+        try:
+            ticket.on_done(done)
+        finally:
+            with self._lock:
+                self._open.discard(ticket)
+                self._all_done.notify_all()
 
     def wants(self, ticket: Ticket) -> bool:
-        """Return False if `ticket`, which is running, must end."""
-        if ticket.cancelled.is_set() or self._thread.closing.is_set():
-            return False
-        if not ticket.ahead:
-            return True
+        """Return False if `ticket`, which has begun, must end."""
         with self._lock:
-            return self._ahead is ticket and not self._waiting and not self._draining
+            self._waiting.discard(ticket)
+            if ticket.done or ticket.cancelled.is_set() or self._closing:
+                return False
+            idle = self._ahead is ticket and not self._waiting and not self._draining
+            return idle or not ticket.ahead
 
     def newest(self, channel: str) -> Ticket | None:
         """Return the last ticket of a client on the channel."""
@@ -284,32 +254,36 @@ class CompletionThread:
             self._waiting.discard(ticket)
             if self._ahead is superseded:
                 self._ahead = None
-        self._finish(superseded, Completion("", "cancelled", Stats()))
+        self.finish(superseded, Completion("", "cancelled", Stats()))
 
 
-class _Job:
-    """An unfinished completion for a ticket, or for a later ticket that requests its rest."""
+class _ServedTicket:
+    """The ticket that a completion is made for, or a later one that requests its rest."""
 
-    def __init__(self, thread: CompletionThread, ticket: Ticket) -> None:
-        self._thread = thread
+    def __init__(self, queue: CompletionQueue, ticket: Ticket) -> None:
+        self._queue = queue
         self.request = ticket.request
-        self.ticket = ticket  # the one that gets the completion
+        self.first = self.ticket = ticket
         self.text = ""
-        self._timed_out = time_limit(ticket.request.seconds)
+        self._timed_out: Callable[[], CompletionReason | None] | None = None  # None: not begun
 
     def ended(self) -> CompletionReason | None:
         """Return the reason to end now, None to continue; called between two passes.
 
-        First, if the newest ticket of the channel requests the rest of this text, the job serves
-        that ticket from now on, and the old ticket ends as cancelled.
+        First, if the newest ticket of the channel requests the rest of this text, the completion is
+        made for that ticket from now on, and the old ticket ends as cancelled.
         """
-        newest = self._thread.newest(self.ticket.channel)
+        if self.ticket.done:  # with the completion of an earlier ticket
+            return "cancelled"
+        if self._timed_out is None:
+            self._timed_out = time_limit(self.request.seconds)
+        newest = self._queue.newest(self.ticket.channel)
         if newest is not None and newest is not self.ticket and self._fits(newest):
             superseded, self.ticket = self.ticket, newest
             self._timed_out = time_limit(newest.request.seconds)
-            self._thread.take_over(superseded, newest)
+            self._queue.take_over(superseded, newest)
             self.add("")
-        return self._timed_out() if self._thread.wants(self.ticket) else "cancelled"
+        return self._timed_out() if self._queue.wants(self.ticket) else "cancelled"
 
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""

@@ -1,0 +1,47 @@
+"""A model whose completions a function makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from akunu_py.completion.completion_job import CompletionJob, finished
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
+from akunu_py.decoding.events import Event, Failed
+from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.model_host import ModelFacts
+
+Complete = Callable[[CompletionRequest, EndCheck, Callable[[str], None]], Completion]
+
+
+class ScriptedLoop:
+    """Runs one completion in a step; see `ModelLoop`."""
+
+    engine = None
+    shared = 0, 0
+
+    def __init__(self, name: str, complete: Complete) -> None:
+        self.facts = ModelFacts(name, "", 0, None, "")
+        self._complete = complete
+        self._handle: JobHandle | None = None
+
+    def has_room(self, *, short: bool) -> bool:
+        return self._handle is None
+
+    def begin(self, handle: JobHandle) -> None:
+        self._handle = handle
+
+    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+        handle, self._handle = self._handle, None
+        assert handle is not None
+        job = handle.job
+        assert isinstance(job, CompletionJob)
+        try:
+            return [(handle, [finished(self._complete(job.request, job.ended, job.on_text))])]
+        except Exception as error:  # noqa: BLE001 - as of a model
+            return [(handle, [Failed(error)])]
+
+    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

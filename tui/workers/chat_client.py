@@ -1,0 +1,251 @@
+"""The chat's connection to its model, and the messages that it posts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from textual.message import Message as TextualMessage
+
+from akunu_py.decoding.events import (
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    PrefillProgress,
+    ShownEnd,
+    ShownPiece,
+)
+from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
+from akunu_py.decoding.generate.shown_answer import ShownJob, memory
+from akunu_py.errors import describe
+from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
+
+if TYPE_CHECKING:
+    from akunu_py.decoding.model.engine import Engine
+
+Span = tuple[int, int]  # half-open range of characters
+Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
+
+_NO_GAUGES = Gauges()
+_INTERVAL_S = 1 / 16  # between two messages about one answer
+
+
+class AnswerMessage(TextualMessage):
+    """A message about the model or an answer."""
+
+
+@dataclass
+class ModelLoaded(AnswerMessage):
+    """The model is ready."""
+
+    model: str
+    weights: str
+    context_length: int
+    no_draft: str | None = None  # why the model cannot draft, None if it can
+    note: str = ""  # a remark on memory for the user
+    gauges: Gauges = _NO_GAUGES
+    server: str = ""  # address of the server that runs the model, "" for this process
+
+
+@dataclass
+class PrefillUpdate(AnswerMessage):
+    """`done` of `total` prompt tokens are in the cache."""
+
+    request: int
+    done: int
+    total: int
+
+
+@dataclass
+class PieceArrived(AnswerMessage):
+    """More text of an answer, from one or more decode steps."""
+
+    request: int
+    text: str
+    drafted: tuple[Span, ...]  # accepted drafts, as ranges of `text`
+    stats: Stats  # of the answer so far
+    thinking: str = ""
+    rejected: tuple[Rejected, ...] = ()  # rejected drafts, by position in `text`
+    passes: tuple[int, ...] = ()  # tokens per decode step
+    gauges: Gauges = _NO_GAUGES
+
+
+@dataclass
+class AnswerFinished(AnswerMessage):
+    """The answer ended."""
+
+    request: int
+    reason: FinishReason
+    stats: Stats
+    gauges: Gauges = _NO_GAUGES
+
+
+@dataclass
+class AnswerFailed(AnswerMessage):
+    """An error ended a request."""
+
+    request: int | None  # None if the model could not be loaded
+    error: str
+
+
+class PieceBuffer:
+    """Collects pieces of an answer: drawing 200 a second would slow decoding through the GIL."""
+
+    def __init__(self) -> None:
+        self._posted = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._text = ""
+        self._thinking = ""
+        self._spans: list[Span] = []
+        self._rejected: list[Rejected] = []
+        self._passes: list[int] = []
+
+    def add(self, shown: ShownPiece) -> None:
+        piece, rejected = shown.piece, shown.rejected
+        offset = len(self._text)
+        add_spans(self._spans, piece.drafted, offset)
+        if rejected and (piece.text or not piece.thinking):
+            accepted = piece.drafted[-1][1] if piece.drafted else 0
+            self._rejected.append((offset + accepted, rejected))
+        if piece.piece.tokens and not shown.from_prefill:
+            self._passes.append(len(piece.piece.tokens))
+        self._text += piece.text
+        self._thinking += piece.thinking
+
+    def __bool__(self) -> bool:
+        return bool(self._text or self._thinking or self._passes)
+
+    def is_due(self) -> bool:
+        """Whether to flush: immediately for the first piece and for every piece of a slow model."""
+        text = self._text or self._thinking
+        return bool(text) and time.monotonic() - self._posted >= _INTERVAL_S
+
+    def flush(self, request: int, stats: Stats, gauges: Gauges) -> PieceArrived:
+        """Return all pieces as one message, and empty the buffer."""
+        message = PieceArrived(
+            request,
+            self._text,
+            tuple(self._spans),
+            replace(stats),
+            self._thinking,
+            tuple(self._rejected),
+            tuple(self._passes),
+            gauges,
+        )
+        self._posted = time.monotonic()
+        self._clear()
+        return message
+
+
+class ChatClient:
+    """Sends the chat's requests to its model, and posts messages about their answers.
+
+    Every exception becomes an `AnswerFailed` message. The next request retries a failed load.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        load: Callable[[str], ModelLoop],  # called in the model's thread with a model's name
+        unload_s: float | None = None,
+        on_answered: Callable[[Engine, Stats], None] = lambda engine, stats: None,
+    ) -> None:
+        self._model = model
+        self._post: Callable[[AnswerMessage], object] = lambda message: None
+        self._handles: dict[int, JobHandle] = {}  # by request
+        self._host = ModelHost(
+            lambda: load(self._model),
+            idle_s=unload_s,
+            retry_s=(0.0, 0.0),
+            on_state=self._on_state,
+            on_answered=on_answered,
+        )
+
+    def start(self, post: Callable[[AnswerMessage], object], *, load: bool = True) -> None:
+        """Load the model, unless `switch` comes first (`load` False)."""
+        self._post = post
+        if load:
+            self._host.start()
+
+    @property
+    def is_loading(self) -> bool:
+        return self._host.state == "loading"
+
+    def request(self, number: int, messages: Sequence[Message], options: GenerateOptions) -> None:
+        """Queue a request; messages about it carry `number`."""
+        poster = _AnswerPoster(number, lambda message: self._post(message))
+        handle = self._host.submit(ShownJob(messages, options), poster.add)
+        unfinished = {key: each for key, each in self._handles.items() if not each.ended}
+        self._handles = unfinished | {number: handle}
+
+    def switch(self, model: str) -> None:
+        """Load `model`, or reload the current one, after the queued requests; unload first."""
+        self._model = model
+        self._host.reload()
+
+    def stop(self, number: int) -> None:
+        """Cancel a request after the current decode step, or before it starts."""
+        if number in self._handles:
+            self._handles[number].cancel()
+
+    def close(self, timeout: float) -> bool:
+        """Cancel everything. Return False if the thread is busy after `timeout` seconds."""
+        return self._host.close(cancel_s=timeout)
+
+    def _on_state(self, state: State) -> None:
+        facts = self._host.facts
+        if state == "failed":
+            self._post(AnswerFailed(None, describe(self._host.error)))
+        elif state == "ready" and facts is not None:
+            loaded = (facts.name, facts.weights, facts.context_length, facts.no_draft, facts.note)
+            gauges = Gauges() if self._host.engine is None else Gauges(memory())
+            self._post(ModelLoaded(*loaded, gauges, facts.server))
+
+
+class _AnswerPoster:
+    """Posts the events of one answer."""
+
+    def __init__(self, request: int, post: Callable[[AnswerMessage], object]) -> None:
+        self._request, self._post = request, post
+        self._progress_time = 0.0
+        self._buffer = PieceBuffer()
+        self._stats, self._gauges = Stats(), Gauges()
+
+    def add(self, event: Event) -> None:
+        match event:
+            case PrefillProgress(done, total):
+                if time.monotonic() - self._progress_time >= _INTERVAL_S:
+                    self._progress_time = time.monotonic()
+                    self._post(PrefillUpdate(self._request, done, total))
+            case ShownPiece():
+                self._stats, self._gauges = event.stats, event.gauges or self._gauges
+                self._buffer.add(event)
+                if self._buffer.is_due():
+                    self._flush()
+            case Finished(reason, stats, details=end):
+                if isinstance(end, ShownEnd):
+                    self._stats, self._gauges, reason = stats, end.gauges, end.reason
+                self._flush()
+                self._post(AnswerFinished(self._request, reason, stats, self._gauges))
+            case Failed(error):
+                self._flush()
+                self._post(AnswerFailed(self._request, describe(error)))
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._post(self._buffer.flush(self._request, self._stats, self._gauges))
+
+
+def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
+    """Append ranges, shifted by `offset`, to `spans`; adjacent ranges are merged."""
+    for start, end in drafted:
+        if spans and spans[-1][1] == start + offset:
+            spans[-1] = (spans[-1][0], end + offset)
+        else:
+            spans.append((start + offset, end + offset))
