@@ -26,6 +26,7 @@ from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.server import ServedModel, ServeOptions
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.reliability.endurance import give_back, resident, tiny_model
+from tests.support.command import until
 from tests.support.targets import some
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -73,8 +74,9 @@ class Server:
                 assert not isinstance(event, Failed), event
         del answers, cancelled, events
         self.host.ask(lambda engine: self.host._unload()).result(60)
-        # The thread drops its reference to the engine with the next question.
+        # The thread drops its reference to the engine after the question.
         self.host._wake.set()
+        until(lambda: not self.host._wake.is_set())
         gc.collect()
         give_back()
         traced = tracemalloc.get_traced_memory()[0]
