@@ -71,7 +71,7 @@ class Server:
         for _, events in [*answers, *cancelled]:
             while not isinstance(event := events.get(timeout=60), Finished):
                 assert not isinstance(event, Failed), event
-        del answers, cancelled, events
+        answers, cancelled, events = [], [], None
         self.host.ask(lambda engine: self.host._save(lambda: False)).result(60)
         self.host.ask(lambda engine: self.host._rest()).result(60)
         # The thread drops its reference to the engine with the next question.
