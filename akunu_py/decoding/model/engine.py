@@ -145,6 +145,8 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
             model, context = host_group.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
         tokens = loading.result()
+    # Building layers draws random weights, which stay in the generator's graph until it is evaluated.
+    mx.eval(mx.random.state)
     cache = kv_cache.new_cache(model, plan.kv_bits)
     if parts.draft_model is not None:
         check_draft_model(parts.draft_model, tokens)
