@@ -62,6 +62,17 @@ class Server:
     def load_answer_unload(self) -> Held:
         """One life of the model; returns what is held after it."""
         self.served.service()
+        self.answer_all()
+        self.host.ask(lambda engine: self.host._save(lambda: False)).result(60)
+        self.host.ask(lambda engine: self.host._rest()).result(60)
+        # The thread drops its reference to the engine with the next question.
+        self.host._thread.put(True)
+        gc.collect()
+        give_back()
+        traced = tracemalloc.get_traced_memory()[0]
+        return Held(len(gc.get_objects()), traced, resident(), mx.get_active_memory())
+
+    def answer_all(self) -> None:
         answers = [self.ask() for _ in range(ANSWERS)]
         cancelled = [self.ask() for _ in range(CANCELLED)]
         for handle, events in cancelled:
@@ -71,15 +82,6 @@ class Server:
         for _, events in [*answers, *cancelled]:
             while not isinstance(event := events.get(timeout=60), Finished):
                 assert not isinstance(event, Failed), event
-        answers, cancelled, events = [], [], None
-        self.host.ask(lambda engine: self.host._save(lambda: False)).result(60)
-        self.host.ask(lambda engine: self.host._rest()).result(60)
-        # The thread drops its reference to the engine with the next question.
-        self.host._thread.put(True)
-        gc.collect()
-        give_back()
-        traced = tracemalloc.get_traced_memory()[0]
-        return Held(len(gc.get_objects()), traced, resident(), mx.get_active_memory())
 
     def ask(self) -> tuple[JobHandle, queue.SimpleQueue[Event]]:
         self.asked += 1
