@@ -12,7 +12,7 @@ from akunu_py.ngram import auto
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 
-LIMIT = 200
+LIMIT = 100
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 
 
@@ -33,7 +33,7 @@ def elements(drafter: AutoDrafter) -> int:
 
 def converse(drafter: AutoDrafter, draw: random.Random, secret: int | None = None) -> set[int]:
     """A text that is copied with edits; returns the drafted tokens. secret: what edits write."""
-    common = list(range(10, 40))
+    common = [draw.randrange(100, 100_000) for _ in range(30)]
     text = [draw.choice([*common, draw.randrange(100, 100_000)]) for _ in range(60)]
     text += [5, 6, 7, 5, 8, 9]
     drafter.rewind(0)

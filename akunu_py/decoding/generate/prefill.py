@@ -17,6 +17,7 @@ _PATIENCE = 1.0  # seconds that cancelling may wait for chunks in flight
 _TILE = 64  # rows per kernel tile
 _FIRST_SLICE = 64  # tokens of a timed chunk before the speed is known
 _LEAST_SLICE = 16
+_BUFFERS, _MIN_BUFFERS = 0.1, 64 << 20  # unused ones to keep: share of the used ones, bytes
 _CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two checkpoints
 
 
@@ -129,4 +130,13 @@ def _wait(target: Target, chunk: _Chunk, sizes: ChunkSizes, before: int, started
     """
     mx.eval(chunk.done)
     sizes.observe(before + chunk.tokens, target.clock() - started, last=chunk.last)
-    mx.clear_cache()
+    _release_buffers()
+
+
+def _release_buffers() -> None:
+    """Release the buffers that MLX keeps if they are many.
+
+    Requests that are decoding use the same ones.
+    """
+    if mx.get_cache_memory() > max(_MIN_BUFFERS, _BUFFERS * mx.get_active_memory()):
+        mx.clear_cache()

@@ -145,6 +145,8 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
             model, context = host_group.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
         tokens = loading.result()
+    # The generator's graph keeps the random weights of new layers until it is evaluated.
+    mx.eval(mx.random.state)
     cache = kv_cache.new_cache(model, plan.kv_bits)
     if parts.draft_model is not None:
         check_draft_model(parts.draft_model, tokens)

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
-from tests.support.targets import Timed, answer, fresh, some
+from tests.support.targets import Timed, answer, fresh, read, some
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -125,3 +127,17 @@ def test_chunks_behind_one_another_are_not_taken_for_fast(length: int) -> None:
     target.reuse_prefix(some(length, 3))
     list(prefill(target, sizes))
     assert sizes.costs.prefill_rate == pytest.approx(1000.0, rel=0.01)
+
+
+def test_buffers_are_released_only_if_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are decoding use the buffers between the chunks of a prompt."""
+    cleared: list[int] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(mx.get_cache_memory()))
+    held = 0
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: held)
+    for held in (50 << 20, 1 << 40):
+        target = Target(build("llama"))
+        target.reuse_prefix(some(300, 1))
+        chunks = len(read(target, ChunkSizes(largest=64, seconds=1e-9)))
+        assert chunks > 5
+        assert len(cleared) == (chunks - 1 if held == 1 << 40 else 0)
