@@ -361,13 +361,22 @@ class ModelHost:
         self._begin()
         if self._loop is None or not self._running:
             return False
-        for handle, events in self._loop.step():
+        for handle, events in self._step(self._loop):
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._finish(handle, event)
                 else:
                     handle.tell(event)
         return True
+
+    def _step(self, loop: ModelLoop) -> Sequence[tuple[JobHandle, Sequence[Event]]]:
+        """Run one step. A failing loop fails its jobs; the next job loads the model again."""
+        try:
+            return loop.step()
+        except Exception as error:  # noqa: BLE001 - the thread must not end while clients wait
+            failed = [(handle, [Failed(error)]) for handle in self._running]
+            self._unload()
+            return failed
 
     def _finish(self, handle: JobHandle, event: Finished | Failed) -> None:
         """End a running job, or queue it again if its server is gone."""

@@ -138,6 +138,24 @@ def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:
         served.scheduler.ask(lambda engine: 1 // 0).result(60)
 
 
+def test_failing_step_loop_fails_its_jobs_and_no_later_ones(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(loop: StepLoop) -> None:
+        raise RuntimeError("a fault of the loop")
+
+    served.scheduler.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(StepLoop, "step", fail)
+        for _, events in [served.submit(text_job(PROMPT)) for _ in range(3)]:
+            event = events.get(timeout=60)
+            assert isinstance(event, Failed)
+            assert str(event.error) == "a fault of the loop"
+    _, events = served.submit(text_job(PROMPT))
+    while not isinstance(event := events.get(timeout=60), Finished):
+        assert not isinstance(event, Failed), event
+
+
 def test_a_reader_that_fails_wants_no_more(served: Served) -> None:
     def broken(event: Event) -> None:
         raise ValueError("closed")
