@@ -40,6 +40,19 @@ _EXPECTED = {
 }
 
 
+DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """The settings of `akunu serve`: the table [serve], and the environment before it."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT  # 0: any free port
+    model: str = ""  # "": the model of the chat
+    api_key: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. Sizes are texts such as "2GB"."""
@@ -60,6 +73,7 @@ class Settings:
     prompt_cache_disk: str = "10GB"  # size of the prompt caches on disk; "0B": none
     bell: bool = True  # after a long answer, if the terminal has no focus
     server: str = "auto"  # "auto": a running `akunu serve` with the model; "off"; or an address
+    serve: ServeSettings = field(default_factory=ServeSettings)
 
     @property
     def unload_s(self) -> float | None:
@@ -84,6 +98,21 @@ def load_settings() -> Settings:
         raise UsageError(wrong[0])
     _print_once(tuple(renamed))
     return settings
+
+
+def serve_settings() -> ServeSettings:
+    """Return the settings of `akunu serve`; AKUNU_HOST and the like come before the file.
+
+    Raises UsageError if a value is invalid.
+    """
+    found: dict[str, Any] = {}
+    for name in asdict(ServeSettings()):
+        variable = f"AKUNU_{name.upper()}"
+        if value := os.environ.get(variable, ""):
+            found[name] = int(value) if name == "port" and value.isdecimal() else value
+            if wrong := _validate_serve({name: found[name]})[1]:
+                raise UsageError(wrong[0].replace(f"serve.{name}", variable))
+    return replace(load_settings().serve, **found)
 
 
 def read_settings() -> tuple[Settings, list[str]]:
@@ -197,6 +226,9 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
             names = "settings: " + ", ".join(types)
             hint = f"did you mean {_RENAMED.get(close[0], close[0])}?" if close else names
             wrong.append(f"unknown setting {_abbreviate(name)}; {hint}")
+        elif name == "serve":
+            valid[name], lines = _validate_serve(value)
+            wrong += lines
         elif expected := _expected(name, value, types[name]):
             wrong.append(f"expected {expected} for {key}, found {_abbreviate(value)}")
             if name == "answer_cache":
@@ -209,6 +241,27 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
         wrong.append(f"no persona called {settings.persona!r}; personas: {names}")
         settings = replace(settings, persona="")
     return settings, [f"{source}: {line}" for line in wrong], renamed
+
+
+def _validate_serve(content: Any) -> tuple[ServeSettings, list[str]]:
+    """Return the valid settings of the table [serve], and the errors."""
+    defaults, valid, wrong = asdict(ServeSettings()), dict[str, Any](), list[str]()
+    if not isinstance(content, dict):
+        wrong.append(f"expected a table for serve, found {_abbreviate(content)}")
+        content = {}
+    for name, value in content.items():
+        if name not in defaults:
+            hint = f"settings of [serve]: {', '.join(defaults)}"
+            wrong.append(f"unknown setting serve.{_abbreviate(name)}; {hint}")
+        elif name == "port" and not (type(value) is int and 0 <= value < 65536):
+            wrong.append(
+                f"expected a port from 0 to 65535 for serve.port, found {_abbreviate(value)}"
+            )
+        elif name != "port" and not _has_type(value, str):
+            wrong.append(f"expected {_EXPECTED[str]} for serve.{name}, found {_abbreviate(value)}")
+        else:
+            valid[name] = value
+    return ServeSettings(**valid), wrong
 
 
 def _abbreviate(value: object) -> str:

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from akunu_py.cli import main
 from akunu_py.commands.chat import settings_and_model
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.settings import Settings, load_settings, read_settings, save_settings, settings_file
+from akunu_py.settings import (
+    ServeSettings,
+    Settings,
+    load_settings,
+    read_settings,
+    save_settings,
+    serve_settings,
+    settings_file,
+)
 from akunu_py.text import parse_size
 
 PERSONAS = {"coder": "You write Python.", "poet": "You rhyme."}
@@ -250,3 +258,48 @@ def test_save_replaces_old_keys(capsys: pytest.CaptureFixture[str]) -> None:
 def test_error_names_renamed_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "hi", option]) == 2
     assert f"{option.partition('=')[0]} is now --" in capsys.readouterr().err
+
+
+def test_serve_settings_come_from_the_environment_then_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert serve_settings() == ServeSettings("127.0.0.1", 8012, "", "")
+    settings_file().write_text(
+        'model = "chat"\n[serve]\nhost = "10.0.0.1"\nport = 9000\nmodel = "a"\napi_key = "k"\n'
+    )
+    assert serve_settings() == ServeSettings("10.0.0.1", 9000, "a", "k")
+    for name, value in {"HOST": "0.0.0.0", "PORT": "0", "MODEL": "b", "API_KEY": "s"}.items():
+        monkeypatch.setenv(f"AKUNU_{name}", value)
+    assert serve_settings() == ServeSettings("0.0.0.0", 0, "b", "s")
+    save_settings({"bell": False})
+    assert load_settings().serve == ServeSettings("10.0.0.1", 9000, "a", "k")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("serve = 1", "expected a table for serve, found 1"),
+        ("[serve]\nport = 70000", "expected a port from 0 to 65535 for serve.port, found 70000"),
+        ("[serve]\nport = true", "expected a port from 0 to 65535 for serve.port, found True"),
+        ("[serve]\nhost = 1", "expected a text in quotes for serve.host, found 1"),
+        (
+            "[serve]\nodd = 1",
+            "unknown setting serve.'odd'; settings of [serve]: host, port, model, api_key",
+        ),
+    ],
+)
+def test_invalid_serve_settings_are_named(content: str, message: str) -> None:
+    settings_file().write_text(content)
+    with pytest.raises(UsageError) as raised:
+        load_settings()
+    assert str(raised.value) == f"{settings_file()}: {message}"
+    assert read_settings()[0].serve == ServeSettings()
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "http", "1.5"])
+def test_invalid_port_in_the_environment_is_named(
+    port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AKUNU_PORT", port)
+    with pytest.raises(UsageError, match="expected a port from 0 to 65535 for AKUNU_PORT, found"):
+        serve_settings()

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from akunu_py.arguments import add_model, add_values, positive
-from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
+from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
-from akunu_py.settings import load_settings
+from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, say
 
 _TIMEOUT_S = 5.0
@@ -133,7 +133,8 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", choices=[*CLIENTS], help="Agent to start")
     add_model(parser, "of the running server, or as in the settings")
-    add_values(parser, ("--port", "N", positive, DEFAULT_PORT, "Port of the server"))
+    port = f"Port of the server (default: as for akunu serve, or {DEFAULT_PORT})"
+    add_values(parser, ("--port", "N", positive, None, port))
     parser.add_argument(
         "--print", action="store_true", dest="show", help="Print the command without running it"
     )
@@ -143,10 +144,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    url, key = f"http://127.0.0.1:{args.port}", os.environ.get(KEY_VARIABLE, "")
+    settings = serve_settings()
+    args.port = args.port or settings.port
+    url, key = f"http://127.0.0.1:{args.port}", settings.api_key
     found = find_server(url, key)
     if found is None or args.model:
-        wanted = model_store.resolve(args.model or load_settings().model).name
+        name = args.model or settings.model or load_settings().model
+        wanted = model_store.resolve(name).name
     else:
         wanted = found.model
     if args.show:

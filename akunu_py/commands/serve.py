@@ -26,7 +26,7 @@ from akunu_py.arguments import (
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
-from akunu_py.settings import load_settings
+from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions
 
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from akunu_py.decoding.generate.step_loop import StepLoop
 
 
-DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
 KEY_VARIABLE = "AKUNU_API_KEY"
 _END_S = 9.0  # for shutdown after --grace, once stdin is closed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Without --model, --host, --port or --api-key, the values of AKUNU_MODEL, AKUNU_HOST, "
+        "AKUNU_PORT and AKUNU_API_KEY apply, then those under [serve] in settings.toml."
+    )
     add_model(parser)
     parser.add_argument(
         "--alias",
@@ -50,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     access = parser.add_argument_group("network")
     add_values(
         access,
-        ("--host", "ADDRESS", str, "127.0.0.1", "Address to listen on"),
-        ("--port", "N", int, DEFAULT_PORT, "Port to listen on; 0: any free port"),
+        ("--host", "ADDRESS", str, None, "Address to listen on (default: 127.0.0.1)"),
+        ("--port", "N", int, None, f"Port; 0: any free port (default: {DEFAULT_PORT})"),
         ("--api-key", "KEY", str, None, f"Required API key (default: the value of {KEY_VARIABLE})"),
     )
     access.add_argument(
@@ -81,14 +84,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model = model_store.resolve(args.model or load_settings().model)
+    settings = serve_settings()
+    args.model = args.model or settings.model or load_settings().model
+    args.host = settings.host if args.host is None else args.host
+    args.port = settings.port if args.port is None else args.port
+    model = model_store.resolve(args.model)
     model_store.check(model)
     loading_from(args)  # fail before taking the port
     if args.until_eof:
         threading.Thread(target=_exit_on_eof, args=(args.grace,), name="stdin", daemon=True).start()
     if not 0 <= args.port < 65536:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
-    key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
+    key = settings.api_key if args.api_key is None else args.api_key
     from akunu_py.decoding.generate.model_host import ModelHost
     from akunu_py.serve.http.guard import AccessRules, is_loopback
     from akunu_py.serve.http.server import ServeOptions, listen, serve

@@ -75,13 +75,26 @@ def _store_name(model: str) -> str:
         return model
 
 
+# Only this process needs the server, whatever the settings of a service say.
+_SERVE = (
+    sys.executable,
+    "-m",
+    "akunu_py",
+    "serve",
+    "--host",
+    "127.0.0.1",
+    "--until-eof",
+    "--quiet",
+)
+
+
 class ServeProcess:
     """`akunu serve` as a child process, which also exits when this process ends."""
 
     def __init__(self, options: Sequence[str], environment: Mapping[str, str] = {}) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "akunu_py", "serve", "--until-eof", "--quiet", *options],
+            [*_SERVE, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._output,

@@ -135,3 +135,18 @@ def test_claude_requests_no_other_model_and_changes_no_prompt() -> None:
     assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
     assert environment["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
     assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "65536"
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_serve_and_launch_use_the_environment(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AKUNU_MODEL", "nothing-here")
+    missing = run_here("serve")
+    assert (missing.returncode, "'nothing-here'" in missing.stderr) == (1, True)
+    monkeypatch.setenv("AKUNU_PORT", "x")
+    wrong = run_here("serve")
+    assert (wrong.returncode, "AKUNU_PORT" in wrong.stderr) == (2, True)
+    monkeypatch.setenv("AKUNU_PORT", str(port))
+    monkeypatch.setenv("AKUNU_API_KEY", "secret")
+    shown = run_here("launch", "codex", "--print")
+    assert f"http://127.0.0.1:{port}" in shown.stdout
+    assert "served" in shown.stdout
