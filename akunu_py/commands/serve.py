@@ -26,11 +26,13 @@ from akunu_py.arguments import (
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import print_warnings
-from akunu_py.types import GenerateOptions
+from akunu_py.types import GenerateOptions, LoadOptions
 
 if TYPE_CHECKING:
+    from akunu_py.decoding.embedding import Embedder
     from akunu_py.decoding.generate.step_loop import StepLoop
 
 
@@ -50,6 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="Additional model name accepted in requests; repeatable",
     )
+    embedding = "Model for /v1/embeddings, such as Qwen3-Embedding (default: none)"
+    add_values(parser, ("--embedding-model", "NAME_OR_PATH", str, None, embedding))
     access = parser.add_argument_group("network")
     add_values(
         access,
@@ -90,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
     args.port = settings.port if args.port is None else args.port
     model = model_store.resolve(args.model)
     model_store.check(model)
+    embedding = model_store.resolve(args.embedding_model) if args.embedding_model else None
+    if embedding is not None:
+        model_store.check(embedding)
     loading_from(args)  # fail before taking the port
     if args.until_eof:
         threading.Thread(target=_exit_on_eof, args=(args.grace,), name="stdin", daemon=True).start()
@@ -141,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
         # A process cannot connect to hosts twice.
         idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
         scheduler = ModelHost(lambda: _load(args, warnings, shut_down), idle_s=idle_s)
+        if embedding is not None:
+            options = replace(options, embedder=_embedder(embedding, args, idle_s))
         serve(scheduler, listening, options, f"{url}/v1")
     print_warnings(warnings)
     if lost.is_set():
@@ -162,6 +171,19 @@ def _load(
         engine.host_group.on_lost = on_lost
     learned = load_learned(engine, no_answer_cache=args.no_answer_cache, warnings=warnings)
     return StepLoop(Session(engine, learned))
+
+
+def _embedder(found: StoredModel, args: argparse.Namespace, idle_s: float | None) -> Embedder:
+    """Return the embedding model, which loads in its own thread."""
+    from akunu_py.decoding.embedding import Embedder
+    from akunu_py.decoding.generate.model_host import ModelHost
+    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.decoding.load import load_stored
+
+    options = LoadOptions(args.weights, memory_limit=args.memory_limit)
+    host = ModelHost(lambda: StepLoop(Session(load_stored(found, options))), idle_s=idle_s)
+    return Embedder(found.name, host)
 
 
 def _exit_on_eof(grace: float) -> None:

@@ -20,6 +20,7 @@ from akunu_py.completion.prompt.layout import (
     name_files,
 )
 from akunu_py.completion.request import CompleteOptions
+from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect.request_errors import RequestError
@@ -37,6 +38,7 @@ class Service:
     names: tuple[str, ...]  # accepted in requests; the model's own name first
     defaults: GenerateOptions
     max_tokens: int | None = None  # default limit; None: the context length
+    embedder: Embedder | None = None  # None: no embeddings
     created: int = field(default_factory=lambda: int(time.time()))
     completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
     # ids of requests that akunu's own clients want to stop with the text so far

@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost, State
@@ -49,6 +50,7 @@ class ServeOptions:
     quiet: bool = False  # do not log requests
     log_content: bool = False
     strict: bool = False  # refuse unknown fields
+    embedder: Embedder | None = None  # not started
     running: RunningServer | None = None  # announces the server to this user's other programs
 
 
@@ -74,7 +76,9 @@ class ServedModel:
             if options.temperature is not None:
                 sampling = replace(sampling, temperature=options.temperature)
             defaults = replace(options.defaults, sampling=sampling)
-            self._service = Service(engine, options.names, defaults, options.max_tokens)
+            self._service = Service(
+                engine, options.names, defaults, options.max_tokens, options.embedder
+            )
         return self._service
 
     def description(self) -> dict[str, Any]:
@@ -130,9 +134,12 @@ def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions,
     """
     model = ServedModel(scheduler, options)
     records = RequestRecords(_printer(options), keep_content=options.log_content)
+    embedder = options.embedder
     scheduler.start()
     try:
         name = model.service().name
+        if embedder is not None:
+            embedder.host.start()
         app = create_app(model.backend(records), options.access)
         logging.getLogger("uvicorn.error").setLevel(
             logging.CRITICAL
@@ -156,6 +163,8 @@ def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions,
             _Server(config, ready, lambda: scheduler.close(options.grace_s)).run([listening])
     finally:
         scheduler.close()
+        if embedder is not None:
+            embedder.host.close()
 
 
 class _Server(uvicorn.Server):

@@ -6,6 +6,7 @@ from akunu_py.serve.dialect.interface import Dialect, Endpoint
 from akunu_py.serve.openai.bodies import ChatBody
 from akunu_py.serve.openai.chat_completions import prepare_chat
 from akunu_py.serve.openai.completions import CompletionsBody, prepare_completions
+from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
 from akunu_py.serve.openai.shapes import error_body
 
 OPENAI = Dialect(
@@ -18,6 +19,7 @@ OPENAI = Dialect(
             prepare_completions,
             "Continue texts, or fill in their middle.",
         ),
+        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, "Embed texts."),
     ),
     error_body,
 )

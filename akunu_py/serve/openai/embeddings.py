@@ -1,0 +1,62 @@
+"""Embeddings, as OpenAI's clients request them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
+from akunu_py.serve.dialect.service import Service, check_model
+
+_MAX_TEXTS = 2048  # OpenAI's limit
+
+
+class EmbeddingsBody(Body):
+    """The body of /v1/embeddings."""
+
+    model: str | None = None
+    input: str | list[str] | list[int] | list[list[int]]  # texts or token ids
+    dimensions: int | None = Field(default=None, ge=1)
+    encoding_format: Literal["float", "base64"] | None = None
+    user: Ignored = None
+
+
+def embeddings(body: EmbeddingsBody, service: Service) -> Mapping[str, Any]:
+    """Return the embeddings of all texts. Raises RequestError."""
+    embedder = service.embedder
+    if embedder is None:
+        message = "no embedding model; start the server with --embedding-model NAME"
+        raise RequestError(message, "not_found", param="model", code="model_not_found")
+    check_model(body.model, [embedder.name])
+    texts = _texts(body.input)
+    if not 1 <= len(texts) <= _MAX_TEXTS:
+        raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")
+    found = embedder.embed(texts, body.dimensions)
+    in_base64 = body.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _in_base64(each.values) if in_base64 else each.values,
+        }
+        for index, each in enumerate(found)
+    ]
+    tokens = sum(each.tokens for each in found)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": embedder.name, "data": data, "usage": usage}
+
+
+def _texts(value: str | Sequence[Any]) -> list[Any]:
+    """Return the texts, each a string or token ids."""
+    single = isinstance(value, str) or bool(value and isinstance(value[0], int))
+    return [value] if single else list(value)
+
+
+def _in_base64(values: Sequence[float]) -> str:
+    """Return 32-bit little-endian floats in base64."""
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

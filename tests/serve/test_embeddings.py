@@ -1,0 +1,117 @@
+"""/v1/embeddings: last hidden states of an embedding model, normalized, in both encodings."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from starlette.types import ASGIApp
+
+from akunu_py.decoding.embedding import Embedder
+from akunu_py.decoding.generate.model_host import ModelHost
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.record import RequestRecords
+from tests.support.command import run_here
+from tests.support.serving import Served, ask, write_served_model
+
+PATH = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
+    directory = write_served_model(tmp_path_factory.mktemp("embedding") / "model")
+    host = ModelHost(lambda: StepLoop(Session(Engine.load(directory, name="embedding"))))
+    host.start()
+    yield Embedder("embedding", host)
+    assert host.close()
+
+
+@pytest.fixture
+def app(tiny: Served, embedder: Embedder) -> ASGIApp:
+    service = replace(tiny.model.service(), embedder=embedder)
+    backend = replace(tiny.model.backend(RequestRecords()), service=lambda: service)
+    return create_app(backend, AccessRules())
+
+
+def expected(engine: Engine, text: str) -> list[float]:
+    """Return the normalized last hidden state, by plain mlx-lm."""
+    hidden = engine.model.model(mx.array([engine.tokens.encode(text)]))[0, -1].astype(mx.float32)
+    return [float(value) for value in (hidden / mx.linalg.norm(hidden)).tolist()]
+
+
+def encoded(engine: Engine, text: str) -> list[int]:
+    return engine.tokens.encode(text)
+
+
+async def test_embeddings_are_normalized_last_hidden_states(
+    app: ASGIApp, embedder: Embedder
+) -> None:
+    texts = ["a cat", "a dog and a bird"]
+    reply = (await ask(app, PATH, {"model": "embedding", "input": texts})).json()
+    assert [each["index"] for each in reply["data"]] == [0, 1]
+    for text, each in zip(texts, reply["data"], strict=True):
+        found = each["embedding"]
+        truth = embedder.host.ask(partial(expected, text=text)).result(60)
+        assert found == pytest.approx(truth, abs=1e-4)
+        assert math.hypot(*found) == pytest.approx(1, abs=1e-4)
+    tokens = [embedder.host.ask(partial(encoded, text=text)).result() for text in texts]
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, tokens))
+
+    whole = {"encoding_format": "base64", "input": tokens}
+    in_base64 = (await ask(app, PATH, whole)).json()["data"]
+    for each, other in zip(in_base64, reply["data"], strict=True):
+        data = base64.b64decode(each["embedding"])
+        values = struct.unpack(f"<{len(data) // 4}f", data)
+        assert [*values] == pytest.approx(other["embedding"], abs=1e-6)
+    for single in ("a cat", tokens[0]):
+        (one,) = (await ask(app, PATH, {"input": single})).json()["data"]
+        assert one["embedding"] == pytest.approx(reply["data"][0]["embedding"], abs=1e-6)
+    (short,) = (await ask(app, PATH, {"input": "a cat", "dimensions": 8})).json()["data"]
+    assert len(short["embedding"]) == 8
+    assert math.hypot(*short["embedding"]) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "names"),
+    [
+        ({"input": []}, 400, "1 to 2048 texts"),
+        ({"input": ""}, 400, "expected a text"),
+        ({"input": [-1]}, 400, "token ids"),
+        ({"input": "a" * 20_000}, 400, "too long"),
+        ({"dimensions": 99_999}, 400, "dimensions"),
+        ({"dimensions": 0}, 400, "dimensions"),
+        ({"encoding_format": "int8"}, 400, "encoding_format"),
+        ({"model": "text-embedding-3-small"}, 404, "embedding"),
+    ],
+)
+async def test_invalid_requests_for_embeddings_are_named(
+    app: ASGIApp, more: dict[str, Any], status: int, names: str
+) -> None:
+    reply = await ask(app, PATH, {"input": "x"} | more)
+    assert reply.status == status
+    assert names in reply.json()["error"]["message"]
+
+
+async def test_a_server_without_an_embedding_model_names_the_option(tiny: Served) -> None:
+    reply = await ask(tiny.app, PATH, {"input": "x"})
+    assert reply.status == 404
+    assert "--embedding-model NAME" in reply.json()["error"]["message"]
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_an_embedding_model_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    model = write_served_model(tmp_path / "model")
+    run = run_here("serve", "--model", str(model), "--embedding-model", "nothing-here")
+    assert (run.returncode, "nothing-here" in run.stderr) == (1, True)
