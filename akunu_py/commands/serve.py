@@ -71,11 +71,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("generation", "Defaults for requests that do not set them."),
         ("--temperature", "T", float, None, "Sampling temperature (default: the model's, or 1)"),
         ("--max-tokens", "N", positive, None, "Maximum tokens (default: up to the context length)"),
+        ("--thinking-budget", "N", _tokens, None, "Maximum thinking tokens (default: no limit)"),
     )
     add_values(
         parser,
         ("--grace", "S", float, 20.0, "Grace period for running requests on shutdown, in seconds"),
         ("--idle", "MIN", float, 30.0, "Minutes without requests before unloading; 0: never"),
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="Refuse requests with fields that have no effect"
     )
     parser.add_argument("--quiet", action="store_true", help="Do not log requests")
     parser.add_argument(
@@ -85,6 +89,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_drafting(parser.add_argument_group("drafting"))
     add_loading(parser)
     add_hosts(parser)
+
+
+def _tokens(text: str) -> int:
+    return 0 if text == "0" else positive(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,12 +124,17 @@ def run(args: argparse.Namespace) -> int:
     options = ServeOptions(
         names=tuple(dict.fromkeys((model.name, *(args.alias or ())))),
         access=AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16)),
-        defaults=GenerateOptions(draft=args.draft, draft_tokens=args.draft_tokens),
+        defaults=GenerateOptions(
+            draft=args.draft,
+            draft_tokens=args.draft_tokens,
+            thinking_budget=args.thinking_budget,
+        ),
         temperature=args.temperature,
         max_tokens=args.max_tokens,
         grace_s=args.grace,
         quiet=args.quiet,
         log_content=args.log_content,
+        strict=args.strict,
     )
     warnings: list[str] = []  # of all loads
     lost = threading.Event()

@@ -73,7 +73,9 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_message(service.name, answers, shows_thinking=show),
-        MessageEncoder(service.name, shows_thinking=show) if body.stream else None,
+        MessageEncoder(service.name, shows_thinking=show, thinks=show and thinking.possible)
+        if body.stream
+        else None,
     )
 
 
@@ -284,8 +286,10 @@ def _signature(thinking: str) -> str:
 class MessageEncoder:
     """Encodes a streamed message."""
 
-    def __init__(self, model: str, *, shows_thinking: bool) -> None:
-        self._model, self._shows_thinking = model, shows_thinking
+    def __init__(self, model: str, *, shows_thinking: bool, thinks: bool = False) -> None:
+        """thinks: a thinking block is likely to be the first block."""
+        self._model, self._shows_thinking, self._thinks = model, shows_thinking, thinks
+        self._prompt = events.PromptProcessed(0, 0)  # so far
         self._started = False
         self._open_type = ""  # type of the open block, or ""
         self._index = -1  # of the last block
@@ -293,7 +297,14 @@ class MessageEncoder:
         self._has_calls = False
 
     def heartbeat(self) -> bytes:
-        return _frame({"type": "ping"})
+        """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
+        values = self._start(self._prompt)
+        if self._index < 0:
+            kind = "thinking" if self._thinks else "text"
+            values += self._open_text(kind)
+        if not self._open_type:
+            return _frame({"type": "ping"})
+        return b"".join(map(_frame, [*values, self._text_event(self._open_type, "")]))
 
     def fail(self, error: RequestError) -> list[bytes]:
         return [_frame(error_body(error, ""))]
@@ -303,6 +314,9 @@ class MessageEncoder:
 
     def _stream_events(self, event: events.Event) -> list[dict[str, Any]]:
         match event:
+            case events.PrefillProgress(_, total):
+                self._prompt = events.PromptProcessed(total, 0)
+                return []
             case events.PromptProcessed():
                 return self._start(event)
             case events.ThinkingDelta(text):
@@ -347,9 +361,17 @@ class MessageEncoder:
             return []
         values: list[dict[str, Any]] = []
         if self._open_type != kind:
-            extra = {"signature": ""} if kind == "thinking" else {}
-            values = [*self._close_block(), *self._open_block({"type": kind, kind: "", **extra})]
-        return [*values, self._block_event("delta", delta={"type": f"{kind}_delta", kind: text})]
+            values = [*self._close_block(), *self._open_text(kind)]
+        return [*values, self._text_event(kind, text)]
+
+    def _open_text(self, kind: str) -> list[dict[str, Any]]:
+        extra = {"signature": ""} if kind == "thinking" else {}
+        return self._open_block({"type": kind, kind: "", **extra})
+
+    def _text_event(self, kind: str, text: str) -> dict[str, Any]:
+        """Return a delta of a block."""
+        name, field = (kind, kind) if kind != "tool_use" else ("input_json", "partial_json")
+        return self._block_event("delta", delta={"type": f"{name}_delta", field: text})
 
     def _open_block(self, block: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._open_type, self._index = block["type"], self._index + 1

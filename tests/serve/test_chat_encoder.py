@@ -17,11 +17,14 @@ HEAD = ReplyHead("tiny", "chatcmpl")
 
 
 def streamed(choices: list[list[Event]], *, usage: bool) -> list[dict[str, Any]]:
-    """Return the chunks, parsed like the official client does."""
+    """Return the chunks, with heartbeats, parsed like the official client does."""
     encoder = ChatEncoder(HEAD, len(choices), usage=usage)
-    frames = [
-        encoder.encode(event, number) for number, each in enumerate(choices) for event in each
-    ]
+    frames = [[encoder.heartbeat()]]
+    for number, each in enumerate(choices):
+        for event in each:
+            frames.append(encoder.encode(event, number))
+            last = number == len(choices) - 1 and event is each[-1]
+            frames += [] if last else [[encoder.heartbeat()]]
     assert frames[-1][-1] == b"data: [DONE]\n\n"
     text = b"".join(frame for group in frames for frame in group).decode()
     events = text.split("\n\n")[:-2]

@@ -180,7 +180,8 @@ USER = {"role": "user", "content": "x"}
 )
 def test_messages_refuses_by_name(more: dict[str, Any], names: str) -> None:
     def read() -> None:
-        asked = read_messages({"model": "m", "max_tokens": 1, "messages": [USER]} | more)
+        body = {"model": "m", "max_tokens": 1, "messages": [USER]} | more
+        asked = bodies.parse(json.dumps(body).encode(), MessagesBody, strict=True)
         from_messages(asked)
         tools_of(asked)
 
@@ -204,7 +205,8 @@ def test_messages_refuses_by_name(more: dict[str, Any], names: str) -> None:
 )
 def test_responses_refuses_by_name(more: dict[str, Any], names: str) -> None:
     def read() -> None:
-        asked = read_responses({"model": "m", "input": "x"} | more)
+        body = {"model": "m", "input": "x"} | more
+        asked = bodies.parse(json.dumps(body).encode(), ResponsesBody, strict=True)
         from_responses(asked)
         map_tools(asked.tools or [], asked.tool_choice)
 

@@ -1,5 +1,5 @@
-"""Reasoning effort in each dialect: passed in the chat template's variables, or refused if the
-template has none."""
+"""Reasoning effort in each dialect: variables of the chat template, a budget of thinking tokens, or
+no effect, which is named."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any, get_args
 
 import pytest
 
-from akunu_py.decoding.chat_format.effort import Effort
+from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
-from akunu_py.serve.dialect import bodies
+from akunu_py.serve import messages
+from akunu_py.serve.dialect import bodies, thinking
+from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
+from akunu_py.serve.openai import chat_completions
 from akunu_py.serve.openai.bodies import ChatBody
 from akunu_py.serve.openai.chat_completions import prepare_chat
+from akunu_py.serve.responses import dialect
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import prepare_response
 from akunu_py.types import GenerateOptions
@@ -33,6 +37,7 @@ SAID = [{"role": "user", "content": "x"}]
 DEGREES = {"minimal": "low", "low": "low", "medium": "medium", "xhigh": "high"}
 SWITCH = "{{ '(off)' if enable_thinking is defined and not enable_thinking }}"
 DEGREE = "({{ reasoning_effort or 'medium' }})"
+DEGREE_PROMPT = "(medium)"
 KINDS: dict[str, tuple[str, bool, str | None, str | None]] = {
     "switch": (SWITCH, True, "(off)", ""),
     "other switch": ("{{ '(on)' if thinking }}", True, "", "(on)"),
@@ -72,19 +77,19 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def prepare(service: Service, path: str, **more: Any) -> None:
+def parsed(service: Service, path: str, *, strict: bool = False, **more: Any) -> Body:
+    """Prepare a request and return its body."""
     asked: dict[str, Any] = {"model": "tiny"} | more
-    if path == "chat":
-        body = {"messages": SAID} | asked
-        prepare_chat(bodies.parse(json.dumps(body).encode(), ChatBody), service)
-    elif path == "responses":
-        body = {"input": "x"} | asked
-        prepare_response(bodies.parse(json.dumps(body).encode(), ResponsesBody), service)
-    else:
-        body = {"messages": SAID} | asked
-        count_tokens(bodies.parse(json.dumps(body).encode(), CountBody), service)
-        body["max_tokens"] = 1
-        prepare_message(bodies.parse(json.dumps(body).encode(), MessagesBody), service)
+    kinds: dict[str, tuple[type[Body], dict[str, Any], Any]] = {
+        "chat": (ChatBody, {"messages": SAID}, prepare_chat),
+        "responses": (ResponsesBody, {"input": "x"}, prepare_response),
+        "count": (CountBody, {"messages": SAID}, count_tokens),
+        "messages": (MessagesBody, {"messages": SAID, "max_tokens": 1}, prepare_message),
+    }
+    kind, common, prepare = kinds[path]
+    body = bodies.parse(json.dumps(common | asked).encode(), kind, strict=strict)
+    prepare(body, service)
+    return body
 
 
 def expected(kind: str, effort: Effort) -> str | None:
@@ -93,29 +98,70 @@ def expected(kind: str, effort: Effort) -> str | None:
     return found.format(degree=DEGREES.get(effort, "high")) if found is not None else None
 
 
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The thinking budgets of the prepared requests."""
+    found: list[int | None] = []
+    plan = thinking.plan_thinking
+
+    def spy(*args: Any) -> thinking.ThinkingPlan:
+        made = plan(*args)
+        found.append(made.budget)
+        return made
+
+    for module in (chat_completions, dialect, messages):
+        monkeypatch.setattr(module, "plan_thinking", spy)
+    return found
+
+
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_openai_reasoning_effort(
-    kind: str, service: Service, prompts: list[str], effort: Effort
+    kind: str, service: Service, prompts: list[str], budgets: list[int | None], effort: Effort
 ) -> None:
-    expected_prompt = expected(kind, effort)
+    thinks = KINDS[kind][1]
+    parsed(service, "chat")
+    plain, expected_prompt = prompts.pop(), expected(kind, effort)
     asked: dict[str, dict[str, Any]] = {
         "chat": {"reasoning_effort": effort},
         "responses": {"reasoning": {"effort": effort, "summary": "auto"}},
     }
     for path, more in asked.items():
-        if expected_prompt is None:
-            with pytest.raises(RequestError, match="tiny does not support") as refused:
-                prepare(service, path, **more)
-            assert refused.value.param in ("reasoning_effort", "reasoning.effort")
-        else:
-            prepare(service, path, **more)
-            assert prompts.pop() == expected_prompt
+        body = parsed(service, path, **more)
+        assert prompts.pop() == (plain if expected_prompt is None else expected_prompt)
+        name = "reasoning_effort" if path == "chat" else "reasoning.effort"
+        useless = expected_prompt is None and not thinks
+        assert body.ignored == ([name] if useless else [])
+        if useless:
+            with pytest.raises(RequestError, match=name):
+                parsed(service, path, strict=True, **more)
+            prompts.clear()
+    by_effort = thinks and kind != "both" and (effort != "none" or expected_prompt is None)
+    assert budgets[1] == (EFFORT_BUDGETS.get(effort) if by_effort else None)
     assert not prompts
+
+
+def test_variables_of_the_template(kind: str, service: Service, prompts: list[str]) -> None:
+    """`chat_template_kwargs` reach the template in every dialect; other switches do the same."""
+    template, _, off, _ = KINDS[kind]
+    name = (
+        "thinking" if "thinking }}" in template and "enable" not in template else "enable_thinking"
+    )
+    for path in ("chat", "responses", "messages"):
+        parsed(service, path, chat_template_kwargs={name: False, "reasoning_effort": "x"})
+        found = prompts.pop()
+        assert ("(x)" in found) == ("reasoning_effort" in template)
+        assert ("(off)" in found) == ("(off)" in template)
+        assert "(on)" not in found
+        for more in ({"enable_thinking": False}, {"think": False}, {"think": "none"}):
+            parsed(service, path, **more)
+            assert prompts.pop() == (off or (DEGREE_PROMPT if kind == "degrees" else ""))
+        with pytest.raises(RequestError, match=r"chat_template_kwargs\.messages"):
+            parsed(service, path, chat_template_kwargs={"messages": []})
 
 
 def test_anthropic_thinking_and_effort(kind: str, service: Service, prompts: list[str]) -> None:
     """Anthropic's clients request thinking from any model; models without a switch ignore it."""
-    prepare(service, "chat", reasoning_effort=None)
+    parsed(service, "chat", reasoning_effort=None)
     plain = prompts.pop()
     asked: list[tuple[dict[str, Any], Effort | None]] = [
         ({}, None),
@@ -125,7 +171,8 @@ def test_anthropic_thinking_and_effort(kind: str, service: Service, prompts: lis
         ({"output_config": {"effort": "max"}}, "max"),
     ]
     for more, effort in asked:
-        prepare(service, "messages", **more)
+        for path in ("count", "messages"):
+            assert parsed(service, path, **more).ignored == []
         expected_prompt = None if effort is None else expected(kind, effort)
         assert (
             prompts == [plain if expected_prompt is None else expected_prompt] * 2

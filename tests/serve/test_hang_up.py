@@ -121,7 +121,7 @@ END = Finished("stop", Stats())
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_waiting_client_gets_heartbeats(tiny: Served, path: str) -> None:
-    """During prefill, and while text is withheld."""
+    """During prefill, and while text is withheld: empty deltas."""
     told = ScriptedJob(PrefillProgress(0, 10), PromptProcessed(10, 0), TextDelta("x"), END)
     app = scripted_app(told.run, tiny, heartbeat_s=0.001)
 
@@ -133,7 +133,8 @@ async def test_waiting_client_gets_heartbeats(tiny: Served, path: str) -> None:
     body: dict[str, Any] = {"stream": True, "prompt": "x"}
     reply = await ask(app, path, LONG | {"stream": True} if path == CHAT else body, gone=gone)
     assert reply.status == 200
-    assert reply.body.startswith(b": ")
+    chunks = reply.chunks()  # comments do not count for all clients
+    assert len(chunks) >= 5
     assert reply.chunks()[-1]["choices"][0]["finish_reason"] == "stop"
 
 

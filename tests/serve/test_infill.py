@@ -128,5 +128,5 @@ def test_editors_get_the_fields_they_read(service: Service, session: Session, na
 
 
 def test_errors_name_the_parameter(service: Service) -> None:
-    with pytest.raises(RequestError, match="unsupported parameter: lora"):
-        prepared(service, {"input_prefix": "", "lora": []})
+    with pytest.raises(RequestError, match="n_predict"):
+        prepared(service, {"input_prefix": "", "n_predict": "many"})

@@ -95,16 +95,20 @@ def _drop_unknown(value: Any, errors: Sequence[ErrorDetails]) -> list[str]:
         container = value
         for part in place[:-1]:
             container = container[part]
-        name = ".".join("*" if isinstance(part, int) else part for part in place)
+        parts = ["*" if isinstance(part, int) else part for part in place]
+        name = ".".join([*parts, *_entry_name(error)])
         if isinstance(container, list):
             entries.append((container, place[-1]))
-            name += f".{error.get('ctx', {}).get('name', '')}"
         else:
             container.pop(place[-1], None)  # two members of a union may report it
         names.append(name)
     for container, index in sorted(entries, key=lambda each: -each[1]):
         del container[index]
     return names
+
+
+def _entry_name(error: ErrorDetails) -> list[str]:
+    return [str(error["ctx"]["name"])] if error["type"] == _UNKNOWN_ENTRY else []
 
 
 def _find(value: Any, location: Sequence[str | int], *, whole: bool = True) -> list[Any] | None:
@@ -155,7 +159,7 @@ def _validation_error(value: Any, errors: list[ErrorDetails]) -> RequestError:
     """Return the most specific error: an unknown parameter if any, else the deepest one."""
     unknown = [each for each in errors if each["type"] in (_UNKNOWN_FIELD, _UNKNOWN_ENTRY)]
     error = max(unknown or errors, key=lambda error: len(error["loc"]))
-    name = ".".join(_param_parts(value, error["loc"]))
+    name = ".".join([*_param_parts(value, error["loc"]), *_entry_name(error)])
     if unknown:
         message = f"unsupported parameter: {name}"
     else:

@@ -29,6 +29,7 @@ class ThinkingPlan:
     variables: dict[str, Any]  # of the chat template
     budget: int | None  # maximum thinking tokens
     shown: bool  # the reply includes thinking
+    possible: bool  # the model can think
 
 
 def plan_thinking(
@@ -72,7 +73,8 @@ def plan_thinking(
         variables = template.on(effort) if enabled or effort else {}
         if effort and not template.degrees:
             has_effect = bool(variables) or limits
-            budget = EFFORT_BUDGETS.get(effort) if budget is None else budget
+            if limits and budget is None:
+                budget = EFFORT_BUDGETS.get(effort)
     if name and not has_effect:
         body.ignore(name)
     if budget is None:
@@ -81,6 +83,7 @@ def plan_thinking(
         {**(variables or {}), **_template_variables(body)},
         None if budget == -1 else budget,
         _shown(body),
+        template.thinks and budget != 0,
     )
 
 

@@ -103,6 +103,13 @@ class ChatEncoder(CommentEncoder):
         self._has_role = [False] * count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
         self._finished: list[Finished] = []
+        self._kind: dict[str, Any] = {"content": ""}  # an empty delta like the last one
+        self._choice = 0  # the last one
+
+    def heartbeat(self) -> bytes:
+        """Return an empty delta: clients do not count comments as progress."""
+        choice = self._choice
+        return b"".join(self._start(choice) or [self._chunk(choice, self._kind)])
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         if isinstance(event, Finished):
@@ -113,6 +120,12 @@ class ChatEncoder(CommentEncoder):
         delta = self._delta(event, choice)
         if delta is None:
             return []
+        self._choice = choice
+        if "tool_calls" in delta:
+            call = {"index": self._calls[choice] - 1, "function": {"arguments": ""}}
+            self._kind = {"tool_calls": [call]}
+        elif delta:
+            self._kind = dict.fromkeys(delta, "")
         return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
 
     def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
@@ -143,6 +156,7 @@ class ChatEncoder(CommentEncoder):
 
     def _end(self, event: Finished, choice: int) -> list[bytes]:
         self._finished.append(event)
+        self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
         reason = finish_reason(event, calls=self._calls[choice] > 0)
         extra = {"akunu": statistics(event)}
         frames = [*self._start(choice), self._chunk(choice, {}, reason, extra)]

@@ -142,6 +142,10 @@ class CompletionsEncoder(CommentEncoder):
         self._offsets = [len(text) for text in echoes]
         self._finished: list[Finished] = []
 
+    def heartbeat(self) -> bytes:
+        """Return an empty text: clients do not count comments as progress."""
+        return self._chunk(_choice(min(len(self._finished), len(self._echoes) - 1), ""))
+
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
             case PromptProcessed() if self._echoes[choice]:
