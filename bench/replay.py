@@ -9,14 +9,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from akunu_py.bench import command
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
-from akunu_py.bench.trace import Trace, TraceItem, load_trace, read_prompts, record
+from akunu_py.bench.trace import (
+    Trace,
+    TraceItem,
+    find_tokenizer,
+    load_trace,
+    read_prompts,
+    record,
+)
 from akunu_py.bench.workloads import load_workloads
+from akunu_py.decoding.drafting.rewrites import PromptRewrites
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -77,9 +86,19 @@ def run(options: argparse.Namespace) -> int:
         curve = curve.with_latency(options.latency / options.step)
         name += f" + {options.latency:g} ms network latency per step of {options.step:g} ms"
     trace = load_selected(options.file, options.workload)
+    rewrites = prompt_rewrites(trace)
+    if rewrites is None:
+        command.print_line(
+            f"No installed model has the tokenizer {trace.tokenizer}; auto drafts no rewritten text"
+        )
     found = {
         drafter: replay_trace(
-            trace, curve, drafter, draft_tokens=options.draft_tokens, memory=options.memory
+            trace,
+            curve,
+            drafter,
+            draft_tokens=options.draft_tokens,
+            memory=options.memory,
+            rewrites=rewrites,
         )
         for drafter in (COMPARED_DRAFTERS if options.compare else (options.draft,))
     }
@@ -121,11 +140,15 @@ def replay_trace(
     *,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
+    rewrites: PromptRewrites | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return counts and rates by workload.
 
     drafter: a draft mode, or one of COMPARED. memory: `auto` learns the outputs of the workload.
+    rewrites: by the trace's tokenizer, if it is known.
     """
+    if drafter not in ("auto", "ngram"):
+        rewrites = None
     found = {}
     for name, items in trace.workloads.items():
         learned = AnswerCache() if memory else None
@@ -133,8 +156,19 @@ def replay_trace(
         def make(learned: AnswerCache | None = learned) -> Drafter:
             return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
 
-        found[name] = replay(items, make, curve, learned)
+        found[name] = replay(items, make, curve, learned, rewrites)
     return found
+
+
+def prompt_rewrites(trace: Trace) -> PromptRewrites | None:
+    """Return the rewrites of prompts by the trace's tokenizer; None if it is not installed."""
+    tokenizer = find_tokenizer(trace.tokenizer)
+    if tokenizer is None:
+        return None
+    return PromptRewrites(
+        lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False),
+    )
 
 
 def drafter_named(
@@ -161,11 +195,12 @@ def replay(
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
     memory: AnswerCache | None = None,
+    rewrites: PromptRewrites | None = None,
 ) -> dict[str, Any]:
     """Return the counts of all items, each with a new drafter; `memory` learns the outputs."""
     counts = ReplayCounts()
     for item in items:
-        replay_item(item, make_drafter(), curve, counts)
+        replay_item(item, make_drafter(), curve, counts, rewrites)
         if memory is not None:
             memory.learn(item.output)
     return counts.as_dict()
@@ -199,7 +234,11 @@ class ReplayCounts:
 
 
 def replay_item(
-    item: TraceItem, drafter: Drafter, curve: Callable[[int], float], counts: ReplayCounts
+    item: TraceItem,
+    drafter: Drafter,
+    curve: Callable[[int], float],
+    counts: ReplayCounts,
+    rewrites: PromptRewrites | None = None,
 ) -> None:
     """Add the passes over one item to `counts`.
 
@@ -208,7 +247,8 @@ def replay_item(
     """
     output = item.output
     clock = perf_counter()
-    drafter.extend(item.prompt)
+    context = rewrites.of(item.prompt) if rewrites is not None else []
+    drafter.extend([*chain.from_iterable(context), *item.prompt])
     drafter.extend(output[:1])
     counts.draft_s += perf_counter() - clock
     counts.items += 1

@@ -11,10 +11,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.workloads import Workload, WorkloadTurn
-from akunu_py.errors import StoreError, UsageError
+from akunu_py.errors import StoreError, UnsupportedModel, UsageError
+from akunu_py.models.catalog import load_catalog
+from akunu_py.models.load.model_files import as_error
+from akunu_py.models.store.model_store import list_models
 from akunu_py.types import GenerateOptions, Message
 
 if TYPE_CHECKING:
@@ -87,6 +90,21 @@ def _parse_item(item: object, where: str) -> TraceItem:
     if not sides[1]:
         raise UsageError(f"expected at least one output token in {where}")
     return TraceItem(*sides)
+
+
+def find_tokenizer(name: str) -> Any | None:
+    """Return the `tokenizers.Tokenizer` of an installed model by its name or hub repository."""
+    from tokenizers import Tokenizer
+
+    entries = load_catalog()
+    for model in list_models():
+        original = entries[model.name].homepage if model.name in entries else ""
+        names = model.name, model.repository, original.removeprefix("https://huggingface.co/")
+        file = model.path / "tokenizer.json"
+        if name in names and file.is_file():
+            with as_error(f"the tokenizer in {model.path} cannot be loaded", UnsupportedModel):
+                return Tokenizer.from_file(str(file))
+    return None
 
 
 def read_prompts(path: Path) -> list[Workload]:

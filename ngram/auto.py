@@ -199,12 +199,12 @@ class AutoDrafter:
     def offer(self, limit: int) -> list[float]:
         self._guesses = self._look_ahead(max(1, min(HORIZON, limit + 1)))
         self._answering = True
-        self._planned = 0, 0
+        self._proposed_range = 0, 0
         found = [guess.probability for guess in self._guesses if guess.token >= 0]
         return found[: max(0, min(limit, MAX_DRAFT))]
 
     def take(self, count: int) -> list[int]:
-        self._planned = 0, count
+        self._proposed_range = 0, count
         self._drafted = count
         self._idle = 0 if count else self._idle + 1
         return [guess.token for guess in self._guesses[:count]]

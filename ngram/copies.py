@@ -78,16 +78,17 @@ class CopyTracker:
         self.answer_start = 0
         self.copies: Copies = (None, None)
         self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: the last skipped tokens
-        # By copy: (source position, output position) of its break; (key, tokens left to confirm)
-        # of the edit that it follows.
-        self._breaks: list[tuple[int, int] | None] = [None, None]
+        # (source position, output position) where the first copy broke. Edits between two rows of
+        # the answer vary, so only their first token is learned.
+        self._break: tuple[int, int] | None = None
+        # By copy: (key, tokens left to confirm) of the edit that it follows.
         self._followed: list[tuple[int, int] | None] = [None, None]
 
     def begin_answer(self, start: int) -> None:
         """Start a new answer at position `start`; earlier text can be copied."""
         self.answer_start = start
         self.copies = (None, None)
-        self._breaks = [None, None]
+        self._break = None
         self._followed = [None, None]
 
     def forget(self) -> None:
@@ -234,13 +235,11 @@ class CopyTracker:
             if match is not None:
                 second = Copy(match + 1, 1, IN_PLACE)
         self.copies = first, second
-        for index, copy in enumerate(self.copies):
-            broke = self._breaks[index]
-            if broke is not None and copy is not None and copy.run >= RESUME_TOKENS:
-                self._breaks[index] = None
-                position, start = broke
-                if position < copy.position <= position + WINDOW:
-                    self.edits.complete(position, start, copy.position - 1, len(self.tokens))
+        if self._break is not None and first is not None and first.run >= RESUME_TOKENS:
+            position, start = self._break
+            self._break = None
+            if position < first.position <= position + WINDOW:
+                self.edits.complete(position, start, first.position - 1, len(self.tokens))
 
     def _learn_edit(self, index: int, token: int, new: Copy, edit: EditGuess | None) -> None:
         """Learn from copy number `index`, which `token` turned into `new`. edit: the prediction."""
@@ -254,12 +253,15 @@ class CopyTracker:
             elif edit is not None and new == edit.after:
                 self._followed[index] = edit.key, RESUME_TOKENS
             return
-        self._breaks[index] = self._followed[index] = None
+        self._followed[index] = None
+        if index == 0:
+            self._break = None
         if followed is not None:
             self.edits.mark_varying(followed[0])
         if not old.written:
             self.edits.begin(old.position, token)
-            self._breaks[index] = old.position, len(self.tokens)
+            if index == 0:
+                self._break = old.position, len(self.tokens)
 
     def _longest_match(
         self, token: int, matches: Sequence[SuffixMatch], least: int, *, before_answer: bool

@@ -196,3 +196,16 @@ def test_ahead_draft_is_verified_against_its_own_tokens() -> None:
     drafter.extend(range(41, 42 + len(draft)))
     assert chooser._correct == held + len(draft)
     assert held < chooser._correct < promised + len(draft)
+
+
+def test_shared_passes_teach_the_choice_of_drafters() -> None:
+    neural_drafters, text = SimulatedDrafters([RIGHT]), [*range(100), *range(40)]
+    neural_drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
+    drafter = drafter_of(text, neural_drafters=neural_drafters.make("auto"))
+    chooser = drafter._chooser
+    held = chooser._correct
+    assert len(drafter.offer(8)) > 2
+    taken = drafter.take(2)
+    assert taken == [40, 41]
+    drafter.extend([*taken, 42])
+    assert chooser._correct == held + 2

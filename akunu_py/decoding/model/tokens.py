@@ -49,6 +49,10 @@ class TokenCodec:
         """Encode a part of a text."""
         return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, special tokens included."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
     def encode_chat(
         self,
         messages: Sequence[Message],

@@ -1,0 +1,128 @@
+"""Prompt text that an answer repeats in another form: without line numbers, or as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.replay import ReplayCounts, prompt_rewrites, replay_item, replay_trace
+from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.decoding.drafting.rewrites import PromptRewrites, rewrite
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.types import GenerateOptions
+
+CODE = """class Queue:
+    def __init__(self, name: str) -> None:
+        self.name = name or "queue"
+        self.waiting = []
+
+    def put(self, item: object) -> None:
+        self.waiting.append(item)
+        print(f"{self.name}: {item!r} is number {len(self.waiting)}\\n")
+
+    def first(self) -> object:
+        return self.waiting[0]
+"""
+LINE_FORMS = ("{:6}\t{}", "{}:{}", "{:>4}|{}", "{:6}→{}")  # of `cat -n`, SWE-agent and editors
+OPTIONS = GenerateOptions(max_tokens=64, draft="ngram")
+
+
+def numbered(text: str, form: str) -> str:
+    lines = enumerate(text.split("\n")[:-1], 1)
+    return "".join(form.format(number, line) + "\n" for number, line in lines)
+
+
+def as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("form", LINE_FORMS)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=9)))
+def test_listings_lose_their_numbers(form: str, lines: list[str]) -> None:
+    text = "".join(f"x{line}\n" for line in lines)
+    found = list(rewrite(f"The file:\n{numbered(text, form)}</file>\n"))
+    assert found[-2:] == ([text, as_json(text)[1:-1]] if len(lines) >= 3 else found[-2:])
+    assert as_json(text)[1:-1] in found or len(lines) < 3
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_json_strings_are_decoded(text: str) -> None:
+    text += "\n1\n2\n"
+    assert next(rewrite(f'{{"path": "a", "content": {as_json(text)}}}')) == text
+
+
+@given(st.text(st.sampled_from('"\\n1\t: \n{}')))
+def test_any_text_is_accepted(text: str) -> None:
+    list(rewrite(text))
+
+
+def test_a_listing_inside_a_json_string_is_rewritten() -> None:
+    inside = as_json(numbered(CODE, LINE_FORMS[0]))
+    assert {CODE, as_json(CODE)[1:-1]} <= set(rewrite(f'{{"output": {inside}}}'))
+
+
+def test_ordinary_text_is_not_rewritten() -> None:
+    assert not list(rewrite(f'{CODE}\n12:30 lunch\n13:00 work\nHe said "no\\n" twice.\n'))
+
+
+def test_only_new_text_is_encoded() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return list(map(ord, text))
+
+    rewrites = PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens)))
+    first, second = (list(map(ord, numbered(code, "{}:{}"))) for code in (CODE, CODE.upper()))
+    found = rewrites.of(first)
+    assert found == rewrites.of([*first, ord("I")])
+    assert len(found) == len(encoded) == 2
+    both = rewrites.of([*first, *map(ord, "\nThis file too:\n"), *second])
+    assert both[:2] == found
+    assert rewrites.of(second) == both[2:]
+    assert len(both) == len(encoded) == 4
+
+
+def test_the_last_rewrites_count() -> None:
+    long = "x" * 9_000 + "\n"
+    rewrites = PromptRewrites(
+        lambda text: list(text.encode()), lambda tokens: bytes(tokens).decode()
+    )
+    found = rewrites.of(list(numbered(long + "a\nb\n", "{}:{}").encode()))
+    assert [bytes(tokens).decode() for tokens in found] == [long.replace("\n", "\\n") + "a\\nb\\n"]
+
+
+WRITTEN = {  # the forms in which a prompt shows the code, and an answer repeats it
+    "number, then JSON": (numbered(CODE, LINE_FORMS[0]), as_json(CODE)),
+    "number, then text": (numbered(CODE, LINE_FORMS[1]), CODE),
+    "JSON, then text": (f'{{"content": {as_json(CODE)}}}', CODE),
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_sessions_draft_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
+    shown, answer = WRITTEN[form]
+    tokens, counts = shallow_starter.tokens, ReplayCounts()
+    prompt = tokens.encode_text(f"{shown}\nAnswer:\n")
+    drafter = Session(shallow_starter).drafting.drafter(OPTIONS, prompt)
+    output = tuple(tokens.encode_text(answer))
+    replay_item(TraceItem((), output), drafter, parse_curve("m5max"), counts)
+    assert counts.passes < len(output) / 8
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_replay_drafts_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
+    shown, answer = WRITTEN[form]
+    encode = shallow_starter.tokens.encode_text
+    item = TraceItem(tuple(encode(f"{shown}\nAnswer:\n")), tuple(encode(answer)))
+    trace = Trace("HuggingFaceTB/SmolLM2-135M-Instruct", {"patch": (item,)})
+    scores = [
+        replay_trace(trace, parse_curve("m5max"), "auto", rewrites=rewrites)["patch"]["score"]
+        for rewrites in (None, prompt_rewrites(trace))
+    ]
+    assert scores[1] > 1.5 * scores[0]
