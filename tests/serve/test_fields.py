@@ -68,7 +68,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "text": {"format": {"type": "text"}}, "tool_choice": "none",
     },
     INFILL: {"input_prefix": "def f(", "input_extra": [{"filename": "a.py", "text": "x = 1"}],
-             "n_predict": 0},
+             "n_predict": 2},
 }  # fmt: skip
 # Below these fields clients send anything; it reaches the model, or is copied to the reply.
 FREE = {"parameters", "input_schema", "arguments", "metadata", "chat_template_kwargs"}
@@ -119,8 +119,9 @@ def answer(reply: Reply) -> Any:
     """Return the parts of a reply that do not differ from one run to the next."""
     assert reply.status == 200, reply.body
     value = reply.json()
-    for name in ("id", "created", "created_at", "completed_at", "akunu", "timings", "usage",
-                 "tokens_cached", "tokens_evaluated"):  # fmt: skip
+    if "stop_type" in value:  # counts differ if the completion is cached
+        return value["content"]
+    for name in ("id", "created", "created_at", "completed_at", "akunu", "usage"):
         value.pop(name, None)
     for item in value.get("output", ()):
         del item["id"]
@@ -227,7 +228,7 @@ async def test_fields_of_other_servers_do_what_they_say(
     ("more", "param"),
     [
         ({"repeat_penalty": -1}, "repeat_penalty"),
-        ({"n_predict": 0}, "n_predict"),
+        ({"n_predict": 2}, "n_predict"),
         ({"min_tokens": -2}, "min_tokens"),
         ({"thinking_budget": "much"}, "thinking_budget"),
         ({"think": "maybe"}, "think"),
