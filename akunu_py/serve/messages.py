@@ -38,7 +38,7 @@ from akunu_py.serve.dialect.interface import (
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.sampling_body import generate_options, schema_constraint, token_limit
 from akunu_py.serve.dialect.service import Service, check_model
-from akunu_py.serve.dialect.thinking import ThinkingPlan, plan_thinking
+from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 

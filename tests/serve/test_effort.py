@@ -13,7 +13,7 @@ from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve import messages
-from akunu_py.serve.dialect import bodies, thinking
+from akunu_py.serve.dialect import bodies, thinking_plan
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
@@ -102,9 +102,9 @@ def expected(kind: str, effort: Effort) -> str | None:
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The thinking budgets of the prepared requests."""
     found: list[int | None] = []
-    plan = thinking.plan_thinking
+    plan = thinking_plan.plan_thinking
 
-    def spy(*args: Any) -> thinking.ThinkingPlan:
+    def spy(*args: Any) -> thinking_plan.ThinkingPlan:
         made = plan(*args)
         found.append(made.budget)
         return made

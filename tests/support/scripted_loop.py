@@ -8,7 +8,7 @@ from akunu_py.completion.completion_job import CompletionJob, finished
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Event, Failed
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import ModelFacts
+from akunu_py.decoding.generate.model_host import LoadedModelFacts
 
 Complete = Callable[[CompletionRequest, EndCheck, Callable[[str], None]], Completion]
 
@@ -20,7 +20,7 @@ class ScriptedLoop:
     shared = 0, 0
 
     def __init__(self, name: str, complete: Complete) -> None:
-        self.facts = ModelFacts(name, "", 0, None, "")
+        self.facts = LoadedModelFacts(name, "", 0, None, "")
         self._complete = complete
         self._handle: JobHandle | None = None
 

@@ -36,7 +36,7 @@ _WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memor
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class LoadedModelFacts:
     """Facts about a model for users; see `Engine`."""
 
     name: str
@@ -47,9 +47,9 @@ class ModelFacts:
     server: str = ""  # address of the server that runs it; "": loaded here
 
 
-def facts_of(engine: Engine) -> ModelFacts:
+def facts_of(engine: Engine) -> LoadedModelFacts:
     """Return the facts of a model loaded here."""
-    return ModelFacts(
+    return LoadedModelFacts(
         engine.name,
         engine.plan.weights,
         engine.plan.context_length,
@@ -67,7 +67,7 @@ class ModelLoop(Protocol):
         """The loaded engine, None on a server."""
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def facts(self) -> LoadedModelFacts: ...
 
     @property
     def shared(self) -> tuple[int, int]:
@@ -155,7 +155,7 @@ class ModelHost:
         return loop.engine if loop is not None else None
 
     @property
-    def facts(self) -> ModelFacts | None:
+    def facts(self) -> LoadedModelFacts | None:
         """The facts of the model, None unless it is loaded."""
         loop = self._loop
         return loop.facts if loop is not None else None

@@ -387,7 +387,7 @@ class Request:
         known = max(memory, on_disk, key=lambda each: each[0])
         self.stats.known_tokens, self.stats.not_cached = known
         if len(target.pending) <= _FEW and not target.history.needs_checkpoints:
-            self._prefill_end = self._cached
+            self._cached = self._prefill_end = len(prompt)
             return
         self._prefill_end = max(self._cached, len(prompt) - target.prompt_tail)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import Answering, Job, JobHandle, PromptJob
-from akunu_py.decoding.generate.model_host import ModelFacts, facts_of
+from akunu_py.decoding.generate.model_host import LoadedModelFacts, facts_of
 from akunu_py.decoding.generate.model_runner import ModelRunner
 from akunu_py.decoding.generate.scheduler import Scheduler, Slot
 from akunu_py.decoding.generate.session import Request, Session, Step
@@ -44,7 +44,7 @@ class StepLoop:
         return self._sessions[0].engine
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> LoadedModelFacts:
         return facts_of(self.engine)
 
     @property

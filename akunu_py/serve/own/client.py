@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from akunu_py.completion.request import CompletionReason
-from akunu_py.decoding.generate.model_host import ModelFacts
+from akunu_py.decoding.generate.model_host import LoadedModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers
 from akunu_py.types import LoadOptions
@@ -32,7 +32,7 @@ _READ_TIMEOUT_S = 30.0  # a live server sends a heartbeat every few seconds
 class ServerFacts:
     """The model of a server, and its capabilities."""
 
-    model: ModelFacts
+    model: LoadedModelFacts
     supports_fim: bool  # knows a fill-in-the-middle format
 
     @property
@@ -73,7 +73,9 @@ class ServerClient:
         """Return the model's facts. Raises ServerGone, AkunuError."""
         reply = self._request("POST", "/akunu/model", {})
         try:
-            return ServerFacts(ModelFacts(**reply["model"], server=self.url), reply["fills_in"])
+            return ServerFacts(
+                LoadedModelFacts(**reply["model"], server=self.url), reply["fills_in"]
+            )
         except (KeyError, TypeError) as error:
             raise AkunuError(f"the server at {self.url} has another version of akunu") from error
 

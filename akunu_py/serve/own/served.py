@@ -26,7 +26,7 @@ from akunu_py.decoding.events import (
     TextDelta,
 )
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import ModelFacts
+from akunu_py.decoding.generate.model_host import LoadedModelFacts
 from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Piece, Stats, TextPiece
@@ -41,7 +41,7 @@ class ServedLoop:
     def __init__(
         self,
         client: ServerClient,
-        facts: ModelFacts,
+        facts: LoadedModelFacts,
         options: CompleteOptions | None = None,
         *,
         may_store: bool = True,

@@ -30,7 +30,7 @@ from akunu_py.serve.dialect.sampling_body import (
     token_limit,
 )
 from akunu_py.serve.dialect.service import Service, check_model
-from akunu_py.serve.dialect.thinking import plan_thinking
+from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
