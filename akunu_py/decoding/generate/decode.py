@@ -84,9 +84,12 @@ class Decoding:
 
     @property
     def can_continue(self) -> bool:
-        """Whether a plain step can be launched before the launched pass is read."""
-        launched = self._launched[0]
-        return not launched.drafted and self.target.constraint is None
+        """Whether a plain step can be launched before the launched pass is read.
+
+        An answer's first token is read at once: MLX's CPU backend launches at most 10 tasks ahead.
+        """
+        drafted = self._launched[0].drafted
+        return self._answering and not drafted and self.target.constraint is None
 
     def step(self) -> Piece:
         """Run one pass of this request alone."""
@@ -95,7 +98,7 @@ class Decoding:
             self._last = target.clock()
             self._launch()
         launched = self._launched[0]
-        if not launched.drafted and self.limit > 1 and target.runs_ahead:
+        if self.can_continue and self.limit > 1 and target.runs_ahead:
             behind = launch_behind(target, drafter, self.limit - 1, launched)
             self._launched += [behind] if behind is not None else []
         rows, first = len(target.pending) + len(launched.drafted), not self._answering
@@ -106,7 +109,7 @@ class Decoding:
             drafted = len(launched.drafted)
             drafter.observe(drafted, accepted, rows, seconds, pipelined=launched.behind)
         piece = self._extend(tokens, accepted, launched, seconds)
-        if self.limit and not self._launched and target.runs_ahead:
+        if self.limit and not self._launched and target.runs_ahead and not first:
             self._launch()
         return piece
 
