@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
+from akunu_py import paths
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.workers.session_thread import PieceArrived
 from akunu_py.workarounds.textual_driver import PasteParser
@@ -116,8 +117,12 @@ async def test_a_burst_edits_as_a_reference_editor_does(answering: bool) -> None
 def test_bursts_in_a_real_terminal_while_an_answer_streams(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    environment = f"XDG_CONFIG_HOME={tmp_path} XDG_STATE_HOME={tmp_path} XDG_CACHE_HOME={tmp_path}"
-    terminal.type(f"{environment} {sys.executable} -m akunu_py chat --server off", "Enter")
+    (tmp_path / "akunu").mkdir()
+    (tmp_path / "akunu" / "models").symlink_to(paths.models_dir())
+    kinds = ("CONFIG", "STATE", "CACHE", "DATA")
+    environment = " ".join(f"XDG_{kind}_HOME={tmp_path}" for kind in kinds)
+    command = f"{environment} {sys.executable} -m akunu_py chat --server off; echo code=$?"
+    terminal.type(command, "Enter")
     terminal.wait_for("● ready", seconds=150)
     terminal.type("-H", *hexadecimal("Write a long story.\r"))
     terminal.wait_for("answering")
@@ -127,7 +132,7 @@ def test_bursts_in_a_real_terminal_while_an_answer_streams(
     screen = terminal.wait_for(r"│ ed! ")
     assert "│ ed! " in screen
     terminal.type("C-u", "Escape", "C-c", "C-q")
-    terminal.wait_for(r"\$ $")
+    terminal.wait_for("code=0\n")
 
 
 def hexadecimal(text: str) -> list[str]:
