@@ -14,7 +14,7 @@ from textual.widgets import Input
 
 from akunu_py import paths
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
-from akunu_py.tui.workers.session_thread import PieceArrived
+from akunu_py.tui.workers.chat_client import PieceArrived
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
@@ -148,4 +148,5 @@ async def test_keys_behind_one_that_moves_the_focus_reach_the_new_widget() -> No
         assert it.text() == "one more"
         it.box.clear()
         await burst(it, ["\x1bOP", "\x1b[27u", *"hello", "\x1b[27u", "send"])
-        assert it.app.conversation.turns[0].prompt.text == "hello"
+        # The second Esc takes the queued prompt back.
+        assert [turn.prompt.text for turn in it.app.conversation.turns] == ["one", "two\n\nhello"]
