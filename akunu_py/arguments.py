@@ -146,11 +146,19 @@ def add_model(parser: argparse.ArgumentParser, default: str = "as in the setting
 
 
 def add_generation(
-    parser: argparse.ArgumentParser, *, temperature: float | None, top_p: float
+    parser: argparse.ArgumentParser,
+    *,
+    temperature: float | None,
+    top_p: float,
+    max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> None:
-    """Add the options of one answer. temperature: None for the value in the settings."""
+    """Add the options of one answer.
+
+    temperature: None for the value in the settings. max_tokens: None for the context length.
+    """
     limit = "Maximum tokens to generate"
-    add_values(parser, ("--max-tokens", "N", positive, DEFAULT_MAX_TOKENS, limit))
+    limit += "" if max_tokens else " (default: up to the context length)"
+    add_values(parser, ("--max-tokens", "N", positive, max_tokens, limit))
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="Stop at this text; repeatable"
     )

@@ -93,10 +93,12 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 def parse_size(text: str) -> int:
     """Return the bytes of a size such as "500 MB" or "2GB". Raises ValueError."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMGT]?)B", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(
+        r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kMGT])B?|B)", text.strip(), re.IGNORECASE
+    )
     if found is None:
         raise ValueError(f"expected a size such as 500MB or 2GB, got {text[:40]!r}")
-    return int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " "))
+    return int(float(found[1]) * 1000 ** " kmgt".index((found[2] or " ").lower()))
 
 
 def is_size(text: str) -> bool:

@@ -177,7 +177,14 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0B", 0), ("500 MB", 500_000_000), ("2GB", 2_000_000_000), ("1.5kb", 1500), ("1TB", 10**12)],
+    [
+        ("0B", 0),
+        ("500 MB", 500_000_000),
+        ("2GB", 2_000_000_000),
+        ("1.5kb", 1500),
+        ("1TB", 10**12),
+        ("200M", 200_000_000),
+    ],
 )
 def test_sizes_are_read_as_they_are_written(text: str, size: int) -> None:
     assert parse_size(text) == size

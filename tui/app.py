@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import on
-from textual.app import App, ComposeResult, SuspendNotSupported
+from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.message import Message
@@ -53,6 +53,7 @@ from akunu_py.tui.workers.chat_client import AnswerMessage, ChatClient
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions
+from akunu_py.workarounds.textual_keys import OrderedInputApp
 
 _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
 _MAX_STATE_BYTES = 4 << 20  # of the state file
@@ -96,13 +97,14 @@ class ChatConfig:
     store: StoreThread | None = None  # None: nothing is saved
     directory: Path = field(default_factory=Path.cwd)  # for @file names and exports
     background: Background | None = None  # of the terminal
+    server: str = ""  # address that receives the prompts, "" for this machine
     missing: bool = False  # The model must be downloaded first.
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
     ui_state: SavedUiState = field(default_factory=SavedUiState)
 
 
-class ChatApp(App[None]):
+class ChatApp(OrderedInputApp[None]):
     """A chat with a model; controllers share the conversation and the view."""
 
     CSS_PATH = Path(__file__).with_name("chat.tcss")
@@ -142,6 +144,7 @@ class ChatApp(App[None]):
             config.model,
             directory,
             offer_better=bool(session),
+            server=config.server,
         )
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme

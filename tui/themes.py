@@ -84,7 +84,7 @@ def _terminal_theme(name: Background, cursor: str, cursor_text: str) -> Theme:
 
 
 TERMINAL_DARK = _terminal_theme("dark", "ansi_blue", "ansi_bright_white")
-TERMINAL_LIGHT = _terminal_theme("light", "ansi_white", "ansi_black")
+TERMINAL_LIGHT = _terminal_theme("light", "ansi_blue", "ansi_bright_white")
 _EXCLUDED = ("textual-dark", "textual-light", "textual-ansi", "ansi-dark", "ansi-light")
 
 

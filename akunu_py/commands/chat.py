@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from akunu_py.tui.workers.chat_client import ChatClient
 
 
+NO_TOKEN_LIMIT = 1 << 30  # The context ends the answer first.
 _ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
 _TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
 
@@ -45,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Resume the chat with this id or these words; without words, choose from a list",
     )
     # Not greedy: small models repeat themselves.
-    add_generation(parser, temperature=None, top_p=0.95)
+    add_generation(parser, temperature=None, top_p=0.95, max_tokens=None)
     add_server(parser)
     add_hosts(parser)
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         settings, problems, model_name, model = settings_and_model(args.model)
     if args.temperature is None:
         args.temperature = settings.temperature
+    args.max_tokens = args.max_tokens or NO_TOKEN_LIMIT
     options = options_from(args)
 
     from akunu_py.tui.app import ChatApp, ChatConfig, load_ui_state, save_ui_state
@@ -88,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             if args.latest or args.resume is not None
             else None,
             ui_state=ui_state,
+            server=server if is_address(server) else "",
         )
     )
     app.run()

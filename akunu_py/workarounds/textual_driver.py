@@ -5,11 +5,12 @@ Works around:
        drops what follows from the text.
     2. `LinuxDriver` decodes input strictly: a byte that is not UTF-8 ends the input thread.
     3. Its input thread hides every other exception behind a printed traceback.
-    4. `LinuxDriver` takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z).
+    4. `XTermParser` takes Alt+Enter (ESC CR) for Enter.
+    5. `LinuxDriver` takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z).
        After a SIGSTOP, which no program can catch, it reads the terminal twice, saves raw mode as
        the mode to restore, and never ends.
-Upstream: 1, 3: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
-    4: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
+Upstream: 1, 3, 4: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
+    5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
 Remove when: tests/reliability/test_fuzz_pastes.py and faults_chat.py pass with `LinuxDriver` and
     `XTermParser`.
 """
@@ -27,6 +28,7 @@ from textual.message import Message
 
 from akunu_py.text import typeable
 
+_ALT_ENTER, _ALT_ENTER_CODE = "\x1b\r", "\x1b[13;3u"
 _PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
 
 
@@ -48,7 +50,7 @@ class PasteParser(XTermParser):
             part, data = data[:end], data[end:]
             self._before = (self._before + part)[1 - len(mark) :] if place < 0 else ""
             if self._pasted is None:
-                yield from super().feed(part)
+                yield from super().feed(part.replace(_ALT_ENTER, _ALT_ENTER_CODE))
                 self._pasted = None if place < 0 else []
             else:
                 self._pasted.append(part)

@@ -18,8 +18,10 @@ from akunu_py.tui.prompt.box import MentionedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from akunu_py.tui.screens.dialog import Dialog
 from akunu_py.tui.screens.help import HelpScreen
+from akunu_py.tui.screens.main import describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.terminal import edit_text, find_editor
+from akunu_py.workarounds.textual_driver import PasteParser
 from tests.support.tui_chat import Chat, chat, until
 
 LONG = "\n".join(f"line {number}" for number in range(5000))
@@ -76,6 +78,61 @@ def test_what_is_folded_is_unfolded(texts: list[str]) -> None:
     pasted.LINES, pasted.CHARACTERS = 2, 20
     shown = " and ".join(pasted.fold(text) for text in texts)
     assert pasted.unfold(shown) == " and ".join(texts)
+
+
+async def test_escape_takes_back_queued_prompts_before_it_stops_the_answer() -> None:
+    async with chat() as it:
+        for prompt in ("one", "two", "three"):
+            await it.send(prompt)
+        await it.piece("1")
+        await it.press("escape")
+        assert (it.text(), it.prompts, it.phase()) == ("three", ["one", "two"], "answering")
+        await it.press("escape")
+        assert (it.text(), it.prompts) == ("two\n\nthree", ["one"])
+        assert it.phase() == "answering"
+        await it.press("escape")
+        assert (it.phase(), it.markdown) == ("stopped", ["1"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("a\x1b\rb", "a\nb"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        (
+            "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+            "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        ),
+    ],
+)
+async def test_what_terminals_send_is_typed_as_it_is(typed: str, text: str) -> None:
+    """Alt+Enter is a new line; joiners stay."""
+    async with chat() as it:
+        parser = PasteParser()
+        for message in [*parser.feed(typed), *parser.tick()]:
+            it.app.post_message(message)
+        await it.pilot.pause()
+        await until(it.pilot, lambda: not it.app.has_pending_input)
+        await it.pilot.pause()
+        assert it.text() == text
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        ("", "Everything stays on this machine."),
+        ("http://127.0.0.1:8012", "Everything stays on this machine."),
+        ("http://10.99.99.1:9001", "Prompts and attached files go to http://10.99.99.1:9001."),
+    ],
+)
+def test_the_welcome_says_where_prompts_go(server: str, says: str) -> None:
+    assert describe_privacy(server) == says
+
+
+@pytest.mark.parametrize(("lines", "end"), [(13, ""), (13, "\n"), (5000, "\n")])
+def test_a_folded_paste_counts_its_lines(lines: int, end: str) -> None:
+    text = "\n".join(["word"] * lines) + end
+    assert PastedTexts().fold(text) == f"[pasted {lines:,} lines]"
 
 
 async def test_up_takes_back_what_waits(directory: Path) -> None:

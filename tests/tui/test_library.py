@@ -23,9 +23,10 @@ from akunu_py.tui.screens.conversation_list import (
     ConversationsScreen,
     format_time,
 )
+from akunu_py.tui.screens.help import HelpScreen
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
-from tests.support.tui_chat import at_rest, until
+from tests.support.tui_chat import at_rest, chat, until
 from tests.support.tui_host import Compare, Host
 
 pytestmark = pytest.mark.usefixtures("utc")
@@ -137,6 +138,14 @@ async def test_arrows_choose_while_one_types(path: Path) -> None:
     async with shown(path) as (app, pilot):
         await pilot.press("down", "down", "down", "up", "enter")
     assert app.results == [ChosenConversation("list")]
+
+
+async def test_f1_shows_the_keys(path: Path) -> None:
+    store = StoreThread(path)
+    async with chat(store=store) as it:
+        await it.press("ctrl+o", "f1")
+        assert isinstance(it.app.screen, HelpScreen)
+    store.close(10)
 
 
 async def test_escape_opens_nothing(path: Path) -> None:

@@ -20,7 +20,7 @@ from textual.widgets import Input, Select, Static, TextArea
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
 from akunu_py.tui.screens.settings_form import SettingsScreen
-from tests.support.tui_chat import at_rest, until
+from tests.support.tui_chat import at_rest, chat, until
 from tests.support.tui_host import Compare, Host, sizes_and_themes
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -85,6 +85,35 @@ async def test_a_new_persona_has_a_prompt_of_its_own() -> None:
     assert isinstance(saved, Settings)
     assert (saved.personas, saved.persona, saved.system) == ({"poet": "Rhyme"}, "poet", "Rhyme")
     assert saved.system_prompt == "plain"
+
+
+@pytest.mark.parametrize("leave", [["tab"], ["enter"], []])
+async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -> None:
+    host, _ = form(save_settings({"system_prompt": "plain"}))
+    async with host.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+n", *"poet", *leave, *("Rhyme" if leave else ""), "ctrl+s")
+        await until(pilot, lambda: host.results)
+    (saved,) = host.results
+    assert isinstance(saved, Settings)
+    assert (saved.personas, saved.persona) == ({"poet": "Rhyme" if leave else ""}, "poet")
+    assert saved.system_prompt == "plain"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50)])
+async def test_a_list_of_choices_shows_several_rows(size: tuple[int, int]) -> None:
+    host, shown = form()
+    async with host.run_test(size=size) as pilot:
+        shown.query_one("#theme").focus()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert shown.query_one("#theme SelectOverlay").size.height >= 6
+
+
+async def test_a_theme_chosen_by_a_command_is_saved() -> None:
+    async with chat() as it:
+        await it.act("use_theme('nord')")
+        assert it.app.theme == "nord"
+    assert load_settings().theme == "nord"
 
 
 async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:

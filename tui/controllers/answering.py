@@ -418,10 +418,9 @@ class AnswerController:
         if self._view.transcript.is_empty:
             await self._view.show_welcome()
         if texts and not self._view.prompt.text.strip():
-            self._view.prompt.write_sent(texts.pop(0))
-        if texts:
-            many = "1 prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
-            self._view.inform(f"{many} not sent; Ctrl+R finds prompts.")
+            self._view.prompt.write_sent(texts.pop())
+        for text in reversed(texts):
+            self._view.prompt.put_back(text)
 
 
 def _describe_progress(turn: ChatTurn) -> str:

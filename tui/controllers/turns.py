@@ -120,8 +120,10 @@ class TurnController:
         self._view.transcript.mark_edited(turn)
 
     async def stop(self) -> None:
-        """Stop the answer and keep its text, else stop editing."""
-        if self._answering.is_busy:
+        """Take back the last queued prompt, else stop the answer, else stop editing."""
+        if self._answering.has_queued_prompt:
+            await self._answering.unqueue_last()
+        elif self._answering.is_busy:
             await self._answering.interrupt()
         else:
             self.stop_editing()

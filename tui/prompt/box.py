@@ -23,6 +23,7 @@ from akunu_py.tui.prompt.suggestions import SuggestionPopup
 
 # Terminals without an extended keyboard protocol cannot distinguish Shift+Enter from Enter.
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter", "ctrl+enter")
+_JOINERS = ("\u200c", "\u200d")  # not printable, but part of Persian words and of emoji
 _ERASING_KEYS = ("backspace", "delete", "ctrl+h", "ctrl+w")
 
 
@@ -151,7 +152,8 @@ class PromptBox(TextArea):
     # Textual calls the base class's handlers after these two, unless they prevent the default.
 
     async def _on_key(self, event: events.Key) -> None:
-        typed = event.is_printable or event.key in _ERASING_KEYS
+        joins = event.character in _JOINERS
+        typed = event.is_printable or joins or event.key in _ERASING_KEYS
         after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"
         if after_ctrl_x and event.key == "ctrl+e":
             self.post_message(self.EditorRequested())
@@ -161,6 +163,8 @@ class PromptBox(TextArea):
             event.key == "tab" and self._unfold()
         ):
             pass
+        elif joins:
+            self.insert(event.character or "")
         elif event.key == "enter":
             self.send()
         elif event.key in _NEWLINE_KEYS:
@@ -311,7 +315,7 @@ class PastedTexts:
 
     def fold(self, text: str) -> str:
         """Return the label of a long pasted text, or a short text unchanged."""
-        lines = text.count("\n") + 1
+        lines = text.count("\n") + (not text.endswith("\n"))
         if lines <= self.LINES and len(text) <= self.CHARACTERS:
             return text
         words = f"{lines:,} lines" if lines > self.LINES else f"{len(text):,} characters"

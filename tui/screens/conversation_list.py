@@ -81,6 +81,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         Binding("up", "move(-1)", "Previous conversation", show=False, priority=True),
         Binding("pagedown", "move(7)", "Further down", show=False),
         Binding("pageup", "move(-7)", "Further up", show=False),
+        Binding("f1", "app.help", "Keys", priority=True),
         Binding("ctrl+r", "rename", "Rename", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),
         Binding("ctrl+z", "undo", "Undo the last deletion", priority=True),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -69,11 +70,13 @@ class ChatView:
         directory: Path,
         *,
         offer_better: bool,  # look for a better model in an empty chat
+        server: str = "",  # address that receives the prompts
     ) -> None:
         self._notify = notify
         self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
+        self._server = server
         self.explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
         self.error_count = 0
@@ -188,7 +191,8 @@ class ChatView:
         self.transcript.thinking = not self.transcript.thinking
 
     def _welcome(self, model: str) -> Welcome:
-        return Welcome(model, partial(better_model, model) if self._offer_better else None)
+        better = partial(better_model, model) if self._offer_better else None
+        return Welcome(model, better, self._server)
 
 
 _WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))
@@ -208,8 +212,14 @@ class Welcome(Vertical):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"welcome--key", "welcome--meaning"}
 
-    def __init__(self, model: str, better: Callable[[], ModelRow | None] | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        better: Callable[[], ModelRow | None] | None = None,
+        server: str = "",  # address that receives the prompts
+    ) -> None:
         super().__init__()
+        self._server = server
         self._model = model
         self._better = better  # finds a better model; called in a thread
         # Created here because they may be updated before they are mounted.
@@ -224,7 +234,7 @@ class Welcome(Vertical):
         title = f"{self._model} · {entry.title}" if entry else self._model
         yield Static(Content(f"akunu · {displayable(title)}"), classes="title")
         about = f"{entry.description} " if entry else ""
-        about = displayable(f"{about}Everything stays on this machine.")
+        about = displayable(f"{about}{describe_privacy(self._server)}")
         yield Static(Content(about), classes="about")
         yield from (self._download, self._offered, self._last)
         yield Static(classes="keys")
@@ -277,6 +287,13 @@ class Welcome(Vertical):
             Content.assemble(first.pad_right(left - first.cell_length), second)
             for first, second in pairs
         )
+
+
+def describe_privacy(server: str) -> str:
+    """Return where prompts go: to an address, or nowhere."""
+    if not server or urlsplit(server).hostname in ("localhost", "127.0.0.1", "::1"):
+        return "Everything stays on this machine."
+    return f"Prompts and attached files go to {server}."
 
 
 def describe_offer(row: ModelRow) -> str:

@@ -35,7 +35,7 @@ _CHECKBOXES = {  # labels, by setting
 
 @dataclass(eq=False)
 class SettingsController:
-    """Changes the settings of this run; only the settings screen writes the file."""
+    """Changes the settings of this run; the settings screen and themes write the file."""
 
     current: Settings  # for the next answer, like `options`
     options: GenerateOptions
@@ -84,11 +84,13 @@ class SettingsController:
         self._view.inform(f"Temperature from now on: {temperature:g}")
 
     def use_theme(self, name: str = "") -> None:
-        """Use a theme; "" lists the themes."""
+        """Use and save a theme; "" lists the themes."""
         names = themes.choices()
         if name in names:
             self.apply(replace(self.current, theme=name))
             self._show_theme(name)
+            with report_errors(self._view.show_error):
+                save_settings({"theme": name})
         elif name:
             self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
         else:
@@ -162,6 +164,8 @@ class SettingsScreen(Dialog[Settings]):
         self.dismiss(None)
 
     async def action_save(self) -> None:
+        if self.query_one("#name", Input).display and not self._add_persona():
+            return
         self._store_prompt()
         text = self.query_one("#temperature", Input).value
         temperature: float | str = text  # `save_settings` rejects text.
@@ -203,18 +207,29 @@ class SettingsScreen(Dialog[Settings]):
     # Changes
 
     @on(Input.Submitted, "#name")
-    def _add_persona(self, event: Input.Submitted) -> None:
-        name = typeable(event.value).strip()
+    def _name_persona(self) -> None:
+        if self._add_persona():
+            self.query_one("#system").focus()
+
+    @on(Input.Blurred, "#name")
+    def _name_persona_on_tab(self, event: Input.Blurred) -> None:
+        if event.input.display and event.value.strip():
+            self._add_persona()
+
+    def _add_persona(self) -> bool:
+        """Add and select the persona named in the form; return False if the name is wrong."""
+        field = self.query_one("#name", Input)
+        name = typeable(field.value).strip()
         if not name or name in self._personas:
             problem = f"Persona {name!r} already exists." if name else "Enter a name."
             self._show(problem, wrong=True)
-            return
+            return False
         self._store_prompt()
         self._personas[name] = ""
         self._persona = name
-        event.input.display = False
+        field.display = False
         self._offer_personas()
-        self.query_one("#system").focus()
+        return True
 
     @on(Select.Changed, "#persona")
     def _use_persona(self, event: Select.Changed) -> None:
