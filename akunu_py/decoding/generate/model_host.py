@@ -334,12 +334,14 @@ class ModelHost:
             counts.shared_requests += requests
 
     def _unload(self) -> None:
+        loaded = self._loop is not None
         if (loop := self._loop) is not None:
             self._add_shared(self._counts)
             loop.close()
             self._loop = loop = None
-            self._tell_state("unloaded")
         release_memory()
+        if loaded:
+            self._tell_state("unloaded")
 
     def _turn(self) -> bool:
         """Handle questions and cancellations, then run one step. False if idle."""
