@@ -60,7 +60,7 @@ class ReasoningBody(Body):
 
 
 class ThinkingFields(Body):
-    """How much a model thinks; see `thinking.py`."""
+    """How much a model thinks; see `thinking_plan.py`."""
 
     thinking: ThinkingBody | None = None
     reasoning: ReasoningBody | None = None
