@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-e2e test-slow reliability lint format bench check-mac pictures wheel clean
+.PHONY: help setup chat test test-e2e test-all test-slow reliability lint format bench check-mac pictures wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,8 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 # One more than the cores of a small machine: many a test waits, for a process or a terminal.
 WORKERS := 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+ALONE = $(PYTEST) --dist worksteal -m "not slow and alone" \
+  $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
@@ -30,8 +32,12 @@ test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 test-e2e: $(VENV)/.installed-dev ## run the tests from end to end: the starter, faults, terminals
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and e2e and not alone"
-	@$(PYTEST) --dist worksteal -m "not slow and alone" \
-	  $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
+	@$(ALONE)
+
+test-all: $(VENV)/.installed-dev ## make test and make test-e2e, in one session
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
+	@$(ALONE)
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from tests.support.decoding import decode
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
 
-COUNT = 24  # tokens of an answer
+COUNT = 16  # tokens of an answer
 
 
 class Counting:
@@ -74,9 +75,15 @@ def answer(target: Target, prompt: list[int], truth: list[int], count: int = COU
 
 
 def fresh(name: str, prompt: list[int], count: int = COUNT) -> list[int]:
+    """The answer of a new target."""
+    return [*_fresh(name, tuple(prompt), count)]
+
+
+@cache
+def _fresh(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
     target = Target(build(name))
-    assert target.reuse_prefix(prompt).cached == 0
-    return answer(target, prompt, [], count)
+    assert target.reuse_prefix([*prompt]).cached == 0
+    return answer(target, [*prompt], [], count)
 
 
 def tokens_of(

@@ -107,7 +107,7 @@ class Chat:
             self.app.post_message(message)
         await self.pilot.pause()
         while not all(view.is_drawn for view in self.app.query(AnswerView)):
-            await self.pilot.pause(0.005)
+            await self.pilot.pause()
 
     async def send(self, text: str) -> None:
         self.box.insert(text)

@@ -47,7 +47,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
 
 
-async def until_idle(min_sleep: float = 0, max_sleep: float = 1) -> None:
+async def until_idle(min_sleep: float = 0, max_sleep: float = 10) -> None:
     """Wait, at most `max_sleep` seconds; resize and draw without waiting for Textual's timers."""
     loop: Any = asyncio.get_running_loop()
     app: Any = active_app.get()

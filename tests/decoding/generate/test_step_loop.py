@@ -273,7 +273,7 @@ def test_decode_passes_are_shared_and_change_nothing(name: str, tiny: Engine) ->
         ("auto", None), ("fixed", None), ("off", None), ("fixed", 5),
     ]  # fmt: skip
     requests = [
-        Asked(some(20 + 7 * index, index), 60 - 40 * (index == 2), draft, seed, after=index)
+        Asked(some(20 + 7 * index, index), 44 - 24 * (index == 2), draft, seed, after=index)
         for index, (draft, seed) in enumerate(modes)
     ]
     run = Run(StepLoop(Session(engine), 4))
