@@ -24,7 +24,6 @@ from tests.support.serving import Served, ask
 DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 SEEDS = [(0.0, 0), (0.9, 1), (0.9, 2**32 - 1)]
 MODES = [*itertools.product((False, True), DRAFTS)]  # streamed or not, with drafts or without
-counter = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +40,10 @@ def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
 
 
 def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) -> DialectRequest:
-    """Return a unique request; the answer cache would answer a repeated one."""
+    """Return a request that no other test sends; the answer cache would answer it."""
     temperature, seed = rng.choice(SEEDS) if dialect.seeded else SEEDS[0]
     text = "".join(rng.choices("ab(\n", k=rng.randrange(1, 30))) * 2
-    return DialectRequest((f"{text}x{next(counter)}",), 12, temperature, seed, draft)
+    return DialectRequest((f"{text}x{rng.random()}",), 12, temperature, seed, draft)
 
 
 async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:
@@ -71,7 +70,7 @@ async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:
 async def test_text_equals_run_without_drafts(
     tiny: Served, app_with: Callable[[DraftMode], ASGIApp], name: str
 ) -> None:
-    rng, drafted = random.Random(name), dict.fromkeys(DRAFTS, 0)
+    rng, drafted = random.Random(f"{name} 1"), dict.fromkeys(DRAFTS, 0)
 
     def expected_reply(dialect: DialectClient, request: DialectRequest) -> ReplyData:
         text: ReplyData = tiny.in_thread(partial(dialect.expected, request))
