@@ -123,6 +123,7 @@ async def test_words_find_and_enter_opens_where_they_are(path: Path) -> None:
         await pilot.press(*"line")
         await until(pilot, lambda: app.highlighted() == "queue")
         await pilot.press("enter")
+        await until(pilot, lambda: app.results)
     assert app.results == [ChosenConversation("queue", "queue-2")]  # on a branch that is not active
 
 
