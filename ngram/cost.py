@@ -103,7 +103,7 @@ class CostCurve:
             self._pipelined = [None] * len(self._pipelined)
 
     def _drop_slow(self, factor: float) -> None:
-        """Drop times of drafts slower than `factor` times the prior."""
+        """Discard all times of a row count above 1 that typically exceeds `factor` x its prior."""
         for typical, times in zip(self._typical, self._times, strict=True):
             for rows in [rows for rows in typical if rows > 1]:
                 if typical[rows] > factor * self._prior[rows - 1]:

@@ -72,6 +72,7 @@ class StatusLine(Widget):
         return shown.truncate(self.size.width, ellipsis=True)
 
     def _state(self) -> Content:
+        """Return the phase in words, after its mark or spinner; without its duration."""
         words: str = self.phase
         if self.phase == "prefill":
             words = "processing the prompt" + (f" {self.progress:.0%}" if self.progress else "")

@@ -44,7 +44,10 @@ class CompletionCache:
                 self._entries.append((request, completion))
 
     def find(self, request: CompletionRequest) -> Completion | None:
-        """Return the rest of an earlier completion that starts with the text typed since."""
+        """Return what remains of an earlier completion after the text typed since, or None.
+
+        A repeated request is found only at temperature 0, if no time limit ended its completion.
+        """
         if request.edits is not None:
             return None
         if has_crlf(request):

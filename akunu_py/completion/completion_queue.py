@@ -99,7 +99,7 @@ class CompletionQueue:
         self.host.start()
 
     def complete(self, request: CompletionRequest) -> Completion:
-        """Wait for a completion. Raises what loading and completing raise."""
+        """Block until the request completes. Raises the error if loading or completion fails."""
         outcome = Future[Completion | CompletionFailure]()
         self.submit(Ticket(request, outcome.set_result))
         done = outcome.result()

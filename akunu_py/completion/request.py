@@ -119,7 +119,10 @@ def has_crlf(request: CompletionRequest) -> bool:
 
 
 def with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
-    """Return the request with LF newlines. A cursor between CR and LF moves before both."""
+    """Return the request with CRLF replaced by LF.
+
+    If the cursor is between CR and LF, it moves before the newline.
+    """
     prefix, suffix = request.prefix, request.suffix
     if prefix.endswith("\r") and suffix.startswith("\n"):
         prefix = prefix[:-1]

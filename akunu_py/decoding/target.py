@@ -268,6 +268,10 @@ class Target:
         self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
+        """Return the cached prefix of `prompt`, and why no more of it is cached.
+
+        cached: reused tokens. shared: longest prefix shared with a history, reusable or not.
+        """
         last = len(prompt) - 1
         lost = max((common_prefix(each, prompt) for each in self.caches.evicted), default=0)
         known = max(cached, shared, min(lost, last))

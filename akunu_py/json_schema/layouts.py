@@ -49,6 +49,7 @@ class Layout:
 
 
 def _layout(space: str, *, ordered: bool) -> Layout:
+    """Return a layout with the regex `space` inside brackets and around commas and colons."""
     return Layout(
         open_array=Expr(rf"\[{space}"),
         close_array=Expr(rf"{space}\]"),

@@ -103,7 +103,7 @@ def record_passes(session: Session, passes: Passes) -> None:
 
 
 class RecordingDrafter:
-    """A `Drafter` that wraps another one and adds each pass to `passes`."""
+    """Wraps a `Drafter`; records draft lengths, accepted lengths and drafting time."""
 
     def __init__(self, drafter: Drafter, passes: Passes) -> None:
         self._drafter = drafter

@@ -103,7 +103,7 @@ def is_commit(text: str) -> bool:
 
 
 def is_valid_file(file: HubFile) -> bool:
-    """Return True if the name, size and digest are valid, and safe as file names."""
+    """Return True if a hub file's name, size and digest are well-formed and safe as names."""
     if not isinstance(file.name, str) or not isinstance(file.digest, str) or len(file.name) > 200:
         return False
     digest = _SHA256 if file.large else _COMMIT

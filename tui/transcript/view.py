@@ -365,7 +365,7 @@ class Transcript(SteadyScroll):
                 view.show_actions(True)
 
     def deselect(self) -> None:
-        """Unchoose a message that was chosen with the mouse."""
+        """Hide the actions of a clicked message, and its highlight unless the view has focus."""
         if self._is_clicked and self._chosen is not None:
             self._is_clicked = False
             self._chosen.show_actions(False)

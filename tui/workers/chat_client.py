@@ -107,6 +107,7 @@ class PieceBuffer:
         self._passes: list[int] = []
 
     def add(self, shown: ShownPiece) -> None:
+        """Append the result of one pass. The caller calls `flush` once `is_due` is true."""
         piece, rejected = shown.piece, shown.rejected
         offset = len(self._text)
         add_spans(self._spans, piece.drafted, offset)

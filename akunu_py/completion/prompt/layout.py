@@ -192,7 +192,11 @@ def _fill_template(
     names: Names,
     related: Sequence[tuple[str, str]],
 ) -> tuple[list[int], int]:
-    """Return the prompt tokens, and the number of tokens before the buffer."""
+    """Return the prompt tokens, and the number of tokens before the buffer.
+
+    values: text for each placeholder of the template. related: (path, text) of pieces of other
+    files.
+    """
     template, files = family.prompt, []
     if related or (family.path_alone and names.known):
         template = family.prompt_with_files

@@ -63,7 +63,10 @@ class RelatedFiles:
         self._chosen: list[Chunk] = []
 
     def chosen(self) -> list[tuple[str, str]]:
-        """Return (path, text) of the chosen pieces, in the order of the prompt."""
+        """(path, text) of the pieces of the last `choose`, in prompt order.
+
+        Neighboring pieces of one file are joined.
+        """
         sections: list[tuple[str, str]] = []
         for chunk in self._chosen:
             if sections and sections[-1][0] == chunk.path:

@@ -108,7 +108,10 @@ class StepLoop:
         return [members[0].step_alone()]
 
     def _ready(self) -> list[_Running]:
-        """Return the jobs that can run. A blocked job holds back later jobs that would block."""
+        """Update all jobs and return those that can run now.
+
+        Once a job waits, later jobs with a wait condition wait too. Cancelled jobs always run.
+        """
         ready, crowded = [], False
         for each in self._running:
             each.update(crowded=crowded)

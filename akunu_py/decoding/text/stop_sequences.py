@@ -98,7 +98,10 @@ class Finder:
         return self._release(self._length)
 
     def _advance(self, at: int, literal: str, fallbacks: list[int], character: str) -> bool:
-        """Match one more character of a literal; return whether the literal is complete."""
+        """Match one more character of a literal; return whether the literal is complete.
+
+        at: the literal's index in `_matched`. fallbacks: its failure function (Knuth et al., 1977).
+        """
         matched = self._matched[at]
         while matched and literal[matched] != character:
             matched = fallbacks[matched - 1]

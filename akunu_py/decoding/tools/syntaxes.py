@@ -51,9 +51,10 @@ class Calls:
         self._first = True  # whether the next parameter is the first of its call
 
     def begin(self, name: str) -> None:
-        """Begin a call. Raises Malformed if `name` is not a function name.
+        """Begin a call with a new id. Ids that models write are not unique in a conversation.
 
-        The id is new: ids that models write are not unique in a conversation.
+        Raises Malformed if `name` is invalid (or unknown, with `known_only`), if calls are not
+        allowed, or if another call is open.
         """
         name = name.strip()
         known = not self.known_only or name in self._tools
