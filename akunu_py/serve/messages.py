@@ -23,8 +23,8 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     Ignored,
     check_tool,
+    drop_unknown,
     merge_messages,
-    unknown_entry,
 )
 from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields, TokenLimit
 from akunu_py.serve.dialect.interface import (
@@ -519,10 +519,7 @@ class MessagesTool(CachedPart):
     @model_validator(mode="before")
     @classmethod
     def _check_type(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise unknown_entry(kind)
-        return value
+        return drop_unknown(value, lambda kind: kind == "custom")
 
 
 class MessagesToolChoice(Body):
@@ -550,10 +547,7 @@ class ContextEdit(Body):
     @model_validator(mode="before")
     @classmethod
     def _check_type(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and not kind.startswith("clear_thinking_"):
-            raise unknown_entry(kind)
-        return value
+        return drop_unknown(value, lambda kind: kind.startswith("clear_thinking_"))
 
 
 class ContextManagement(Body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -52,6 +52,14 @@ Ignored = Any
 def unknown_entry(name: str) -> PydanticCustomError:
     """Return the error of a validator for an entry of a list that `parse` drops."""
     return PydanticCustomError(_UNKNOWN_ENTRY, "unsupported {name}", {"name": name[:100]})
+
+
+def drop_unknown(value: Any, is_known: Callable[[str], bool]) -> Any:
+    """Return an entry of a list before its validation. Raises `unknown_entry` for its type."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and not is_known(kind):
+        raise unknown_entry(kind)
+    return value
 
 
 def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyType:

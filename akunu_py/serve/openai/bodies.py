@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool, unknown_entry
+from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool, drop_unknown
 from akunu_py.serve.dialect.fields import TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import SamplingBody
@@ -108,10 +108,7 @@ class ChatTool(Body):
     @model_validator(mode="before")
     @classmethod
     def _check_type(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise unknown_entry(kind)
-        return value
+        return drop_unknown(value, lambda kind: kind == "function")
 
 
 class FunctionName(Body):

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from akunu_py.serve.dialect.bodies import Body, Ignored, unknown_entry
+from akunu_py.serve.dialect.bodies import Body, Ignored, drop_unknown
 from akunu_py.serve.dialect.fields import GenerationFields, TokenLimit
 
 
@@ -121,10 +121,7 @@ class OtherItem(Body):
     @model_validator(mode="before")
     @classmethod
     def _drop(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str):
-            raise unknown_entry(kind)
-        return value
+        return drop_unknown(value, lambda kind: False)
 
 
 _ITEMS = {
@@ -190,10 +187,7 @@ class ResponsesTool(Body):
     @model_validator(mode="before")
     @classmethod
     def _check_type(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in ("function", "custom", "namespace"):
-            raise unknown_entry(kind)
-        return value
+        return drop_unknown(value, lambda kind: kind in ("function", "custom", "namespace"))
 
 
 class ResponsesToolChoice(Body):
