@@ -92,7 +92,7 @@ class Drafting:
         end = None if read is None else unread + read
         self._drafter.set_unread(unread)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
-        size = len(self._drafter.tokens) - (read is None)  # without the answer's first token
+        size = len(self._drafter.tokens)
         self._private = None if options.may_store else (options.conversation, size)
         return self._drafter
 
@@ -106,13 +106,13 @@ class Drafting:
         conversation, size = self._private
         return shared >= size or conversation == options.conversation != ""
 
-    def suits(self, prompt: Sequence[int], draft_context: Sequence[Sequence[int]]) -> int:
+    def suits(self, prompt: Sequence[int]) -> int:
         """Return how well the drafter suits a prompt: tokens known of it, minus tokens to forget.
 
-        draft_context: as for `drafter`.
+        Only the history counts, because the draft context before it follows from the prompt.
         """
-        known = self._drafter.tokens
-        shared = common_prefix(known, [*self._set_apart(draft_context), *prompt])
+        known = self._drafter.tokens[self._drafter.unread :]
+        shared = common_prefix(known, prompt)
         return shared - (len(known) - shared)
 
     def set_guide(self, guide: DraftGuide | None) -> None:
@@ -171,6 +171,7 @@ class TrackedDrafter:
         self._drafter = drafter
         self._auto = auto
         self.tokens: list[int] = []
+        self.unread = 0  # leading tokens of the draft context
         self.propose = drafter.propose
         self.offer, self.take = drafter.offer, drafter.take
         self.observe = drafter.observe
@@ -190,6 +191,7 @@ class TrackedDrafter:
 
     def set_unread(self, count: int) -> None:
         """Set how many tokens at the start are draft context."""
+        self.unread = count
         if self._auto is not None:
             self._auto.draft_only_tokens = count
 

@@ -64,7 +64,7 @@ def chat_job(
         thought = parser_for(engine.tokens.tokenizer, tools) if may_call else None
         return AnswerEvents(request, parser, thought, one_call=one_call)
 
-    return PromptJob(begin, prompt, context)
+    return PromptJob(begin, prompt)
 
 
 def text_job(
@@ -79,7 +79,7 @@ def text_job(
         parser = parser_for(session.engine.tokens.tokenizer, ())
         return AnswerEvents(request, parser, one_call=False)
 
-    return PromptJob(begin, prompt, draft_context)
+    return PromptJob(begin, prompt)
 
 
 class AnswerEvents:

@@ -33,7 +33,6 @@ class PromptJob:
 
     begin: Job
     prompt: Sequence[int]
-    draft_context: Sequence[Sequence[int]]  # see `Session.generate`
 
     def __call__(self, session: Session) -> Answering:
         return self.begin(session)

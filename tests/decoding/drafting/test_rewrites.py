@@ -126,3 +126,13 @@ def test_replay_drafts_the_rewritten_text(shallow_starter: Engine, form: str) ->
         for rewrites in (None, prompt_rewrites(trace))
     ]
     assert scores[1] > 1.5 * scores[0]
+
+
+def test_session_that_knows_a_listing_suits_it(shallow_starter: Engine) -> None:
+    """Its rewrites stand before the history, and count neither as known nor as lost."""
+    drafting = Session(shallow_starter).drafting
+    text = "".join(f"{number:6}\tvalue = {number}\n" for number in range(20))
+    prompt = shallow_starter.tokens.encode_text(text)
+    drafting.drafter(GenerateOptions(), prompt)
+    assert drafting.suits(prompt) == len(prompt)
+    assert drafting.suits(prompt[:-3]) == len(prompt) - 6
