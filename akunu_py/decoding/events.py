@@ -71,7 +71,7 @@ class ToolCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Measurements besides the counts of one answer."""
+    """Measurements other than the counts of an answer."""
 
     memory: int = 0  # bytes of model, cache and activations
     speedup: float | None = None  # over plain decoding, by the cost model; None: unknown

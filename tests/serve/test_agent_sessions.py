@@ -105,7 +105,7 @@ async def test_billing_header_that_changes_keeps_the_prompt_cached(
 
 
 def with_image(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with an image beside the first question, in its dialect."""
+    """Return a request with an image next to the first question, in its dialect."""
     request, url = copy.deepcopy(request), f"data:image/png;base64,{IMAGE}"
     source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
     parts = {

@@ -142,7 +142,7 @@ def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -
     _, end = recorder.until_end(7)
     assert isinstance(end, AnswerFinished)
     recorder.ask(70, QUESTION, GenerateOptions(max_tokens=1))
-    assert recorder.answered[before:][:1] == [end.stats], "of failed ones nothing is told"
+    assert recorder.answered[before:][:1] == [end.stats], "failed answers report no statistics"
 
 
 def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:

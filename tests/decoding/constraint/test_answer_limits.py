@@ -1,5 +1,5 @@
 """A thinking budget: exactly so many tokens, the end of thinking, and the answer; the same tokens
-with drafts, with seeds, and beside other requests. A minimum length likewise."""
+with drafts, with seeds, and in batches. A minimum length likewise."""
 
 from __future__ import annotations
 
