@@ -44,19 +44,23 @@ class PromptRewrites:
         """encode: without special tokens. decode: with special tokens."""
         self._encode, self._decode = encode, decode
         self._prompt: list[int] = []  # of the last call
-        self._encoded: dict[str, list[int]] = {}  # its rewrites
+        self._rewrites: list[list[int]] = []  # its rewrites, in its order
+        self._encoded: dict[str, list[int]] = {}  # texts of them, and of one that is too long
 
     def of(self, prompt: Sequence[int]) -> list[list[int]]:
         """Return the rewrites of `prompt`, in its order; those before it may lack the last few."""
         known = len(self._prompt)
         if not known <= len(prompt) < known + _UNREAD or list(prompt[:known]) != self._prompt:
             self._prompt = list(prompt)
-            before, self._encoded = self._encoded, {}
+            before, self._encoded, self._rewrites = self._encoded, {}, []
             left = _MAX_TOKENS
             for text in reversed(list(rewrite(self._decode(self._prompt)))):
-                tokens = before.get(text) or self._encode(text)
-                left -= len(tokens)
+                is_new = text not in self._encoded
+                if is_new:
+                    self._encoded[text] = before.get(text) or self._encode(text)
+                left -= len(self._encoded[text])
                 if left < 0:
                     break
-                self._encoded[text] = tokens
-        return list(self._encoded.values())[::-1]
+                if is_new:
+                    self._rewrites.insert(0, self._encoded[text])
+        return self._rewrites

@@ -88,6 +88,20 @@ def test_only_new_text_is_encoded() -> None:
     assert len(both) == len(encoded) == 4
 
 
+def test_too_long_text_is_encoded_once() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return list(map(ord, text))
+
+    rewrites = PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens)))
+    prompt = list(map(ord, numbered("x" * 20_000 + "\na\nb\n", "{}:{}")))
+    assert rewrites.of(prompt) == []
+    assert rewrites.of([*prompt, *map(ord, "y" * 200)]) == []
+    assert len(encoded) == 1
+
+
 def test_the_last_rewrites_count() -> None:
     long = "x" * 9_000 + "\n"
     rewrites = PromptRewrites(
