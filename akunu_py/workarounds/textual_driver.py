@@ -9,7 +9,9 @@ Works around:
     5. `LinuxDriver` takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z).
        After a SIGSTOP, which no program can catch, it reads the terminal twice, saves raw mode as
        the mode to restore, and never ends.
-Upstream: 1, 3, 4: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
+    6. If the terminal is closed and no SIGHUP comes (a parent such as make keeps it), `LinuxDriver`
+       reads the end of input forever, and its output blocks the app.
+Upstream: 1, 3, 4, 6: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
     5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
 Remove when: tests/reliability/test_fuzz_pastes.py and faults_chat.py pass with `LinuxDriver` and
     `XTermParser`.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
 
@@ -76,7 +79,10 @@ class SteadyDriver(LinuxDriver):
         with selectors.SelectSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
             while not self.exit_event.is_set():
-                if selector.select(0.1) and (data := os.read(self.fileno, 4096)):
+                if selector.select(0.1):
+                    if not (data := os.read(self.fileno, 4096)):
+                        os.kill(os.getpid(), signal.SIGHUP)
+                        return
                     for message in parser.feed(decode(data)):
                         self.process_message(message)
                 for message in parser.tick():
