@@ -23,7 +23,12 @@ _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 class _CachedHistory:
     history: TokenHistory
     last_request: int  # number of the request that used it last
-    shared: dict[int, int]  # tokens at the start that other entries have too, by id of the history
+    prefixes: dict[int, int]  # tokens shared with each other entry, by id of its history
+
+    def shared_with(self, other: _CachedHistory) -> int:
+        """Return the length of the common prefix with another entry; both may be shorter now."""
+        lengths = len(self.history.tokens), len(other.history.tokens)
+        return min(self.prefixes[id(other.history)], *lengths)
 
 
 class PromptCaches:
@@ -61,23 +66,29 @@ class PromptCaches:
             self._requests += 1
             if history.uses <= 2:
                 self._prefix_stats.add(history.tokens, continued=history.uses == 2)
-            self._cached.append(_CachedHistory(history, self._requests, self._shared(history)))
+            self._cached.append(_CachedHistory(history, self._requests, self._prefixes(history)))
 
-    def _shared(self, history: TokenHistory) -> dict[int, int]:
-        """Compare a new history with the cached ones, once, so that evicting needs no comparison.
+    def _prefixes(self, history: TokenHistory) -> dict[int, int]:
+        """Compare a new history with the cached ones, so that evicting needs no comparison.
 
-        Cached histories only become shorter.
+        The entry with the longest common prefix so far answers for most of the others, so each
+        token of the new history is compared about once.
         """
-        number, shared = id(history), dict[int, int]()
+        prefixes = dict[int, int]()
+        nearest: _CachedHistory | None = None
+        longest = 0
         for each in self._cached:
-            length = common_prefix(each.history.tokens, history.tokens)
-            shared[id(each.history)] = each.shared[number] = length
-        return shared
+            length = longest if nearest is None else min(longest, nearest.shared_with(each))
+            if nearest is None or nearest.shared_with(each) == longest:
+                length = common_prefix(each.history.tokens, history.tokens, longest)
+                nearest, longest = each, length
+            prefixes[id(each.history)] = each.prefixes[id(history)] = length
+        return prefixes
 
     def _remove(self, entry: _CachedHistory) -> None:
         self._cached.remove(entry)
         for each in self._cached:
-            del each.shared[id(entry.history)]
+            del each.prefixes[id(entry.history)]
 
     def record_eviction(self, history: TokenHistory) -> None:
         """Record the tokens of a history that is evicted or shortened."""
@@ -137,8 +148,7 @@ class PromptCaches:
     def _value_per_byte(self, entry: _CachedHistory) -> float:
         """Return the value of one byte: tokens to prefill again times chance of reuse."""
         tokens = entry.history.tokens
-        others = (each.history for each in self._cached if each is not entry)
-        shared = (min(entry.shared[id(each)], len(each.tokens)) for each in others)
+        shared = (entry.shared_with(each) for each in self._cached if each is not entry)
         unique = max(0, len(tokens) - max(shared, default=0))
         chance = 1.0 if entry.history.uses > 1 else self._prefix_stats.chance(tokens)
         chance /= 1 + self._requests - entry.last_request
