@@ -25,7 +25,7 @@ from akunu_py.bench.trace import (
     record,
 )
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding.drafting.rewrites import PromptRewrites
+from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         curve = curve.with_latency(options.latency / options.step)
         name += f" + {options.latency:g} ms network latency per step of {options.step:g} ms"
     trace = load_selected(options.file, options.workload)
-    rewrites = prompt_rewrites(trace)
+    rewrites = trace_rewrites(trace)
     if rewrites is None:
         command.print_line(
             f"No installed model has the tokenizer {trace.tokenizer}; auto drafts no rewritten text"
@@ -160,7 +160,7 @@ def replay_trace(
     return found
 
 
-def prompt_rewrites(trace: Trace) -> PromptRewrites | None:
+def trace_rewrites(trace: Trace) -> PromptRewrites | None:
     """Return the rewrites of prompts by the trace's tokenizer; None if it is not installed."""
     tokenizer = find_tokenizer(trace.tokenizer)
     if tokenizer is None:

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     engine = engine_from_arguments(args)
-    from akunu_py.decoding.generate.session import Session  # slow, so after all usage errors
+    # Slow imports, so after all usage errors.
+    from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
+    from akunu_py.decoding.generate.session import Session
 
     learned = load_learned(engine, no_answer_cache=args.no_answer_cache)
     encoder = engine.tokens
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         session.disk_caches = None
         if args.prompt_cache.exists():
             session.load_prompt_cache(args.prompt_cache)
-    generation = session.generate(tokens, options)
+    generation = session.generate(tokens, options, prompt_rewrites(engine, tokens, options))
     if options.draft != "off" and engine.no_draft_reason:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
     with cancelled_by_interrupt(generation):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
 from akunu_py.bench.runners.mlx_lm import decode_text, run_conversation
 from akunu_py.bench.workloads import Workload
+from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -69,7 +70,8 @@ class Akunu:
 
         def answer(messages: list[Message]) -> str:
             prompt = engine.tokens.encode_chat(messages)
-            done = session.generate(prompt, options).answer()
+            context = prompt_rewrites(engine, prompt, options)
+            done = session.generate(prompt, options, context).answer()
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
             return decode_text(engine, list(done.tokens))
 

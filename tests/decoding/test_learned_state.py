@@ -25,6 +25,7 @@ from akunu_py.types import GenerateOptions, Message
 from tests.measure.neural_drafters import CostsWithDrafting, DrafterFigures, SimulatedDrafters
 from tests.support.at_once import AtOnce
 from tests.support.command import run_here
+from tests.support.jobs import chat_request
 
 MODEL = Path("/models/tiny")
 ANSWER = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -216,7 +217,7 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
             starter_engine.path, starter_engine.tokens.digest, "test", answer_cache=True
         )
         learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})
-        answer = Session(starter_engine, learned).chat(messages, options).answer()
+        answer = chat_request(Session(starter_engine, learned), messages, options).answer()
         passes.append(answer.stats.target_passes)
         answers.append(answer.tokens)
     assert answers[0] == answers[1]

@@ -41,6 +41,7 @@ from akunu_py.tui.status import StatusLine
 from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
+from tests.support.jobs import chat_request
 from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
@@ -184,7 +185,7 @@ def _session(model: Path) -> Session:
 def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:
     """Adds a prompt and its answer to `messages`; how many passes it took."""
     messages.append(Message("user", prompt))
-    answer = session.chat(messages, options(tokens)).answer()
+    answer = chat_request(session, messages, options(tokens)).answer()
     messages.append(Message("assistant", answer.text or "."))
     assert session.learned is not None
     session.learned.flush()  # no file is open while files are counted

@@ -20,7 +20,7 @@ import pytest
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Finished, PrefillProgress
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
-from akunu_py.decoding.generate.job import Answering, Job
+from akunu_py.decoding.generate.job import Answering, Job, PreparedJob
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -133,7 +133,8 @@ async def disconnect_after(
                 assert cancelled.wait(60)
 
         def watched(session: Session) -> WatchedAnswer:
-            return WatchedAnswer(job(session), watch)
+            begin = job.prepare(session.engine) if isinstance(job, PreparedJob) else job
+            return WatchedAnswer(begin(session), watch)
 
         try:
             async with contextlib.aclosing(model.model.run(watched, client, short)) as events:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from akunu_py.decoding.events import Event, Finished
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.session import Session, Step
+from akunu_py.decoding.generate.answer_jobs import ChatPrompt
+from akunu_py.decoding.generate.job import BeginJob, Job, PreparedJob
+from akunu_py.decoding.generate.session import Request, Session, Step
+from akunu_py.types import GenerateOptions, Message
 
 
 class ScriptedAnswer:
@@ -23,15 +25,23 @@ class ScriptedAnswer:
         return [] if event is None else [event]
 
 
-def scripted(events: Callable[[Session], Iterator[Event | None]]) -> Job:
+def scripted(events: Callable[[Session], Iterator[Event | None]]) -> BeginJob:
     """Return a job with these events."""
     return lambda session: ScriptedAnswer(events(session))
 
 
 def run_job(job: Job, session: Session) -> list[Event]:
     """Run a job alone and return its events."""
-    answering, events = job(session), list[Event]()
+    begin = job.prepare(session.engine) if isinstance(job, PreparedJob) else job
+    answering, events = begin(session), list[Event]()
     while not events or not isinstance(events[-1], Finished):
         request = answering.request
         events += answering.add([] if request is None else request.step())
     return events
+
+
+def chat_request(
+    session: Session, messages: Sequence[Message], options: GenerateOptions
+) -> Request:
+    """Return the request to answer a conversation."""
+    return ChatPrompt.encode(session.engine, messages, options).begin(session, options)

@@ -33,6 +33,7 @@ from akunu_py.tui.workers.chat_client import (
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
 from tests.support.command import until
 from tests.support.engines import altered
+from tests.support.jobs import chat_request
 from tests.support.tiny_fim import write_chat_model
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
@@ -102,7 +103,7 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
 
 def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: Engine) -> None:
     text, end = recorder.ask(1, QUESTION, OPTIONS)
-    expected = Session(shallow_starter).chat(QUESTION, OPTIONS).answer()
+    expected = chat_request(Session(shallow_starter), QUESTION, OPTIONS).answer()
     assert (text, end.reason) == (expected.text, expected.finish_reason)
     assert end.stats.generated_tokens == len(expected.tokens)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.decoding.drafting.early_exit import ExitDrafter
 from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter, NeuralDrafterBase
-from akunu_py.decoding.drafting.rewrites import PromptRewrites
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
@@ -39,8 +38,6 @@ class Drafting:
         known = sibling or learned
         self.curve: CostCurve = known.curve if known else CostCurve()
         self.neural_drafters: dict[str, LearnedDrafter] = known.neural_drafters if known else {}
-        codec = engine.tokens
-        self._rewrites = PromptRewrites(codec.encode_text, codec.decode)
         self._made_for: tuple[DraftMode, int] | None = None
         # Conversation and number of tokens of the last request that must not be stored.
         self._private: tuple[str, int] | None = None
@@ -79,8 +76,6 @@ class Drafting:
         draft_context: token sequences to draft from, placed before the history.
         """
         mode = self.prepare(options)
-        if mode in ("auto", "ngram"):
-            draft_context = [*draft_context, *self._rewrites.of(history)]
         known = self._set_apart(draft_context) if mode != "off" else []
         unread = len(known)
         known += history

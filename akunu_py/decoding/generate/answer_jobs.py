@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from akunu_py.decoding.constraint.tool_calls import constrained
@@ -18,7 +18,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import Job, PromptJob
+from akunu_py.decoding.generate.job import PromptJob
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser, parser_for
@@ -35,7 +35,7 @@ def chat_job(
     parallel: bool = True,
     predicted: str = "",
     variables: Mapping[str, Any] = {},
-) -> Job:
+) -> PromptJob:
     """Return a job that answers a conversation.
 
     choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
@@ -43,15 +43,10 @@ def chat_job(
     UsageError or UnsupportedModel at once if the request cannot be honored.
     """
     chosen = choice or ToolChoice()
-    prompt = engine.tokens.encode_chat(messages, tools, variables)
+    prompt = ChatPrompt.encode(engine, messages, options, tools, variables, predicted)
     sampling = constrained(engine.tokens, options.sampling, tools, chosen, parallel=parallel)
     markers = parser_for(engine.tokens.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
-    context = [engine.tokens.encode_text(predicted)] if predicted else []
-    # Rendering another turn takes 30 ms for 20,000 tokens, so not in the model's thread.
-    stable = None
-    if engine.needs_checkpoints:
-        stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
@@ -59,19 +54,59 @@ def chat_job(
         parser = parser_for(
             engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", exclusive=exclusive
         )
-        request = session.generate(prompt, asked, context, stable)
+        request = prompt.begin(session, asked)
         may_call = bool(tools) and chosen.mode != "none" and not exclusive
         thought = parser_for(engine.tokens.tokenizer, tools) if may_call else None
         return AnswerEvents(request, parser, thought, one_call=one_call)
 
-    return PromptJob(begin, prompt)
+    return PromptJob(begin, prompt.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """An encoded conversation. Encoding takes too long for the model's thread."""
+
+    tokens: list[int]
+    draft_context: list[list[int]]
+    stable: int | None  # see `Session.generate`
+
+    @classmethod
+    def encode(
+        cls,
+        engine: Engine,
+        messages: Sequence[Message],
+        options: GenerateOptions,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = {},
+        predicted: str = "",
+    ) -> ChatPrompt:
+        """Encode `messages`. Raises what `TokenCodec.encode_chat` does; see `chat_job`."""
+        codec, stable = engine.tokens, None
+        tokens = codec.encode_chat(messages, tools, variables)
+        if engine.needs_checkpoints:
+            stable = codec.stable_prefix(messages, tokens, tools, variables)
+        context = [codec.encode_text(predicted)] if predicted else []
+        return cls(tokens, [*context, *prompt_rewrites(engine, tokens, options)], stable)
+
+    def begin(self, session: Session, options: GenerateOptions) -> Request:
+        """Return the request to answer the prompt."""
+        return session.generate(self.tokens, options, self.draft_context, self.stable)
+
+
+def prompt_rewrites(
+    engine: Engine, prompt: Sequence[int], options: GenerateOptions
+) -> list[list[int]]:
+    """Return the rewrites of `prompt`, if n-grams draft for the answer."""
+    if options.draft not in ("auto", "ngram") or engine.no_draft_reason:
+        return []
+    return engine.tokens.prompt_rewrites.of(prompt)
 
 
 def text_job(
     prompt: Sequence[int],
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
-) -> Job:
+) -> PromptJob:
     """Return a job that continues token ids. draft_context: see `Session.generate`."""
 
     def begin(session: Session) -> AnswerEvents:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress, PromptProcessed
 
 if TYPE_CHECKING:  # front ends without a model never import MLX
     from akunu_py.decoding.generate.session import Request, Session, Step
+    from akunu_py.decoding.model.engine import Engine
 
 
 class Answering(Protocol):
@@ -24,14 +25,25 @@ class Answering(Protocol):
         """Return the events for the results of a step; the last one at the end is Finished."""
 
 
-Job = Callable[["Session"], Answering]  # called in the model's thread, for each attempt
+BeginJob = Callable[["Session"], Answering]  # called in the model's thread, for each attempt
+
+
+@runtime_checkable
+class PreparedJob(Protocol):
+    """A job that needs time before it can begin."""
+
+    def prepare(self, engine: Engine) -> BeginJob:
+        """Return what begins the job. Called in a thread of its own, for each attempt."""
+
+
+Job = BeginJob | PreparedJob
 
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
     """A job with a known prompt, which the step loop can choose a session for."""
 
-    begin: Job
+    begin: BeginJob
     prompt: Sequence[int]
 
     def __call__(self, session: Session) -> Answering:

@@ -35,7 +35,6 @@ from akunu_py.types import (
     Drafter,
     FinishReason,
     GenerateOptions,
-    Message,
     NotCached,
     Piece,
     Stats,
@@ -107,14 +106,6 @@ class Session:
         unchanged then.
         """
         self.target.adopt(disk.load(self.engine, path))
-
-    def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Request:
-        """Return the request to answer a conversation; see `generate`."""
-        prompt = self.engine.tokens.encode_chat(messages)
-        stable = None
-        if self.target.history.needs_checkpoints:
-            stable = self.engine.tokens.stable_prefix(messages, prompt)
-        return self.generate(prompt, options, stable=stable)
 
     def generate(
         self,

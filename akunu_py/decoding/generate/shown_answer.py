@@ -16,10 +16,12 @@ from akunu_py.decoding.events import (
     ShownEnd,
     ShownPiece,
 )
+from akunu_py.decoding.generate.job import PromptJob
 from akunu_py.types import GenerateOptions, Message, TextPiece
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
-    from akunu_py.decoding.generate.session import Session, Step
+    from akunu_py.decoding.generate.session import Request, Session, Step
+    from akunu_py.decoding.model.engine import Engine
 
 _GAUGES_INTERVAL_S = 1 / 16  # between two updates
 
@@ -32,16 +34,23 @@ class ShownJob:
     options: GenerateOptions
     stop_requested: Callable[[], bool] = lambda: False  # polled; True ends the answer
 
-    def __call__(self, session: Session) -> ShownAnswer:
-        return ShownAnswer(session, self)
+    def prepare(self, engine: Engine) -> PromptJob:
+        """Encode the conversation."""
+        from akunu_py.decoding.generate.answer_jobs import ChatPrompt
+
+        prompt = ChatPrompt.encode(engine, self.messages, self.options)
+
+        def begin(session: Session) -> ShownAnswer:
+            return ShownAnswer(session, self, prompt.begin(session, self.options))
+
+        return PromptJob(begin, prompt.tokens)
 
 
 class ShownAnswer:
     """The events of an answer, as an `Answering`."""
 
-    def __init__(self, session: Session, job: ShownJob) -> None:
-        self._session, self._job = session, job
-        self.request = session.chat(job.messages, job.options)
+    def __init__(self, session: Session, job: ShownJob, request: Request) -> None:
+        self._session, self._job, self.request = session, job, request
         self._before = session.drafting.neural_seconds
         self._rows: Counter[int] = Counter()  # passes by rows
         self._gauges_time = 0.0

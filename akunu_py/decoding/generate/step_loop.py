@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.job import Answering, Job, JobHandle, PromptJob
+from akunu_py.decoding.generate.job import Answering, BeginJob, JobHandle, PreparedJob, PromptJob
 from akunu_py.decoding.generate.model_host import LoadedModelFacts, facts_of
 from akunu_py.decoding.generate.model_runner import ModelRunner
 from akunu_py.decoding.generate.scheduler import Scheduler, Slot
@@ -31,6 +32,8 @@ class StepLoop:
         self._clock = clock
         self._count = count
         self._sessions = [session]
+        self._preparing: list[tuple[JobHandle, Future[BeginJob]]] = []
+        self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
         self._running: list[_Running] = []
         self._scheduler = Scheduler(clock)
         self.runner = ModelRunner(session.engine, session.drafting.curve)
@@ -54,6 +57,7 @@ class StepLoop:
 
     def close(self) -> None:
         """Save the learned costs for the next run."""
+        self._threads.shutdown()
         if (learned := self._sessions[0].learned) is not None:
             learned.save_costs()
 
@@ -62,16 +66,40 @@ class StepLoop:
 
     def has_room(self, *, short: bool) -> bool:
         """Return whether a job can start."""
-        return len(self._running) < self._count + short
+        return len(self._running) + len(self._preparing) < self._count + short
 
     def begin(self, handle: JobHandle) -> None:
-        """Start a job in a free session, or else in a new one. Does not check `has_room`."""
-        session = self._free_session(handle.job)
+        """Start or prepare a job. Does not check `has_room`."""
+        if isinstance(handle.job, PreparedJob):
+            self._preparing.append((handle, self._threads.submit(handle.job.prepare, self.engine)))
+        else:
+            self._start(handle, handle.job)
+
+    def _start(self, handle: JobHandle, job: BeginJob) -> None:
+        """Start a job in a free session, or else in a new one."""
+        session = self._free_session(job)
         spent = min((each.slot.spent for each in self._running), default=0.0)
         slot = Slot(handle.short, self._clock(), spent)
-        self._running.append(_Running(handle, session, slot))
+        self._running.append(_Running(handle, job, session, slot))
 
-    def _free_session(self, job: Job) -> Session:
+    def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
+        """Start the prepared jobs; return the events of those that failed.
+
+        If no other job runs, wait until one is prepared.
+        """
+        if self._preparing and not self._running:
+            wait([future for _, future in self._preparing], return_when=FIRST_COMPLETED)
+        done = [each for each in self._preparing if each[1].done()]
+        failed: list[tuple[JobHandle, list[Event]]] = []
+        for handle, future in done:
+            self._preparing.remove((handle, future))
+            try:
+                self._start(handle, future.result())
+            except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+                failed.append((handle, [Failed(error)]))
+        return failed
+
+    def _free_session(self, job: BeginJob) -> Session:
         """Return the free session whose drafter has the fewest tokens to learn and to lose."""
         used = [each.session for each in self._running]
         free = [session for session in self._sessions if session not in used]
@@ -85,6 +113,8 @@ class StepLoop:
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
         """Run one step; return the events of its jobs. A last event frees the slot."""
+        if (failed := self._start_prepared()) or not self._running:
+            return failed
         ready = self._ready()
         rate = self._sessions[0].drafting.curve.prefill_rate
         plan = self._scheduler.schedule([each.slot for each in ready], rate)
@@ -132,6 +162,7 @@ class _Running:
     """A running job."""
 
     handle: JobHandle
+    job: BeginJob
     session: Session
     slot: Slot
     ended: bool = False
@@ -164,7 +195,7 @@ class _Running:
         """Begin the job, or run a step of its request."""
         try:
             if self._answering is None:
-                self._answering = self.handle.job(self.session)
+                self._answering = self.job(self.session)
             request = self.request
             return [] if request is None else request.step()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others

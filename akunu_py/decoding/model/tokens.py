@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.decoding.tools import rendering
@@ -33,13 +34,18 @@ class TokenCodec:
     stop_tokens: frozenset[int]
     vocabulary: int  # width of the logits
     digest: str  # identifies the tokenizer
+    prompt_rewrites: PromptRewrites
 
     @classmethod
     def load(cls, name: str, files: ModelFiles, vocabulary: int) -> TokenCodec:
         """Load the tokenizer among `files`. Raises what `load_tokenizer` does."""
         tokenizer = load_tokenizer(files, vocabulary)
         stop_tokens = _stop_tokens(tokenizer)
-        return cls(name, files.path, tokenizer, stop_tokens, vocabulary, tokenizer.digest)
+        rewrites = PromptRewrites(
+            lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+            lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False)),
+        )
+        return cls(name, files.path, tokenizer, stop_tokens, vocabulary, tokenizer.digest, rewrites)
 
     def encode(self, text: str) -> list[int]:
         """Encode a raw text, with the beginning-of-text token if the model has one."""

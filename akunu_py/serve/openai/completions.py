@@ -16,7 +16,7 @@ from akunu_py.decoding.events import (
     TextDelta,
     ThinkingDelta,
 )
-from akunu_py.decoding.generate.answer_jobs import text_job
+from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
 from akunu_py.serve.dialect.interface import (
     DONE,
     CollectedAnswer,
@@ -81,9 +81,13 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     options = generate_options(
         body, service, limit, logprobs=body.logprobs, thinking_budget=thinking.budget
     )
-    jobs = [
-        text_job(prompt.tokens, replace(each, stop_tokens=prompt.stop_tokens), prompt.draft_context)
+    contexts = [
+        [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
         for prompt in prompts
+    ]
+    jobs = [
+        text_job(prompt.tokens, replace(each, stop_tokens=prompt.stop_tokens), context)
+        for prompt, context in zip(prompts, contexts, strict=True)
         for each in choice_options(options, count)
     ]
     echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]

@@ -22,7 +22,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import Answering, Job
+from akunu_py.decoding.generate.job import Answering, PromptJob
 from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.serve.dialect.bodies import check_tool
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -164,10 +164,10 @@ def _apply_choice(
     return replace(mapped, choice=ToolChoice("named", name))
 
 
-def grammar_tool_job(job: Job, tool: MappedTool) -> Job:
+def grammar_tool_job(job: PromptJob, tool: MappedTool) -> PromptJob:
     """Return a job that calls `tool` with the answer of `job` as input."""
 
-    return lambda session: _GrammarToolCall(job(session), tool)
+    return PromptJob(lambda session: _GrammarToolCall(job(session), tool), job.prompt)
 
 
 class _GrammarToolCall:

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.replay import ReplayCounts, prompt_rewrites, replay_item, replay_trace
+from akunu_py.bench.replay import ReplayCounts, replay_item, replay_trace, trace_rewrites
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.drafting.rewrites import PromptRewrites, rewrite
+from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.text.prompt_rewrites import PromptRewrites, rewrite
 from akunu_py.types import GenerateOptions
 
 CODE = """class Queue:
@@ -123,7 +124,8 @@ def test_sessions_draft_the_rewritten_text(shallow_starter: Engine, form: str) -
     shown, answer = WRITTEN[form]
     tokens, counts = shallow_starter.tokens, ReplayCounts()
     prompt = tokens.encode_text(f"{shown}\nAnswer:\n")
-    drafter = Session(shallow_starter).drafting.drafter(OPTIONS, prompt)
+    rewrites = prompt_rewrites(shallow_starter, prompt, OPTIONS)
+    drafter = Session(shallow_starter).drafting.drafter(OPTIONS, prompt, draft_context=rewrites)
     output = tuple(tokens.encode_text(answer))
     replay_item(TraceItem((), output), drafter, parse_curve("m5max"), counts)
     assert counts.passes < len(output) / 8
@@ -137,7 +139,7 @@ def test_replay_drafts_the_rewritten_text(shallow_starter: Engine, form: str) ->
     trace = Trace("HuggingFaceTB/SmolLM2-135M-Instruct", {"patch": (item,)})
     scores = [
         replay_trace(trace, parse_curve("m5max"), "auto", rewrites=rewrites)["patch"]["score"]
-        for rewrites in (None, prompt_rewrites(trace))
+        for rewrites in (None, trace_rewrites(trace))
     ]
     assert scores[1] > 1.5 * scores[0]
 
@@ -147,6 +149,8 @@ def test_session_that_knows_a_listing_suits_it(shallow_starter: Engine) -> None:
     drafting = Session(shallow_starter).drafting
     text = "".join(f"{number:6}\tvalue = {number}\n" for number in range(20))
     prompt = shallow_starter.tokens.encode_text(text)
-    drafting.drafter(GenerateOptions(), prompt)
+    rewrites = prompt_rewrites(shallow_starter, prompt, GenerateOptions())
+    assert rewrites
+    drafting.drafter(GenerateOptions(), prompt, draft_context=rewrites)
     assert drafting.suits(prompt) == len(prompt)
     assert drafting.suits(prompt[:-3]) == len(prompt) - 6

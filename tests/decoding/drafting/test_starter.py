@@ -19,6 +19,7 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, SamplingOptions
+from tests.support.jobs import chat_request
 
 pytestmark = pytest.mark.slow
 
@@ -116,4 +117,4 @@ def answers(
 
 
 def answered(session: Session, prompt: str, options: GenerateOptions) -> Answer:
-    return session.chat([Message("user", prompt)], options).answer()
+    return chat_request(session, [Message("user", prompt)], options).answer()

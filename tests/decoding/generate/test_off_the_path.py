@@ -12,13 +12,16 @@ import pytest
 
 from akunu_py.decoding import learned_state
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.answer_jobs import chat_job
+from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
+from akunu_py.decoding.generate.job import BeginJob, Job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
+from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.types import GenerateOptions, Message
 from tests.support.engines import altered
@@ -32,6 +35,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SLOW: list[tuple[Any, str]] = [
     (TokenCodec, "stable_prefix"),
     (TokenCodec, "encode_chat"),
+    (PromptRewrites, "of"),
     (AnswerCache, "dump"),
     (AnswerCache, "load"),
     (learned_state, "_append"),
@@ -55,8 +59,16 @@ def wait_for_end(events: queue.SimpleQueue[Event]) -> None:
         assert not isinstance(event, Failed), event
 
 
+def shown_job(engine: Engine, messages: list[Message], options: GenerateOptions) -> Job:
+    return ShownJob(messages, options)
+
+
+@pytest.mark.parametrize("job", [chat_job, shown_job])
 def test_the_models_thread_renders_no_turn_and_writes_no_file(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Callable[[Engine, list[Message], GenerateOptions], Job],
+    engine: Engine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: dict[str, set[str]] = {}
 
@@ -76,11 +88,11 @@ def test_the_models_thread_renders_no_turn_and_writes_no_file(
     for number in range(3):
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         messages = [Message("user", f"{number}timesthesame")]
-        host.submit(chat_job(engine, messages, GenerateOptions(12)), events.put)
+        host.submit(job(engine, messages, GenerateOptions(12)), events.put)
         wait_for_end(events)
     assert host.close()
     learned.flush()
-    assert {"stable_prefix", "dump", "_append", "_write"} <= threads.keys()
+    assert {"stable_prefix", "of", "dump", "_append", "_write"} <= threads.keys()
     assert {name: found for name, found in threads.items() if "model" in found} == {}
 
 
@@ -97,3 +109,61 @@ def test_what_an_answer_teaches_is_on_disk_when_the_host_is_closed(
     again = LearnedState(tmp_path, "t", "l", answer_cache=True)
     assert again.answer_cache is not None
     assert again.answer_cache.total >= 12
+
+
+class SlowJob:
+    """A job whose preparation ends when the test says so."""
+
+    def __init__(self, job: BeginJob) -> None:
+        self.job = job
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def prepare(self, engine: Engine) -> BeginJob:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return self.job
+
+
+def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
+    host = ModelHost(lambda: StepLoop(Session(engine)))
+    host.start()
+    ends: dict[str, queue.SimpleQueue[Event]] = {
+        name: queue.SimpleQueue() for name in ("first", "slow", "cancelled", "second")
+    }
+
+    def job(text: str) -> BeginJob:
+        return chat_job(engine, [Message("user", text)], GenerateOptions(12))
+
+    host.submit(job("first"), ends["first"].put)
+    slow, cancelled = SlowJob(job("slow")), SlowJob(job("cancelled"))
+    host.submit(slow, ends["slow"].put)
+    handle = host.submit(cancelled, ends["cancelled"].put)
+    wait_for_end(ends["first"])
+    assert slow.begun.wait(60)
+    assert cancelled.begun.wait(60)
+    handle.cancel()
+    slow.go_on.set()
+    wait_for_end(ends["slow"])
+    host.submit(job("second"), ends["second"].put)
+    cancelled.go_on.set()
+    wait_for_end(ends["second"])
+    end = ends["cancelled"].get(timeout=60)
+    assert isinstance(end, Finished)
+    assert end.reason == "cancelled"
+    assert host.close()
+
+
+def test_job_that_cannot_be_prepared_fails_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokens.tokenizer, "chat_template", "{{ raise_exception('No.') }}")
+    host = ModelHost(lambda: StepLoop(Session(engine)))
+    host.start()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    host.submit(ShownJob([Message("user", "Hi")], GenerateOptions(12)), events.put)
+    failed = events.get(timeout=60)
+    assert isinstance(failed, Failed)
+    assert "No." in str(failed.error)
+    host.submit(text_job([1, 2, 3], GenerateOptions(12)), events.put)
+    wait_for_end(events)
+    assert host.close()

@@ -15,6 +15,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UnknownModel, UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.engines import altered
+from tests.support.jobs import chat_request
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
@@ -79,7 +80,7 @@ def test_drafted_ranges_cover_what_was_accepted(starter_engine: Engine) -> None:
 def test_a_stop_token_ends_the_answer(starter_engine: Engine) -> None:
     session = Session(starter_engine)
     asked = [Message("user", "Answer with one word: yes or no?")]
-    answer = session.chat(asked, GenerateOptions()).answer()
+    answer = chat_request(session, asked, GenerateOptions()).answer()
     assert answer.finish_reason == "stop"
     assert answer.tokens[-1] in starter_engine.tokens.stop_tokens
     assert "<|im_end|>" not in answer.text
@@ -89,7 +90,9 @@ def test_a_stop_token_ends_the_answer(starter_engine: Engine) -> None:
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_max_tokens_is_kept(shallow_starter: Engine, mode: DraftMode, count: int) -> None:
     options = GenerateOptions(max_tokens=count, draft=mode)
-    answer = Session(shallow_starter).chat([Message("user", "Tell me a story.")], options).answer()
+    answer = chat_request(
+        Session(shallow_starter), [Message("user", "Tell me a story.")], options
+    ).answer()
     assert len(answer.tokens) == count
     assert answer.finish_reason == "length"
 
@@ -98,7 +101,9 @@ def test_max_tokens_is_kept(shallow_starter: Engine, mode: DraftMode, count: int
 def test_a_full_context_ends_the_answer(shallow_starter: Engine, mode: DraftMode) -> None:
     engine = altered(shallow_starter, context_length=48)
     session = Session(engine)
-    generation = session.chat([Message("user", "Tell me a story.")], GenerateOptions(draft=mode))
+    generation = chat_request(
+        session, [Message("user", "Tell me a story.")], GenerateOptions(draft=mode)
+    )
     answer = generation.answer()
     assert answer.finish_reason == "context"
     assert answer.stats.prompt_tokens + len(answer.tokens) == 48
@@ -109,15 +114,15 @@ def test_the_next_turn_reads_only_what_is_new(shallow_starter: Engine, mode: Dra
     options = GenerateOptions(max_tokens=10, draft=mode)
     session = Session(shallow_starter)
     messages = [Message("user", "Name three rivers.")]
-    first = session.chat(messages, options).answer()
+    first = chat_request(session, messages, options).answer()
     messages += [Message("assistant", first.text), Message("user", "And three mountains?")]
-    second = session.chat(messages, options).answer()
+    second = chat_request(session, messages, options).answer()
     assert second.stats.cached_tokens >= first.stats.prompt_tokens
-    fresh = Session(shallow_starter).chat(messages, options).answer()
+    fresh = chat_request(Session(shallow_starter), messages, options).answer()
     assert fresh.stats.cached_tokens == 0
     assert second.tokens == fresh.tokens
     # Going back to an earlier turn works too.
-    again = session.chat(messages[:1], options).answer()
+    again = chat_request(session, messages[:1], options).answer()
     assert again.tokens == first.tokens
     assert again.stats.cached_tokens == first.stats.prompt_tokens - 1
 
@@ -127,26 +132,26 @@ def test_a_cancelled_answer_keeps_its_tokens(shallow_starter: Engine, mode: Draf
     options = GenerateOptions(max_tokens=24, draft=mode)
     session = Session(shallow_starter)
     messages = [Message("user", "Tell me a long story about a dragon.")]
-    whole = Session(shallow_starter).chat(messages, options).answer()
-    generation = session.chat(messages, options)
+    whole = chat_request(Session(shallow_starter), messages, options).answer()
+    generation = chat_request(session, messages, options)
     for _ in itertools.islice(generation, 5):
         generation.cancel()
     assert generation.finish_reason == "cancelled"
     assert 1 <= len(generation.tokens) < 16
     assert whole.text.startswith(generation.text)
-    assert session.chat(messages, options).answer().tokens == whole.tokens
+    assert chat_request(session, messages, options).answer().tokens == whole.tokens
 
 
 def test_an_answer_that_is_left_does_not_spoil_the_next(shallow_starter: Engine) -> None:
     options = GenerateOptions(max_tokens=16)
     session = Session(shallow_starter)
     messages = [Message("user", "Tell me about the sea.")]
-    pieces = iter(session.chat(messages, options))
+    pieces = iter(chat_request(session, messages, options))
     next(pieces)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    fresh = Session(shallow_starter).chat(messages, options).answer()
-    assert session.chat(messages, options).answer().tokens == fresh.tokens
+    fresh = chat_request(Session(shallow_starter), messages, options).answer()
+    assert chat_request(session, messages, options).answer().tokens == fresh.tokens
 
 
 def test_reading_a_prompt_reports_and_can_be_cancelled(shallow_starter: Engine) -> None:

@@ -25,6 +25,7 @@ from akunu_py.types import GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
+from tests.support.jobs import chat_request
 from tests.support.targets import answer, fresh, some
 from tests.support.tiny import VOCABULARY, write_tiny_llama
 
@@ -36,7 +37,7 @@ FIRST = [Message("user", "Name three colours.")]
 def talked(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a session with one answer."""
     session = Session(shallow_starter)
-    session.chat(FIRST, OPTIONS).answer()
+    chat_request(session, FIRST, OPTIONS).answer()
     path = tmp_path_factory.mktemp("saved") / "talk.safetensors"
     session.save_prompt_cache(path)
     return path
@@ -91,11 +92,11 @@ def test_a_reopened_session_reads_only_what_is_new(shallow_starter: Engine, talk
     session = Session(shallow_starter)
     session.load_prompt_cache(talked)
     held = len(session.target.tokens)
-    first = Session(shallow_starter).chat(FIRST, OPTIONS).answer()
+    first = chat_request(Session(shallow_starter), FIRST, OPTIONS).answer()
     talk = [*FIRST, Message("assistant", first.text), Message("user", "And one more?")]
-    again = session.chat(talk, OPTIONS).answer()
+    again = chat_request(session, talk, OPTIONS).answer()
     assert again.stats.cached_tokens >= held - 1
-    assert again.tokens == Session(shallow_starter).chat(talk, OPTIONS).answer().tokens
+    assert again.tokens == chat_request(Session(shallow_starter), talk, OPTIONS).answer().tokens
 
 
 def test_mlx_lm_reads_the_file(shallow_starter: Engine, talked: Path) -> None:
@@ -108,7 +109,7 @@ def test_mlx_lm_reads_the_file(shallow_starter: Engine, talked: Path) -> None:
 def refuse(engine: Engine, path: Path, error: type[AkunuError], *words: str) -> None:
     """It is refused in one line that has these words, and the session is as before."""
     session = Session(engine)
-    session.chat(FIRST, OPTIONS).answer()
+    chat_request(session, FIRST, OPTIONS).answer()
     before = list(session.target.tokens)
     with pytest.raises(error) as raised:
         session.load_prompt_cache(path)

@@ -15,6 +15,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
+from tests.support.jobs import chat_request
 from tests.support.prompts import REWRITE
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
@@ -88,13 +89,13 @@ def generation(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory
         Session(shallow_starter),
         tmp_path_factory.mktemp("read") / "x.safetensors",
     )
-    session.chat(messages, GenerateOptions(max_tokens=1)).answer()
+    chat_request(session, messages, GenerateOptions(max_tokens=1)).answer()
     session.save_prompt_cache(prompt_read)
 
     def generation(options: GenerateOptions, engine: Engine = shallow_starter) -> Request:
         session = Session(engine)
         session.load_prompt_cache(prompt_read)
-        return session.chat(messages, options)
+        return chat_request(session, messages, options)
 
     return generation
 
@@ -130,15 +131,15 @@ def test_what_looked_like_a_stop_sequence_is_given_out(generation: Answering, wh
 
 def test_the_next_turn_after_a_stop_is_right(shallow_starter: Engine) -> None:
     session, messages = Session(shallow_starter), [Message("user", REWRITE)]
-    whole = session.chat(messages, GenerateOptions(max_tokens=16)).answer().text
+    whole = chat_request(session, messages, GenerateOptions(max_tokens=16)).answer().text
     options = GenerateOptions(max_tokens=40, stop=(whole[-6:],))
-    first = session.chat(messages, options).answer()
+    first = chat_request(session, messages, options).answer()
     assert first.finish_reason == "stop"
     messages += [Message("assistant", first.text), Message("user", "Say it again.")]
     plain = GenerateOptions(max_tokens=8)
     assert (
-        session.chat(messages, plain).answer().tokens
-        == Session(shallow_starter).chat(messages, plain).answer().tokens
+        chat_request(session, messages, plain).answer().tokens
+        == chat_request(Session(shallow_starter), messages, plain).answer().tokens
     )
 
 

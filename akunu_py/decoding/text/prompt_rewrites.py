@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 _MIN_LINES = 3  # of a listing or JSON string; shorter ones are not rewritten
 _MAX_TOKENS = 16_384  # of all rewrites; the last ones count
-_UNREAD = 64  # tokens after which a longer prompt is rewritten again
+_CACHED_TEXTS = 256  # whose tokens are cached
 
 _NUMBER = re.compile(r"^ *\d+[\t:|→]", re.MULTILINE)
 _LISTING = re.compile(rf"(?:^ *\d+[\t:|→].*\n){{{_MIN_LINES},}}", re.MULTILINE)
@@ -36,31 +37,24 @@ def rewrite(text: str) -> Iterator[str]:
 
 
 class PromptRewrites:
-    """The rewrites of a growing prompt, as token sequences."""
+    """Rewrites the text of prompts, as token sequences. Callable from any thread."""
 
     def __init__(
-        self, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
+        self, encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str]
     ) -> None:
         """encode: without special tokens. decode: with special tokens."""
-        self._encode, self._decode = encode, decode
-        self._prompt: list[int] = []  # of the last call
-        self._rewrites: list[list[int]] = []  # its rewrites, in its order
-        self._encoded: dict[str, list[int]] = {}  # texts of them, and of one that is too long
+        # The next prompt of a conversation repeats most texts of this one.
+        self._encode = lru_cache(_CACHED_TEXTS)(encode)
+        self._decode = decode
 
     def of(self, prompt: Sequence[int]) -> list[list[int]]:
-        """Return the rewrites of `prompt`, in its order; those before it may lack the last few."""
-        known = len(self._prompt)
-        if not known <= len(prompt) < known + _UNREAD or list(prompt[:known]) != self._prompt:
-            self._prompt = list(prompt)
-            before, self._encoded, self._rewrites = self._encoded, {}, []
-            left = _MAX_TOKENS
-            for text in reversed(list(rewrite(self._decode(self._prompt)))):
-                is_new = text not in self._encoded
-                if is_new:
-                    self._encoded[text] = before.get(text) or self._encode(text)
-                left -= len(self._encoded[text])
-                if left < 0:
-                    break
-                if is_new:
-                    self._rewrites.insert(0, self._encoded[text])
-        return self._rewrites
+        """Return the rewrites of `prompt`, in its order; of equal ones the last."""
+        found: dict[str, list[int]] = {}
+        left = _MAX_TOKENS
+        for text in reversed(list(rewrite(self._decode(prompt)))):
+            tokens = self._encode(text)
+            left -= len(tokens)
+            if left < 0:
+                break
+            found.setdefault(text, tokens)
+        return list(found.values())[::-1]
