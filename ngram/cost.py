@@ -260,3 +260,23 @@ def interpolate(points: Mapping[int, float], rows: int) -> float:
         return points[1]
     (left, low), (right, high) = next((s for s in segments if rows <= s[1][0]), segments[-1])
     return low + (high - low) * (rows - left) / (right - left)
+
+
+_GAIN_DECAY, _GAIN_PRIOR = 0.97, 6.0  # per pass; the prior in passes of one token each
+
+
+class RecentGain:
+    """Running average of tokens per cost, where plain decoding is 1."""
+
+    def __init__(self) -> None:
+        self._tokens = self._cost = _GAIN_PRIOR
+
+    @property
+    def value(self) -> float:
+        """Tokens per cost, at least 1."""
+        return max(self._tokens / self._cost, 1.0)
+
+    def add(self, tokens: float, cost: float) -> None:
+        """Add a pass. cost: in plain steps."""
+        self._tokens = self._tokens * _GAIN_DECAY + tokens
+        self._cost = self._cost * _GAIN_DECAY + cost

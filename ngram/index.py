@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 SuffixMatch = tuple[int, int]  # (position of the next token, matching tokens before it)
 
@@ -176,3 +177,30 @@ def _unlink(head: dict[int, int], key: int, previous: int) -> None:
         head[key] = previous
     else:
         del head[key]
+
+
+OPENING = 5  # tokens at the end of a prompt that identify the start of an answer
+
+
+def earlier_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the answers from `searched` on, before the one at `start`.
+
+    Each follows the same opening tokens. It ends where two adjacent opening tokens recur, and
+    includes the first of these.
+    """
+    opening = tokens[max(0, start - OPENING) : start]
+    ends = set(pairwise(opening))
+    place = max(searched - OPENING, 0)
+    while len(opening) == OPENING:
+        try:
+            place = tokens.index(opening[0], place, start - OPENING)
+        except ValueError:
+            return
+        if tokens[place : place + OPENING] != opening:
+            place += 1
+            continue
+        begin = end = place + OPENING
+        while end < start - 1 and (tokens[end], tokens[end + 1]) not in ends:
+            end += 1
+        yield begin, end + 1
+        place = end

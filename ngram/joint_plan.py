@@ -6,9 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import MAX_ROWS, CostCurve, RecentGain
 
-_RATE_DECAY, _RATE_PRIOR = 0.97, 6.0  # of the running gain, per pass and in passes
 _NEGLIGIBLE = 0.01  # chance of a draft token
 _PLAIN_EVERY = 8  # passes between two plain ones whose cost is not measured yet
 _HIDDEN_RATE, _MOST_HIDDEN = 0.1, 0.5  # learning rate and limit of `_hidden`
@@ -30,7 +29,7 @@ class JointPlanner:
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve  # costs by the rows of all requests; keeps learning
-        self._earned = self._spent = _RATE_PRIOR
+        self._gain = RecentGain()
         self._since_plain = _PLAIN_EVERY  # passes since one without drafts
         self._hidden = 0.0  # share of a plain pass that pipelining hides
 
@@ -58,7 +57,7 @@ class JointPlanner:
             return best
         costs = self.curve.table(context)
         plain = costs[min(rows, MAX_ROWS) - 1] * (1.0 - self._hidden * pipelined)
-        rate = max(self._earned / self._spent, 1.0) * len(offers) / plain
+        rate = self._gain.value * len(offers) / plain
         queue = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
         heapq.heapify(queue)
         gained = highest = 0.0
@@ -89,5 +88,4 @@ class JointPlanner:
         shown = 1.0 - self._hidden
         plain = costs[min(done.requests, MAX_ROWS) - 1] * shown / done.requests
         cost = costs[min(done.rows, MAX_ROWS) - 1] * (shown if done.pipelined else 1.0)
-        self._earned = self._earned * _RATE_DECAY + tokens
-        self._spent = self._spent * _RATE_DECAY + cost / plain
+        self._gain.add(tokens, cost / plain)

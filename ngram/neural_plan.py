@@ -14,6 +14,7 @@ from typing import Any
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
+from akunu_py.ngram.guess import Guess
 from akunu_py.ngram.planner import best_draft
 from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
@@ -394,3 +395,52 @@ def _rerun_cost(chance: float, rows: int, limits: PlanningLimits) -> float:
         return 0.0
     last = len(limits.costs) - 1
     return chance * limits.rate * (limits.costs[min(rows, last)] - limits.costs[0])
+
+
+# Prior for `DraftChooser`: actual over predicted accuracy of preferred guesses, and its weight.
+_TRUST_PRIOR, _TRUST_WEIGHT = 0.95, 10.0
+
+
+class DraftChooser:
+    """Choose between guesses and neural drafters by expected value.
+
+    Also learns how accurate the preferred guesses are, because the highest of several estimates
+    tends to be too high.
+    """
+
+    def __init__(self, neural_drafters: Sequence[PlannedDrafter]) -> None:
+        self._neural_drafters = neural_drafters
+        self._predicted, self._correct = _TRUST_WEIGHT, _TRUST_WEIGHT * _TRUST_PRIOR
+
+    def choose(
+        self, chances: Sequence[float], limits: PlanningLimits, longest: int, *, stops: bool
+    ) -> tuple[DraftPlan, PlannedDrafter] | None:
+        """Return the best plan with a neural drafter, or None if guesses alone are better.
+
+        chances: of the guesses. stops: whether the last guess is a stop token.
+        """
+        if any(each.would_draft(longest, limits) for each in self._neural_drafters):
+            trust = min(1.0, self._correct / self._predicted)
+            chances = [trust * chance for chance in chances]
+        costs, rate = limits.costs, limits.rate
+        length, values = best_draft(
+            chances, costs, rate, longest, ongoing=limits.ongoing, rerun_on_reject=limits.rerun
+        )
+        upcoming = remaining_values(chances, values)
+        before = chances[:-1] if stops else chances
+        least, best = values[0], None
+        for neural_drafter in self._neural_drafters:
+            plan = neural_drafter.plan(before, upcoming, longest, limits)
+            if plan.value > least:
+                least, best = plan.value, (plan, neural_drafter)
+            elif not length and best is None and (trial := neural_drafter.trial(longest, limits)):
+                best = trial, neural_drafter
+        return best
+
+    def learn(self, preferred: Sequence[Guess], tokens: Sequence[int]) -> None:
+        """Compare the preferred guesses with the actual `tokens`."""
+        for guess, token in zip(preferred, tokens, strict=False):
+            self._predicted += guess.probability
+            self._correct += guess.token == token
+            if guess.token != token:
+                break

@@ -6,9 +6,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.auto import AutoDrafter, earlier_answers
+from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.index import SuffixIndex
+from akunu_py.ngram.index import SuffixIndex, earlier_answers
 
 NEWLINE, END, START, USER, ASSISTANT = range(5)
 ASKS = [END, NEWLINE, START, USER, NEWLINE]

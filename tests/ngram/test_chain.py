@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.ngram.auto import AutoDrafter, Continuation
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.chain import Continuation
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import NeuralDrafter
 from tests.measure.neural_drafters import (
@@ -163,10 +164,12 @@ class SourceRecorder(AutoDrafter):
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         draft = super().propose(limit, ahead=ahead)
-        sources = ["n-grams"] * len(self._guesses[slice(*self._proposed_range)])
-        if self._neural_drafter is not None:
-            sources += [self._neural_drafter.neural_drafter.name] * self._neural_drafter.verified
-            sources += ["n-grams"] * len(self._trailing_guesses)
+        proposal = self._proposal
+        sources = ["n-grams"] * (proposal.end - proposal.start)
+        if proposal.neural_drafter is not None:
+            name = proposal.neural_drafter.neural_drafter.name
+            sources += [name] * proposal.neural_drafter.verified
+            sources += ["n-grams"] * len(proposal.trailing)
         assert len(sources) == len(draft)
         self.seen.add(tuple(name for name, _ in groupby(sources)))
         return draft
