@@ -96,7 +96,7 @@ class AutoDrafter:
         self._chooser = DraftChooser(self.neural_drafters)
         self._pipelining = Pipelining(self.curve)
         self._gain = RecentGain()
-        self._proposal = Proposal()  # the last one, as far as its guesses may still be right
+        self._proposal = Proposal()  # the last one, or what may still be right of it
         self._drafted = 0  # tokens drafted for the last observed pass
         self._answering = False
         self._recent = 0  # see `Guess.recent`
