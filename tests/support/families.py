@@ -15,10 +15,7 @@ from mlx_lm.models.cache import CacheList
 from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Family
 
 # Families that cannot be batched: their layers use the keys directly, or have caches of their own.
-UNSHARED = {
-    "llama-concatenate", "llama4", "deepseek_v3", "deepseek_v32", "minimax_m3_vl",
-    "longcat_flash_ngram", "deepseek_v41", "bailing_hybrid", "kimi_k3",
-}  # fmt: skip
+UNSHARED = {"llama-concatenate", "llama4", "deepseek_v32", "minimax_m3_vl", "deepseek_v41"}
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 

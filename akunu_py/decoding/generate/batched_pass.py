@@ -8,7 +8,7 @@ weights (projections, MLP, experts, output head) runs once. Caches are neither m
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,29 @@ class _PerRequest(list[Any]):
     """One value for each request, passed through the model to `_attention`."""
 
 
+class _Fetched(_PerRequest):
+    """Keys or values of each request, [1, heads, its tokens, dim]."""
+
+    def __init__(self, arrays: Iterable[Any], spans: Sequence[tuple[int, int]]) -> None:
+        super().__init__(arrays)
+        self._spans = spans
+
+    def swapaxes(self, first: int, second: int) -> mx.array:
+        """Return a copy for each row, padded to the longest request, with axes swapped.
+
+        Multi-head latent attention multiplies its position keys before it calls `_attention`.
+        """
+        longest = max(each.shape[2] for each in self)
+        padded = [
+            mx.pad(each, [(0, 0), (0, 0), (0, longest - each.shape[2]), (0, 0)]) for each in self
+        ]
+        rows = [
+            mx.repeat(each, end - start, axis=0)
+            for each, (start, end) in zip(padded, self._spans, strict=True)
+        ]
+        return mx.concatenate(rows).swapaxes(first, second)
+
+
 class _AttentionView:
     """One layer's KV caches."""
 
@@ -82,9 +105,13 @@ class _AttentionView:
         ]
         self.offset = mx.array(positions, mx.int32)  # [rows]
 
-    def make_mask(self, rows: int, **options: Any) -> _PerRequest:
-        each = zip(self.entries, self.spans, strict=True)
-        return _PerRequest(entry.make_mask(end - start, **options) for entry, (start, end) in each)
+    def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
+        """Return the masks of all requests, None if `_attention` needs none."""
+        masks = _PerRequest(
+            entry.make_mask(end - start, **{**options, "return_array": False})
+            for entry, (start, end) in zip(self.entries, self.spans, strict=True)
+        )
+        return masks if any(isinstance(mask, mx.array) for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append each request's rows of keys and values [rows, heads, 1, dim] to its own cache.
@@ -97,7 +124,8 @@ class _AttentionView:
                 self.entries, self.split(keys), self.split(values), strict=True
             )
         ]
-        return _PerRequest(each[0] for each in both), _PerRequest(each[1] for each in both)
+        keys, values = (_Fetched(each, self.spans) for each in zip(*both, strict=True))
+        return keys, values
 
     def split(self, rows: mx.array) -> list[mx.array]:
         """Return each request's part of [rows, heads, 1, dim] as [1, heads, its rows, dim]."""
@@ -138,14 +166,20 @@ _plain_attention = base.scaled_dot_product_attention
 def _attention(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
 ) -> mx.array:
-    """Run attention for each request on its own keys. queries: [rows, heads, 1, dim]."""
+    """Run attention for each request on its own keys. queries: [rows, heads, 1, dim].
+
+    mask: a `_PerRequest`, None, or scores to add, [rows, heads, 1, longest].
+    """
     if type(cache) is not _AttentionView:
         return _plain_attention(queries, keys, values, cache, scale, mask, **options)
     outputs = []
+    masks = cache.split(mask) if isinstance(mask, mx.array) else mask
     for index, own_queries in enumerate(cache.split(queries)):
-        own_mask = mask[index] if type(mask) is _PerRequest else mask
+        own_mask = None if masks is None else masks[index]
         rows = own_queries.shape[2]
-        if own_mask is None and rows > 1:
+        if isinstance(mask, mx.array):
+            own_mask = _causal(own_mask, keys[index].shape[2])
+        elif own_mask is None and rows > 1:
             own_mask = "causal"
         entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
         output = _plain_attention(
@@ -153,6 +187,15 @@ def _attention(
         )
         outputs.append(output if rows == 1 else output.swapaxes(0, 2))
     return mx.concatenate(outputs)
+
+
+def _causal(scores: mx.array, tokens: int) -> mx.array:
+    """Return the scores of the last rows [1, heads, rows, longest] on `tokens` tokens, masked."""
+    scores, rows = scores[..., :tokens], scores.shape[2]
+    if rows == 1:
+        return scores
+    lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
+    return mx.where(base.create_causal_mask(rows, tokens - rows), scores, lowest)
 
 
 def _route_attention() -> None:
