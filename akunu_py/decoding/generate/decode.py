@@ -12,7 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import kv_cache
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix, first_invalid
 from akunu_py.ngram.joint_plan import SharedPass
@@ -114,9 +113,8 @@ class Decoding:
         return piece
 
     def offer(self) -> list[float]:
-        """Return the acceptance chances of the draft tokens for a shared pass."""
-        target = self.target
-        few = len(target.pending) <= _MAX_PENDING and not kv_cache.is_recurrent(target.cache)
+        """Return the acceptance chances of draft tokens for the next pass."""
+        few = len(self.target.pending) <= _MAX_PENDING
         return self._drafter.offer(self.limit - 1) if few and self._answering else []
 
     def rows(self, count: int) -> SharedRows:

@@ -12,6 +12,7 @@ from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
+from akunu_py.ngram.planner import best_draft
 
 
 class ModelRunner:
@@ -39,6 +40,22 @@ class ModelRunner:
             self._planner = JointPlanner(costs)
         return self._why_not
 
+    def prefers_alone(self, request: Request, sharing: int) -> bool:
+        """Return whether a draft in a pass of its own is worth more than a shared plain pass.
+
+        Shared passes draft nothing for recurrent models, whose layers take one row of a request.
+        sharing: number of requests that share the pass.
+        """
+        if self._planner is None or not self._engine.recurrent:
+            return False
+        context = len(request.target.tokens)
+        shared, own = self._planner.curve.table(context), self._curve.table(context)
+        rate = sharing * shared[0] / shared[sharing - 1]  # tokens per plain step
+        costs = [cost / own[0] for cost in own]
+        offer = request.decoding.offer()
+        length, values = best_draft(offer, costs, rate, len(offer), rerun_on_reject=True)
+        return length > 0 and values[0] > 0
+
     def run(self, requests: Sequence[Request], *, ahead: bool) -> list[list[Step] | Exception]:
         """Run one pass over all requests, which `can_share` it; return the results of each.
 
@@ -64,15 +81,20 @@ class ModelRunner:
         results = self._collect(requests, running, self._last - started)
         try:
             left = [each for each in requests if each.is_running]
-            self._drafts_pay = bool(left) and any(self._plan(left, ahead=ahead))
+            self._drafts_pay = bool(left) and self._waiting_pays(left, ahead=ahead)
         except Exception as error:  # noqa: BLE001 - every request reports it
             return [each.fail(error) for each in requests]
         return results
 
+    def _waiting_pays(self, requests: Sequence[Request], *, ahead: bool) -> bool:
+        """Return whether the next pass shall wait for the tokens of this one, to have drafts."""
+        alone = (self.prefers_alone(each, len(requests)) for each in requests)
+        return any(self._plan(requests, ahead=ahead)) or any(alone)
+
     def _plan(self, requests: Sequence[Request], *, ahead: bool) -> list[int]:
         """Return the number of draft tokens for each request."""
         assert self._planner is not None
-        offers = [each.decoding.offer() for each in requests]
+        offers = [[] if self._engine.recurrent else each.decoding.offer() for each in requests]
         rows = sum(len(each.target.pending) for each in requests)
         pipelined = ahead and all(each.target.constraint is None for each in requests)
         return self._planner.lengths(offers, rows, _context(requests), pipelined=pipelined)

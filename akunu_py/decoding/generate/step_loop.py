@@ -151,10 +151,19 @@ class StepLoop:
             else:
                 crowded = True
         if len(ready) > 1 and self.runner.why_not_batched is None:
-            for each in ready:
-                shares = each.request is not None and each.request.can_share
-                each.slot.can_share = shares and not each.slot.cancelled
+            self._find_sharing(ready)
         return ready
+
+    def _find_sharing(self, ready: Sequence[_Running]) -> None:
+        """Find the jobs whose next decode pass may be shared."""
+        sharing = [
+            (each.slot, each.request)
+            for each in ready
+            if each.request is not None and each.request.can_share and not each.slot.cancelled
+        ]
+        for slot, request in sharing:
+            alone = not request.is_running and self.runner.prefers_alone(request, len(sharing))
+            slot.can_share = not alone
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
@@ -281,7 +282,43 @@ def test_decode_passes_are_shared_and_change_nothing(name: str, tiny: Engine) ->
     for asked in requests:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
         assert asked.tokens == list(alone.tokens)
-    assert (run.shared > 20) == (name not in UNSHARED)
+    # Recurrent models also draft in passes of their own.
+    assert (run.shared > (0 if engine.recurrent else 20)) == (name not in UNSHARED)
+
+
+@dataclass
+class Copying(Asked):
+    """A request with a text to draft from."""
+
+    known: list[int] = field(default_factory=list)
+
+    def job(self, session: Session) -> Asked:
+        self.generation = session.generate(self.prompt, self.options, [self.known])
+        return self
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
+@pytest.mark.parametrize("right", [True, False])
+def test_recurrent_model_drafts_alone_where_that_beats_sharing(
+    name: str, right: bool, tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shared passes have no drafts. Costs stay those of an average machine."""
+    monkeypatch.setattr(CostCurve, "observe", lambda *args, **options: None)
+    engine = engine_of(tiny, name)
+    prompts = [some(12 + index, index) for index in range(3)]
+    expected = [
+        list(Session(engine).generate(prompt, GenerateOptions(60)).answer().tokens)
+        for prompt in prompts
+    ]
+    known = [*prompts[0][-8:], *(expected[0] if right else some(60, 77))]
+    requests = [Copying(prompts[0], 60, known=known), *(Asked(each, 60) for each in prompts[1:])]
+    run = Run(StepLoop(Session(engine), 3))
+    run.serve(requests)
+    assert all(isinstance(asked.events[-1], Finished) for asked in requests), requests[0].events[-1]
+    assert [asked.tokens for asked in requests] == expected
+    passes = [asked.generation.stats.target_passes for asked in requests if asked.generation]
+    assert (passes[0] < 30) == right, passes
+    assert run.shared > 20
 
 
 def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
