@@ -27,11 +27,11 @@ ALONE = $(PYTEST) --dist worksteal -m "not slow and alone" \
   $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not (slow or e2e or long)"
 
-test-e2e: $(VENV)/.installed-dev ## run the tests from end to end: the starter, faults, terminals
+test-e2e: $(VENV)/.installed-dev ## run the other tests: the starter, faults, terminals, long ones
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and e2e and not alone"
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "(e2e or long) and not slow and not alone"
 	@$(ALONE)
 
 test-all: $(VENV)/.installed-dev ## make test and make test-e2e, in one session

@@ -63,6 +63,7 @@ _json = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(_json)
 def test_json_is_read(value: object) -> None:
     assert files.parse_json(json.dumps(value)) == value

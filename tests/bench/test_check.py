@@ -146,6 +146,7 @@ def test_causal_pass_over_rows_equals_one_row_at_a_time() -> None:
         assert len(found["identical"]) == check.MOST_ROWS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
     programs: bool,

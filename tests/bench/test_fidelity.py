@@ -32,6 +32,7 @@ def test_prompts_are_many_and_distinct() -> None:
         load_prompts(301)
 
 
+@pytest.mark.long
 def test_answers_are_identical_in_float32(shallow_starter: Engine) -> None:
     comparisons = list(compare_answers(shallow_starter, load_prompts(2), 16))
     assert [each.mode for each in comparisons] == list(MODES) * 2
@@ -41,6 +42,7 @@ def test_answers_are_identical_in_float32(shallow_starter: Engine) -> None:
         assert row.drafting_passes > 1
 
 
+@pytest.mark.long
 def test_sampled_answers_are_measured_separately(shallow_starter: Engine) -> None:
     engine = altered(shallow_starter, kv_bits=8)
     prompts = load_prompts(2)
@@ -52,6 +54,7 @@ def test_sampled_answers_are_measured_separately(shallow_starter: Engine) -> Non
     assert all(each.difference is None for each in sampled)
 
 
+@pytest.mark.long
 def test_finished_comparisons_are_skipped(shallow_starter: Engine) -> None:
     prompts = load_prompts(2)
     first = list(compare_answers(shallow_starter, prompts[:1], 4))

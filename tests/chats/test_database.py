@@ -201,6 +201,7 @@ def test_concurrent_writers(path: Path) -> None:
             assert len(store.load(name).active_branch()) == 60
 
 
+@pytest.mark.long
 def test_concurrent_first_opens(path: Path) -> None:
     def open_and_close(path: Path, start: threading.Barrier) -> list[str]:
         start.wait()

@@ -65,6 +65,7 @@ def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> Non
     assert "cut off at --max-tokens" in done.stderr
 
 
+@pytest.mark.long
 def test_run_json_from_stdin_in_both_modes(loaded_shallow_starter: Engine) -> None:
     answers = {}
     for mode in ("fixed", "off"):
@@ -141,6 +142,7 @@ def test_values_that_the_model_does_not_have_are_one_line() -> None:
         assert_one_line_error(run_here("run", "hi", option, value), 2, word)
 
 
+@pytest.mark.long
 def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_shallow_starter: Engine) -> None:
     outputs = {
         json.loads(

@@ -25,11 +25,13 @@ def command(tmp_path: Path) -> list[str]:
             "--logit-bias", f"{token}=1000", "Red:"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_pipe_gets_them(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert done.stdout.decode() == 3 * ESCAPE + "\n"
 
 
+@pytest.mark.long
 def test_a_terminal_shows_them(command: list[str]) -> None:
     ours, theirs = pty.openpty()
     try:

@@ -44,6 +44,7 @@ def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) ->
     return os.environ | places
 
 
+@pytest.mark.long
 def test_a_model_of_the_catalog_from_pull_to_rm(
     environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     assert not list((tmp_path / "hf").rglob(WEIGHTS))
 
 
+@pytest.mark.long
 def test_two_at_once_fetch_once(environment: dict[str, str], server: Hub) -> None:
     server.faults[WEIGHTS].append(Fault(pause=0.002))
     command = [*AKUNU, "models", "pull", REPOSITORY]
@@ -126,6 +128,7 @@ def _partial_bytes(tmp_path: Path) -> int:
     return sum(path.stat().st_size for path in (tmp_path / "hf").rglob("*.incomplete"))
 
 
+@pytest.mark.long
 def test_a_failure_is_one_line_and_gc_cleans_up(
     environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
 ) -> None:

@@ -50,6 +50,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=500, deadline=None)
 @given(
     st.lists(st.sampled_from(PROSE), max_size=3).map("".join),

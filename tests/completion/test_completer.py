@@ -177,6 +177,7 @@ def test_never_half_a_character(tmp_path: Path) -> None:
             assert not tiny.complete(asked).text.count("\ufffd")
 
 
+@pytest.mark.long
 def test_sampling_gives_another_sample(tiny: Completer) -> None:
     samples = {
         tiny.complete(CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)

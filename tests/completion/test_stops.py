@@ -82,6 +82,7 @@ def test_max_lines() -> None:
     assert (whole.text, whole.full) == ("a()\n    b()", False)
 
 
+@pytest.mark.long
 def test_quotes_without_an_end_take_no_time() -> None:
     """Where each was looked for to the end of its line, this line took hours."""
     for quote in "\"'":
@@ -113,6 +114,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @example("'", "'", "a'x", 0)
 @given(PIECES, PIECES, PIECES, st.sampled_from([0, 2]))

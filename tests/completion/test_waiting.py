@@ -189,6 +189,7 @@ def test_a_ghost_that_is_accepted_while_the_next_is_made_is_not_made_again(
     assert prefixes == [ASKED.prefix, ASKED.prefix + first]
 
 
+@pytest.mark.long
 def test_typing_what_is_being_made_does_not_start_again(host: Host, whole: Completion) -> None:
     """At every place in it, and letter by letter."""
     text = whole.text
@@ -354,6 +355,7 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
     assert states == ["loading"] * 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_asked_is_answered_once_and_as_the_model_completes(
     engine: Engine, host: Host, seed: int

@@ -36,6 +36,7 @@ NOT_FOR_US = {
 }
 
 
+@pytest.mark.long
 def test_every_cache_class_of_mlx_lm_is_tested() -> None:
     tested = {kind for name in FAMILIES for kind in kinds(kv_cache.new_cache(build(name)))}
     missing = cache_classes() - tested - set(NOT_FOR_US)
@@ -72,6 +73,7 @@ def test_the_sources_are_read_right() -> None:
     assert made == {module: set(kinds_in_source(module)) for module in made}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("long", [False, True])
 @families_of_each_kind(quick=("llama-sliding", "qwen3_next"))
 def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:

@@ -37,6 +37,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
+@pytest.mark.long
 def test_from_the_first_load_to_the_last_unload(
     told: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
         assert message in warning
 
 
+@pytest.mark.long
 @needs_node
 def test_the_next_edit_is_shown_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name is changed in one line, letter by letter; the other lines follow, one by one."""

@@ -38,6 +38,7 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
     return made.try_consume_tokens(data) == len(data) and made.is_accepting()
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=1, max_size=5), st.integers())
 @example({"oneOf": [{"minimum": 2}, {"multipleOf": 7}]}, [1, 2, 7, 0, "a"], 1)

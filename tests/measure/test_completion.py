@@ -50,6 +50,7 @@ def test_keystrokes(shallow_starter: Engine) -> None:
     assert counted.superseded <= 1
 
 
+@pytest.mark.long
 def test_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ SOURCES = Path(__file__).parents[1] / "golden" / "sources"  # written for this, 
 OURS = Path(__file__).parents[2] / "akunu_py" / "completion"
 
 
+@pytest.mark.long
 def test_rules_reach_their_goals() -> None:
     """At least 99.5 % of all places are safe and 95 % of all blocks whole, in 20 languages."""
     found = as_dict(score_directory(SOURCES, 6))
@@ -107,6 +108,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert set(found["all"]) == {"places", "safe", "blocks", "complete", "verdicts"}
 
 
+@pytest.mark.long
 def test_prompts_contain_definitions_of_called_functions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> No
         compile_constraint(starter_engine.tokens, Constraint("json_schema", case.schema))
 
 
+@pytest.mark.long
 def test_counts_cover_the_models_answers(
     loaded_shallow_starter: Engine,
     monkeypatch: pytest.MonkeyPatch,

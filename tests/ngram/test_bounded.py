@@ -52,6 +52,7 @@ def converse(drafter: AutoDrafter, draw: random.Random, secret: int | None = Non
     return drafted
 
 
+@pytest.mark.long
 def test_many_texts_take_no_more_memory_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "MAX_OUTCOMES", LIMIT, raising=False)
     draw, drafter = random.Random(1), AutoDrafter(CostCurve(FREE))

@@ -86,6 +86,7 @@ def test_text_equals_run(server: Server) -> None:
     assert text == expected["text"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("loaded_shallow_starter")
 def test_complete_uses_the_running_server(server: Server, shallow_directory: Path) -> None:
     """Clients on this machine find the server and need no API key."""
@@ -114,6 +115,7 @@ def test_closed_socket_frees_the_model(server: Server) -> None:
         assert b'status="499"} 1' in metrics.read()
 
 
+@pytest.mark.long
 def test_malformed_http_does_not_stop_the_server(server: Server) -> None:
     """Bytes that are not HTTP, and an endless header."""
     for data in (b"\x16\x03\x01\0\0", b"GET / HTTP/1.1\r\nx: " + b"y" * 200_000):

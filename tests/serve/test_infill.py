@@ -66,6 +66,7 @@ def whole(service: Service, session: Session, body: dict[str, Any]) -> Any:
     return prepared(service, body).build_reply([answer])
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(CODE, CODE, CODE, st.lists(CODE.filter(bool), max_size=1))
 def test_text_equals_completer(

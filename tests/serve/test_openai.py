@@ -62,6 +62,7 @@ def encode(model: Served, text: str) -> list[int]:
     return list(model.in_thread(lambda engine: engine.tokens.encode(text)))
 
 
+@pytest.mark.long
 @settings(max_examples=5)
 @given(WORDS, WORDS, SAMPLING, st.integers(0, 2**32 - 2), st.integers(1, 2))
 async def test_chat_equals_run(

@@ -95,6 +95,7 @@ def idle(tiny: Served) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(CODE, CODE, st.sampled_from(["", "\r\n"]), st.integers(0, 20), st.integers(0, 2))
 def test_completions_equal_local_completions(
@@ -147,6 +148,7 @@ def test_cached_completion_needs_no_server(client: ServerClient) -> None:
     assert (cached.text, cached.reused) == (whole[2:], True)
 
 
+@pytest.mark.long
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
     long = CompletionRequest("ab", path="a.py", max_tokens=300)

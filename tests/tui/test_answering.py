@@ -175,6 +175,7 @@ async def test_an_answer_that_fails_halfway_is_kept() -> None:
         assert it.notices == ["RuntimeError: out of memory"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "broken",
     [
@@ -319,6 +320,7 @@ async def test_quitting_while_answering(quit_by: str) -> None:
         assert it.app.return_code == 0
 
 
+@pytest.mark.long
 async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
     async with chat() as it:
         transcript = it.app.query_one(Transcript)
@@ -397,6 +399,7 @@ def test_history_leaves_out_what_was_not_answered() -> None:
     assert contents == ["Be kind.", "a", "A", "c", "C", "d"]
 
 
+@pytest.mark.long
 async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
     """Once: any JSON, of a schema in the prompt or in a file; and answered again likewise."""
     (tmp_path / "schema.json").write_text('{"type": "integer"}')

@@ -24,6 +24,7 @@ async def rows(it: Chat, count: int) -> list[str]:
     return [str(option.prompt) for option in screen.query_one(OptionList).options]
 
 
+@pytest.mark.long
 async def test_looking_at_chats_does_not_end_the_answer(tmp_path: Path) -> None:
     store_thread = StoreThread(tmp_path / "conversations.db")
     async with chat(store=store_thread) as it:
@@ -63,6 +64,7 @@ async def test_looking_at_chats_does_not_end_the_answer(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.long
 async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
     async with chat() as it:
         await it.send("one")

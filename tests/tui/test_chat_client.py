@@ -101,6 +101,7 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
     assert recorder.thread.close(timeout=60)
 
 
+@pytest.mark.long
 def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: Engine) -> None:
     text, end = recorder.ask(1, QUESTION, OPTIONS)
     expected = chat_request(Session(shallow_starter), QUESTION, OPTIONS).answer()
@@ -146,6 +147,7 @@ def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -
     assert recorder.answered[before:][:1] == [end.stats], "failed answers report no statistics"
 
 
+@pytest.mark.long
 def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
     begun, end = recorder.ask(8, QUESTION, GenerateOptions(max_tokens=10))
     assert end.reason == "length"
@@ -156,6 +158,7 @@ def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
     assert begun + rest == whole, "greedy: as if it had not been cut off"
 
 
+@pytest.mark.long
 def test_rejected_drafts_and_gauges_are_told(recorder: Recorder) -> None:
     recorder.thread.request(11, QUESTION, GenerateOptions(max_tokens=60, draft="fixed"))
     rejected, passes = 0, 0

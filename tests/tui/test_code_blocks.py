@@ -36,6 +36,7 @@ def test_a_wrapped_line_is_whole(line: str, width: int) -> None:
     assert all(each.plain.startswith("↪ ") for each in lines[1:])
 
 
+@pytest.mark.long
 async def test_long_code_is_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "clipboard_command", lambda: None)
     async with chat(size=(80, 24)) as it:

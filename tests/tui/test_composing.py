@@ -178,6 +178,7 @@ def test_a_name_is_no_word_where_it_looks_like_a_file(directory: Path) -> None:
     assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
 
 
+@pytest.mark.long
 async def test_what_the_keys_do_the_mouse_does_too(directory: Path) -> None:
     async with chat(directory=directory, size=(100, 30)) as it:
 
@@ -210,6 +211,7 @@ async def test_what_the_keys_do_the_mouse_does_too(directory: Path) -> None:
         assert it.phase() == "stopped"
 
 
+@pytest.mark.long
 async def test_a_dialog_is_never_seen_as_on_a_screen_of_another_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

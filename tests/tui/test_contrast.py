@@ -145,6 +145,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["dark", "light"])
 async def test_all_that_is_written_can_be_read(theme: str, tmp_path: Path) -> None:
     store = StoreThread(tmp_path / "conversations.db")
@@ -188,6 +189,7 @@ async def test_with_the_terminals_own_colours_what_is_typed_and_code_stand_out()
         assert lines[row + 1].strip().startswith("╰")
 
 
+@pytest.mark.long
 async def test_on_a_small_screen_nothing_is_left_of_what_is_behind_a_dialog() -> None:
     async with chat(size=(80, 24)) as it:
         await it.send("zqxqz " * 300)

@@ -70,6 +70,7 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
         assert all(text.display for text in it.app.query(AnswerMarkdown))
 
 
+@pytest.mark.long
 async def test_marks_are_drawn_with_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every picture of a stream, what was drafted is marked: no word is ever seen without. And
     the first picture after a piece arrived has all of it."""

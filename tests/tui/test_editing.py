@@ -26,6 +26,7 @@ async def two_turns(it: Chat) -> None:
     await it.answer("second", turn=2)
 
 
+@pytest.mark.long
 async def test_an_edited_prompt_is_a_branch_and_the_old_one_stays() -> None:
     async with chat() as it:
         await two_turns(it)
@@ -88,6 +89,7 @@ async def test_editing_while_it_answers_stops_the_answer() -> None:
         assert it.text() == "waits"
 
 
+@pytest.mark.long
 async def test_another_answer_is_a_branch() -> None:
     async with chat() as it:
         await two_turns(it)
@@ -144,6 +146,7 @@ async def test_keys_of_the_chosen_message_do_not_type() -> None:
         assert it.app.focused is it.box, "down from the last message leads to the box"
 
 
+@pytest.mark.long
 async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
     async with chat() as it:
         tree, parent = ConversationTree(), None

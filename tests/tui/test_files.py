@@ -333,6 +333,7 @@ async def test_what_was_pasted_or_recalled_opens_nothing(directory: Path) -> Non
         assert not page.popup.is_open
 
 
+@pytest.mark.long
 async def test_a_directory_stays_open(directory: Path) -> None:
     page = Page(directory)
     async with Host(page).run_test() as pilot:

@@ -120,6 +120,7 @@ def helped(app: ChatApp) -> bool:
     return isinstance(app.screen, HelpScreen)
 
 
+@pytest.mark.long
 async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test(size=(100, 40)) as pilot:
@@ -198,6 +199,7 @@ async def test_the_palette_opens_a_chat_by_its_title(
     assert opened == ["x[/b]"]
 
 
+@pytest.mark.long
 async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test() as pilot:
@@ -216,6 +218,7 @@ async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_pa
         assert app.query_one(PromptBox).text == "/temperature "
 
 
+@pytest.mark.long
 @sizes_and_themes("light")
 def test_picture_of_the_help(
     snap_compare: Compare, tmp_path: Path, size: tuple[int, int], theme: str
@@ -240,6 +243,7 @@ def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path, theme: st
     assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["f1", "f4", "ctrl+s", "ctrl+p", "slash"])
 async def test_every_screen_lives_in_the_smallest_terminal(tmp_path: Path, key: str) -> None:
     app = chat(tmp_path)

@@ -91,6 +91,7 @@ async def burst(it: Chat, keys: Sequence[str], *, answering: bool = False) -> No
     await it.pilot.pause()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answering", [False, True])
 async def test_a_burst_edits_as_a_reference_editor_does(answering: bool) -> None:
     random_keys = random.Random(37)

@@ -75,6 +75,7 @@ def test_other_signs_of_a_lines_end_do_not_shift_the_cuts() -> None:
     assert len(parts) == 9
 
 
+@pytest.mark.long
 async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
     async with chat() as it:
         await it.send("go")
@@ -100,6 +101,7 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
         assert it.app.clipboard == text.strip()
 
 
+@pytest.mark.long
 async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> None:
     counts = []
     for turns in (25, 40):
@@ -114,6 +116,7 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
     assert counts[0] == counts[1] < 250
 
 
+@pytest.mark.long
 async def test_reading_back_does_not_jump() -> None:
     """Every step up shows what stood above, whatever is mounted meanwhile."""
     async with chat() as it:
@@ -140,6 +143,7 @@ def seen(it: Chat) -> list[str]:
     return [line[:70] for line in on_screen(it).splitlines()[1 : it.transcript.size.height]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("height", [24, 50])  # the second shows the end of what is mounted too
 async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> None:
     async with chat(size=(80, height)) as it:
@@ -155,6 +159,7 @@ async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> 
         await until(it.pilot, lambda: "prompt 3 " in on_screen(it))
 
 
+@pytest.mark.long
 async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> None:
     async with chat() as it:
         await it.app.library.show(conversation(60))
@@ -167,6 +172,7 @@ async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> No
         assert "new" in on_screen(it)
 
 
+@pytest.mark.long
 async def test_sections_of_a_list_look_like_one_list() -> None:
     async with chat(size=(80, 60)) as it:
         await it.send("go")
@@ -221,6 +227,7 @@ of it
 """
 
 
+@pytest.mark.long
 async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen() -> None:
     """One that grows behind the screen is drawn from its middle when it comes back."""
     looks = []

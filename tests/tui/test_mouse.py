@@ -27,6 +27,7 @@ def turns(count: int) -> ConversationTree:
     return tree
 
 
+@pytest.mark.long
 async def test_what_is_copied_is_seen() -> None:
     """After each way of scrolling the chosen message is on the screen."""
     async with chat() as it:
@@ -57,6 +58,7 @@ async def test_what_is_copied_is_seen() -> None:
         assert it.app.clipboard.splitlines()[0] in it.screen_text()
 
 
+@pytest.mark.long
 async def test_a_click_chooses_a_message_and_its_actions_can_be_clicked() -> None:
     async with chat(size=(80, 40)) as it:
         await it.send("one")
@@ -122,6 +124,7 @@ async def scrolled_up(it: Chat) -> None:
     await at_rest(it.pilot)
 
 
+@pytest.mark.long
 async def test_more_below_is_said_while_it_is_written() -> None:
     async with chat() as it:
         await scrolled_up(it)

@@ -53,6 +53,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "conversations.db"
 
 
+@pytest.mark.long
 async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None:
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
@@ -128,6 +129,7 @@ async def test_a_locked_database_is_written_to_later(path: Path) -> None:
     assert [message.text for message in saved(path)] == ["one", "first"]
 
 
+@pytest.mark.long
 async def test_a_full_disk_stops_nothing_and_loses_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

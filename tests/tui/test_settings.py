@@ -141,6 +141,7 @@ async def test_a_persona_can_be_deleted_and_the_plain_prompt_cannot() -> None:
     assert load_settings() == Settings(personas={"poet": "You rhyme."})
 
 
+@pytest.mark.long
 async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
     host, shown = form(save_settings({"personas": PERSONAS}))
     async with host.run_test() as pilot:

@@ -42,6 +42,7 @@ def test_mlx_lm_gets_what_there_is(
     assert resource.setrlimit is not open_files._raise_soft_limit
 
 
+@pytest.mark.long
 def test_it_is_imported_below_a_low_hard_limit() -> None:
     code = """if True:
         import resource

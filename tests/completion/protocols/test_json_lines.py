@@ -202,6 +202,7 @@ def test_half_a_line_then_the_end(helper: Helper) -> None:
     assert sorted((str(r["id"]), r.get("text")) for r in replies) == [("1", "p"), ("None", None)]
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_load(tmp_path: Path, tiny: Path) -> None:
     missing = Helper(tmp_path / "none")
     code, replies, error = missing.end()

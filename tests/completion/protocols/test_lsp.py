@@ -156,6 +156,7 @@ async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) ->
     assert await editor.leave() == 0
 
 
+@pytest.mark.long
 async def test_edits_are_understood_in_utf_16(editor: Editor) -> None:
     await editor.start(ECHO)
     uri = "file:///tmp/%C3%A9.py"
@@ -214,6 +215,7 @@ async def test_open_documents_are_the_other_files(editor: Editor) -> None:
     assert ["not open: file:///b" in message for message in editor.messages] == [True]
 
 
+@pytest.mark.long
 async def test_the_document_used_last_comes_first(editor: Editor) -> None:
     await editor.start(ECHO)
     for name in "abc":
@@ -225,6 +227,7 @@ async def test_the_document_used_last_comes_first(editor: Editor) -> None:
     assert (await editor.asked("file:///c", 0, 0))["files"][0]["path"] == "/b"
 
 
+@pytest.mark.long
 async def test_what_is_opened_and_where_something_is_changed_is_read_ahead(
     editor: Editor, tmp_path: Path
 ) -> None:
@@ -258,6 +261,7 @@ async def test_what_is_opened_and_where_something_is_changed_is_read_ahead(
     assert await read(3) == "all\n\u2028\r\n"
 
 
+@pytest.mark.long
 async def test_what_is_accepted_is_reported_by_the_command_of_an_item(
     editor: Editor, tmp_path: Path
 ) -> None:
@@ -283,6 +287,7 @@ async def test_what_is_accepted_is_reported_by_the_command_of_an_item(
     assert counts == {"shown": 3, "accepted": 2, "characters": taken}
 
 
+@pytest.mark.long
 async def test_parts_of_an_answer_for_those_who_show_them(editor: Editor, tmp_path: Path) -> None:
     """A client that says so is told what there is of an answer, and can accept that; one ghost is
     counted, whatever of it was accepted. Nothing comes after the answer."""
@@ -309,6 +314,7 @@ async def test_parts_of_an_answer_for_those_who_show_them(editor: Editor, tmp_pa
     assert editor.parts.empty()
 
 
+@pytest.mark.long
 async def test_the_next_edit_follows_from_what_was_changed(editor: Editor, tmp_path: Path) -> None:
     """The server gathers it; nothing is wanted before, and bad params are named."""
     (tmp_path / "model").touch()
@@ -335,6 +341,7 @@ async def test_the_next_edit_follows_from_what_was_changed(editor: Editor, tmp_p
     assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
 
 
+@pytest.mark.long
 async def test_a_request_by_hand_has_alternatives(editor: Editor) -> None:
     await editor.start(ECHO)
     editor.open("file:///a", "x = ")
@@ -361,6 +368,7 @@ async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None
     assert (asked["prefix"], asked["suffix"]) == ("os.path", "\n")
 
 
+@pytest.mark.long
 async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
     await editor.start(ECHO)
     editor.open("file:///a", "wait")
@@ -384,6 +392,7 @@ async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
     assert editor.messages == []
 
 
+@pytest.mark.long
 async def test_a_model_that_cannot_be_loaded_is_told(editor: Editor) -> None:
     await editor.start([*STARTER[:-1], "no-such-model"])
     editor.open("file:///a", "x")

@@ -40,6 +40,7 @@ def codes(replies: list[dict[str, Any]]) -> list[tuple[int | None, int | None]]:
     return [(reply["id"], reply.get("error", {}).get("code")) for reply in replies if "id" in reply]
 
 
+@pytest.mark.long
 def test_everything_that_is_wrong_is_answered() -> None:
     position = {"textDocument": {"uri": "file:///a"}, "context": {"triggerKind": 1}}
     inline = "textDocument/inlineCompletion"
@@ -103,6 +104,7 @@ def test_exit_codes_also_while_the_model_loads(
     assert stderr == "" or code == 1
 
 
+@pytest.mark.long
 def test_initialize_waits_for_no_model() -> None:
     """Nothing of what runs models is imported until the client has its answer."""
     command = [sys.executable, "-X", "importtime", *STARTER[1:]]
@@ -114,6 +116,7 @@ def test_initialize_waits_for_no_model() -> None:
     assert not imported & {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy"}
 
 
+@pytest.mark.long
 def test_after_shutdown_only_exit_is_served() -> None:
     replies, code, _ = talk(
         request(1, "initialize", INITIALIZE)

@@ -124,6 +124,7 @@ def test_the_tokens_are_those_of_masked_plain_decoding(
         assert answer.text in constraint.choices
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.sampled_from([0.0, 0.8]))
 @example(
@@ -140,6 +141,7 @@ def test_and_so_with_any_schema(engine: Engine, schema: Any, temperature: float)
         assert is_valid(schema, exactly(answer.text))
 
 
+@pytest.mark.long
 def test_the_starter_too(shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.decoding.constraint.test_constraint.TOKENS", 12)
     assert_exact(shallow_starter, SamplingOptions(constraint=CONSTRAINTS["schema"]), seeds=[1])

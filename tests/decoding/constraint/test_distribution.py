@@ -106,6 +106,7 @@ def p_values(engine: Engine, rule: Rule) -> list[float]:
     return values
 
 
+@pytest.mark.long
 def test_the_distribution_is_the_models_own_under_the_mask(small_engine: Engine) -> None:
     values = p_values(small_engine, our_rule)
     print(f"p = {', '.join(f'{value:.3f}' for value in values)}")
@@ -113,6 +114,7 @@ def test_the_distribution_is_the_models_own_under_the_mask(small_engine: Engine)
     assert min(values) > 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [masked_after_acceptance, forced_injected])
 def test_a_planted_bug_is_found(small_engine: Engine, rule: Rule) -> None:
     assert min(p_values(small_engine, rule)) < 1e-6

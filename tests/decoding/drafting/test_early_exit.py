@@ -110,6 +110,7 @@ def answer(
     return [token for piece in pieces for token in piece.tokens], [p.accepted for p in pieces]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kv_bits", "sampling", "exit_at", "ngrams"),
     [
@@ -181,6 +182,7 @@ def test_the_exit_is_where_the_layers_behind_it_add_nothing() -> None:
     assert choose_exit(engine_of(model)).layers == 3
 
 
+@pytest.mark.long
 def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the layers behind the exit add nothing, the same answers in fewer passes. Only
     where they are asked for; and where the cache cannot be ahead of itself that is refused."""

@@ -143,6 +143,7 @@ def test_whatever_it_says_the_answer_is_the_targets(family: str) -> None:
         assert made[0].begun
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [512, 16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_its_cache_follows_the_targets(
@@ -226,6 +227,7 @@ def run(engine: Engine, mode: DraftMode, sampling: SamplingOptions = GREEDY) -> 
     return [first, session.generate(again, options).answer()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["qwen3_5", "mimo"])
 def test_a_perfect_head_drafts_for_a_session(
     family: str, directory: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def assert_in_step(target: Target, tokens: list[int]) -> None:
     assert {entry.offset for entry in target.cache} == {len(target.tokens)}
 
 
+@pytest.mark.long
 def test_the_truth_varies() -> None:
     assert len(set(truth())) > 20
 

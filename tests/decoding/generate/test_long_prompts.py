@@ -41,6 +41,7 @@ def settled() -> int:
     return int(mx.get_active_memory())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -86,6 +87,7 @@ def test_the_second_turn_reads_only_what_is_new(name: str) -> None:
     assert answer(target, second, []) == fresh(name, second)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_reading_stops_within_a_chunk(name: str) -> None:
     target = Timed(build(name), 600)  # tokens a second: one chunk at a time
@@ -98,6 +100,7 @@ def test_reading_stops_within_a_chunk(name: str) -> None:
     assert answer(target, longer, []) == fresh(name, longer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("which", "count"),
     [("shallow_starter", 1100), pytest.param("starter_engine", 6000, marks=pytest.mark.slow)],

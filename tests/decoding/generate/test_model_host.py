@@ -234,6 +234,7 @@ def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
     assert running.ended
 
 
+@pytest.mark.long
 def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +292,7 @@ def test_an_idle_model_saves_all_prompt_caches_then_unloads(
     assert host.close()
 
 
+@pytest.mark.long
 def test_a_job_without_output_begins_again_after_its_server_is_gone() -> None:
     tries: list[str] = []
     job = CompletionJob(CompletionRequest("a"), lambda session: pytest.fail("none"), lambda: None)

@@ -266,6 +266,7 @@ def test_plain_passes_are_launched_before_the_previous_one_is_read(
     assert all(done.pipelined for done in together[2:])
 
 
+@pytest.mark.long
 @families_of_each_kind(quick=KINDS)
 def test_decode_passes_are_shared_and_change_nothing(name: str, tiny: Engine) -> None:
     """Drafts of any kind in batches of four, past sliding windows, with an early leaver."""
@@ -321,6 +322,7 @@ def test_recurrent_model_drafts_alone_where_that_beats_sharing(
     assert run.shared > 20
 
 
+@pytest.mark.long
 def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
     """Grammars, stop texts, penalties, logprobs and filters, each beside all others."""
     engine = tiny
@@ -368,6 +370,7 @@ def test_what_another_is_reading_is_waited_for(name: str, memory: int, tiny: Eng
     assert waits.cached >= 16 * 5
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fine")
 def test_memory_is_shared_and_who_has_none_waits_or_gives_up_its_own(tiny: Engine) -> None:
     engine = engine_of(tiny, "llama")
@@ -392,6 +395,7 @@ def test_memory_is_shared_and_who_has_none_waits_or_gives_up_its_own(tiny: Engin
         assert asked.tokens == list(alone.tokens)
 
 
+@pytest.mark.long
 def test_a_job_that_fails_leaves_the_others_as_they_were(tiny: Engine) -> None:
     engine = engine_of(tiny, "qwen3_next")
     good = [Asked(some(90, seed), 20) for seed in (1, 2)]

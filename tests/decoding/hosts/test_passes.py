@@ -84,6 +84,7 @@ class _Pair:
         assert self.worker.counts.checkpoints == len(self.coordinator._checkpoints)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("uncompiled")
 @families_of_each_kind("llama-kv8", "llama-kv4", quick=_QUICK)
 def test_workers_cache_the_same_as_rank_0(name: str) -> None:
@@ -103,6 +104,7 @@ def test_workers_cache_the_same_as_rank_0(name: str) -> None:
     assert not pair.worker._caches
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("uncompiled")
 def test_each_pass_needs_one_message() -> None:
     prompt, count = some(30, 1), 120

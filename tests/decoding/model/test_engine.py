@@ -109,6 +109,7 @@ def test_a_full_context_ends_the_answer(shallow_starter: Engine, mode: DraftMode
     assert answer.stats.prompt_tokens + len(answer.tokens) == 48
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_the_next_turn_reads_only_what_is_new(shallow_starter: Engine, mode: DraftMode) -> None:
     options = GenerateOptions(max_tokens=10, draft=mode)
@@ -127,6 +128,7 @@ def test_the_next_turn_reads_only_what_is_new(shallow_starter: Engine, mode: Dra
     assert again.stats.cached_tokens == first.stats.prompt_tokens - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_cancelled_answer_keeps_its_tokens(shallow_starter: Engine, mode: DraftMode) -> None:
     options = GenerateOptions(max_tokens=24, draft=mode)
@@ -142,6 +144,7 @@ def test_a_cancelled_answer_keeps_its_tokens(shallow_starter: Engine, mode: Draf
     assert chat_request(session, messages, options).answer().tokens == whole.tokens
 
 
+@pytest.mark.long
 def test_an_answer_that_is_left_does_not_spoil_the_next(shallow_starter: Engine) -> None:
     options = GenerateOptions(max_tokens=16)
     session = Session(shallow_starter)

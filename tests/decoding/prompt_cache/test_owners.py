@@ -153,6 +153,7 @@ def ended(events: list[Event]) -> bool:
     return bool(events) and isinstance(events[-1], Finished)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_only_stored_requests_of_existing_conversations_reach_the_disk(
     tiny: Engine, seed: int
@@ -192,6 +193,7 @@ def test_a_deleted_conversation_that_another_one_branched_from_is_not_stored_aga
     assert cache_file.read(path).metadata.tokens[:400] == branch
 
 
+@pytest.mark.long
 def test_a_private_answer_that_loses_its_memory_is_not_stored(tiny: Engine) -> None:
     world = World(
         altered(tiny, prompt_cache_memory=tiny.plan.fit.needs.cache.at(512)), random.Random(0)

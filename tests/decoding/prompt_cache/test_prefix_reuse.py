@@ -35,6 +35,7 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
     return len(prompt) - cached
 
 
+@pytest.mark.long
 @families_of_each_kind()
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))

@@ -88,6 +88,7 @@ def test_the_rows_of_forgotten_turns_are_not_kept() -> None:
     assert target.cache[0].keys.shape[2] > 600
 
 
+@pytest.mark.long
 def test_a_reopened_session_reads_only_what_is_new(shallow_starter: Engine, talked: Path) -> None:
     session = Session(shallow_starter)
     session.load_prompt_cache(talked)
@@ -150,6 +151,7 @@ def test_a_file_that_is_cut_off_is_refused(
     refuse(shallow_starter, path, DamagedCache, str(path))
 
 
+@pytest.mark.long
 def test_other_files_are_refused(starter: StoredModel, shallow_starter: Engine) -> None:
     refuse(shallow_starter, starter.path / "model.safetensors", DamagedCache, "not a session")
     refuse(shallow_starter, starter.path / "config.json", UsageError, ".safetensors")

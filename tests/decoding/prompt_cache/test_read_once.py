@@ -178,6 +178,7 @@ def hold(engine: Engine, path: Path, length: int, switches: int, checked: Collec
         turn(talk, talk.most(session))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", KINDS)
 def test_five_conversations(name: str, tiny: Engine, tmp_path: Path) -> None:

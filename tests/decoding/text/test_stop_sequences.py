@@ -117,6 +117,7 @@ def test_no_stops_and_empty_ones() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_long_stops_and_texts_take_linear_time() -> None:
     # Comparing afresh at each character would take 10 thousand million steps.
     stops = ["a" * 50_000 + "b"]

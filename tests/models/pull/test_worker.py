@@ -92,6 +92,7 @@ def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
     assert server.asked(WEIGHTS) == ["bytes=5000-"]
 
 
+@pytest.mark.long
 def test_xet_that_fails_is_one_line(
     server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def _upload_to_xet(server: Hub, tmp_path: Path) -> None:
     server.xet[WEIGHTS] = upload.result().xet_info.hash
 
 
+@pytest.mark.long
 def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
     server.faults[WEIGHTS].append(Fault(pause=0.02))
     seen: list[Progress] = []
@@ -140,6 +142,7 @@ def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
     assert pull(REPOSITORY)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("end", "share"),
