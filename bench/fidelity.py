@@ -1,4 +1,4 @@
-"""`akunu bench fidelity`: count the answers that drafting changes, with the margin of each tie.
+"""`akunu bench fidelity`: count the answers that drafts or batches change, with the margins.
 
 A pass over several rows rounds differently than a pass over one row, which can decide a near-tie.
 """
@@ -26,7 +26,11 @@ from akunu_py.bench.tables import to_text
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.device import on_metal
 from akunu_py.decoding.drafting.drafter import Drafting
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.events import Failed, Finished
+from akunu_py.decoding.generate.answer_jobs import text_job
+from akunu_py.decoding.generate.job import Answering, BeginJob, JobHandle
+from akunu_py.decoding.generate.session import Request, Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import filtered, race
@@ -39,6 +43,7 @@ from akunu_py.types import (
     LoadOptions,
     Message,
     SamplingOptions,
+    Stats,
     WeightMode,
 )
 
@@ -77,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
     )
     command.add_count(parser, "--answers", 100, "Number of answers, up to 300")
     command.add_count(parser, "--max-tokens", 64, "Maximum tokens of an answer")
+    command.add_count(parser, "--clients", 1, "Concurrent requests; several share their passes")
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="File of comparisons to resume and extend"
     )
@@ -117,7 +123,13 @@ def compare_engines(
     """Append the missing comparisons to `comparisons` and to the file --keep, one by one."""
     for engine in engines:
         done, tokens, temperature = tuple(comparisons), options.max_tokens, options.temperature
-        for each in compare_answers(engine, prompts, tokens, command.progress, done, temperature):
+        if options.clients > 1:
+            found = compare_batches(
+                engine, prompts, tokens, options.clients, command.progress, done, temperature
+            )
+        else:
+            found = compare_answers(engine, prompts, tokens, command.progress, done, temperature)
+        for each in found:
             comparisons.append(each)
             if options.keep:
                 append_comparison(options.keep, each)
@@ -234,9 +246,7 @@ def compare_answers(
     One session generates all answers to a prompt; the prompt's number is the seed.
     """
     known = {each.key for each in done}
-    bits, weights = engine.plan.kv_bits, engine.plan.weights
-    weights += f", KV cache of {bits} bits" if bits else ""
-    weights += f", temperature {temperature:g}" if temperature else ""
+    weights = _precision(engine, temperature)
     for number, prompt in enumerate(prompts):
         missing = [
             mode for mode in MODES if (engine.name, weights, mode, prompt, max_tokens) not in known
@@ -264,6 +274,63 @@ def compare_answers(
                 drafting_passes=sum(count > 0 for count in passes.drafted),
                 difference=first_divergence(engine, *answers, sampling),
             )
+
+
+def compare_batches(
+    engine: Engine,
+    prompts: Sequence[str],
+    max_tokens: int,
+    clients: int,
+    progress: Callable[[str], None] = lambda line: None,
+    done: Collection[AnswerComparison] = (),
+    temperature: float = 0.0,
+) -> Iterator[AnswerComparison]:
+    """Compare answers of `clients` requests in shared passes to those of each request alone.
+
+    Modes are "off" and `MODES`; otherwise as `compare_answers`.
+    """
+    known = {each.key for each in done}
+    weights = f"{_precision(engine, temperature)}, {clients} clients"
+    for start in range(0, len(prompts), clients):
+        batch = prompts[start : start + clients]
+        encoded = [engine.tokens.encode_chat([Message("user", prompt)]) for prompt in batch]
+        options = [
+            GenerateOptions(max_tokens, "off", sampling=SamplingOptions(temperature, seed=number))
+            for number in range(start, start + len(batch))
+        ]
+        plain: list[list[int]] = []
+        for mode in ("off", *MODES):
+            if (engine.name, weights, mode, batch[0], max_tokens) in known:
+                continue
+            progress(f"{weights}, {mode}: answers {start + 1} to {start + len(batch)}")
+            if not plain:
+                session = Session(engine, UnsavedState(CostCurve()))
+                for tokens, each in zip(encoded, options, strict=True):
+                    plain.append(_generate(session, tokens, each, Passes()))
+            drafting = [replace(each, draft=mode) for each in options]
+            answers = _generate_together(engine, encoded, drafting)
+            for prompt, tokens, alone, (output, stats), each in zip(
+                batch, encoded, plain, answers, drafting, strict=True
+            ):
+                yield AnswerComparison(
+                    engine.name,
+                    weights,
+                    mode,
+                    prompt,
+                    max_tokens,
+                    tokens=len(alone),
+                    drafted=stats.drafted,
+                    drafting_passes=stats.target_passes,
+                    difference=first_divergence(
+                        engine, [(tokens, alone)], [(tokens, output)], each.sampling
+                    ),
+                )
+
+
+def _precision(engine: Engine, temperature: float) -> str:
+    bits, weights = engine.plan.kv_bits, engine.plan.weights
+    weights += f", KV cache of {bits} bits" if bits else ""
+    return weights + (f", temperature {temperature:g}" if temperature else "")
 
 
 def summarize(comparisons: Sequence[AnswerComparison]) -> list[FidelitySummary]:
@@ -328,6 +395,37 @@ def _generate(
     session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)
     return list(session.generate(prompt, options).answer().tokens)
+
+
+def _generate_together(
+    engine: Engine, prompts: Sequence[list[int]], options: Sequence[GenerateOptions]
+) -> list[tuple[list[int], Stats]]:
+    """Return the tokens and statistics of answers that are generated at the same time."""
+    loop = StepLoop(Session(engine, UnsavedState(FixedCosts(PRIOR_SHAPE))), len(prompts))
+    requests: dict[int, Request] = {}
+    failed: list[Exception] = []
+    running = len(prompts)
+
+    def job(index: int) -> BeginJob:
+        begin = text_job(prompts[index], options[index])
+
+        def begin_and_keep(session: Session) -> Answering:
+            answering = begin(session)
+            assert answering.request is not None
+            requests[index] = answering.request
+            return answering
+
+        return begin_and_keep
+
+    for index in range(len(prompts)):
+        loop.begin(JobHandle(job(index), lambda event: None, "", lambda: None, short=False))
+    while running:
+        ends = [event for _, events in loop.step() for event in events]
+        failed += [event.error for event in ends if isinstance(event, Failed)]
+        if failed:
+            raise failed[0]
+        running -= sum(isinstance(event, Finished) for event in ends)
+    return [(list(each.tokens), each.stats) for _, each in sorted(requests.items())]
 
 
 def print_fidelity(summaries: Sequence[FidelitySummary]) -> None:

@@ -11,6 +11,7 @@ from akunu_py.bench import fidelity
 from akunu_py.bench.fidelity import (
     MODES,
     compare_answers,
+    compare_batches,
     load_comparisons,
     load_prompts,
     summarize,
@@ -40,6 +41,20 @@ def test_answers_are_identical_in_float32(shallow_starter: Engine) -> None:
         assert (row.weights, row.answers, row.tokens) == ("float32", 2, 32)
         assert row.differences == []
         assert row.drafting_passes > 1
+
+
+@pytest.mark.long
+def test_batches_are_compared_with_each_request_alone(shallow_starter: Engine) -> None:
+    comparisons = list(compare_batches(shallow_starter, load_prompts(3), 8, 2))
+    assert [each.mode for each in comparisons] == [
+        mode for count in (2, 1) for mode in ("off", *MODES) for _ in range(count)
+    ]
+    assert {each.prompt for each in comparisons} == set(load_prompts(3))
+    for row in summarize(comparisons):
+        assert (row.weights, row.answers, row.tokens) == ("float32, 2 clients", 3, 24)
+        assert row.differences == []
+        assert (row.drafted == 0) == (row.mode == "off")
+    assert list(compare_batches(shallow_starter, load_prompts(3), 8, 2, done=comparisons)) == []
 
 
 @pytest.mark.long
