@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
+from akunu_py.bench.device_checks import bandwidth_line
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -52,6 +53,7 @@ NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
 MAX_MEMORY = 1.1  # times the estimate
+MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
 MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
 MAX_START_S, MAX_AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # process start to first token; bytes/s
 _SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
@@ -132,6 +134,7 @@ class CheckPlan:
     kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))  # matrices
     depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
+    bandwidth_bytes: int = 1 << 30
 
 
 @dataclass(slots=True)
@@ -193,7 +196,10 @@ def run_check(
     progress: Callable[[str], None],
 ) -> None:
     """Fill `check`."""
-    parts: list[tuple[str, Callable[[], None]]] = [("kernels", partial(check_kernels, plan, check))]
+    parts: list[tuple[str, Callable[[], None]]] = [
+        ("kernels", partial(check_kernels, plan, check)),
+        ("device", partial(check_device, plan, check)),
+    ]
     parts += [(each.name, partial(check_model, each, plan, check, progress)) for each in models]
     for about, measure in parts:
         progress(about)
@@ -214,6 +220,13 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
             _add_rows(check, f"{bits}-bit matrices, {name}", kind, found)
         attention = [attention_rows(kind, n, heads) for n in plan.depths for heads in _GROUP_SIZES]
         _add_rows(check, f"attention, {name}", kind, attention)
+
+
+def check_device(plan: CheckPlan, check: Check) -> None:
+    """Compare what akunu assumes of this chip with a measurement."""
+    ratio, note = bandwidth_line(plan.bandwidth_bytes)
+    name, here = "assumed memory bandwidth compared with the measured one", device.on_metal()
+    check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 
 
 def _add_rows(

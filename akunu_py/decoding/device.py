@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
+from akunu_py.decoding import chips
 from akunu_py.models.catalog import Machine
 from akunu_py.types import WeightMode
 from akunu_py.workarounds.openblas import load_openblas
@@ -25,16 +26,7 @@ from akunu_py.workarounds.private_kernels import keep_kernels_private
 
 Pressure = Literal["normal", "warning", "critical"]
 
-# Memory bandwidth in GB/s. Source: Apple's technical specifications of each Mac, the smaller of two
-# figures. Longer names come first, because the lookup is by prefix.
-_CHIP_BANDWIDTH = {
-    "Apple M1 Ultra": 800, "Apple M1 Max": 400, "Apple M1 Pro": 200, "Apple M1": 68,
-    "Apple M2 Ultra": 800, "Apple M2 Max": 400, "Apple M2 Pro": 200, "Apple M2": 100,
-    "Apple M3 Ultra": 800, "Apple M3 Max": 300, "Apple M3 Pro": 150, "Apple M3": 100,
-    "Apple M4 Max": 410, "Apple M4 Pro": 273, "Apple M4": 120,
-    "Apple M5 Max": 460, "Apple M5 Pro": 300, "Apple M5": 153,
-}  # fmt: skip
-_UNKNOWN_CHIP_BANDWIDTH, _GPU_BANDWIDTH = 100.0, 400.0
+_GPU_BANDWIDTH = 400.0  # GB/s of a GPU that is not Apple's
 _CORE_BANDWIDTH, _MAX_CPU_BANDWIDTH = 10.0, 80.0  # measured: 32 tokens/s of the starter on 2 cores
 _MODEL_SHARE = 0.8  # of a machine's memory, without a GPU that reports a limit
 _WEIGHTS_SHARE = 0.7  # of free memory; the rest is for KV cache, activations, other programs
@@ -113,12 +105,15 @@ def machine() -> Machine:
 
 
 def _bandwidth() -> float:
-    """Return the memory bandwidth of this kind of chip in GB/s."""
+    """Return the memory bandwidth of this machine in GB/s."""
     if on_cpu():
         return min(_MAX_CPU_BANDWIDTH, _CORE_BANDWIDTH * len(os.sched_getaffinity(0)))
-    name = str(mx.device_info().get("device_name", ""))
-    chips = (bandwidth for chip, bandwidth in _CHIP_BANDWIDTH.items() if name.startswith(chip))
-    return next(chips, _UNKNOWN_CHIP_BANDWIDTH if on_metal() else _GPU_BANDWIDTH)
+    return chip().gb_per_s if on_metal() else _GPU_BANDWIDTH
+
+
+def chip() -> chips.ChipBandwidth:
+    """Return the memory bandwidth of this machine's Apple chip."""
+    return chips.chip_bandwidth(str(mx.device_info().get("device_name", "")), chips.gpu_cores())
 
 
 def _free_memory() -> int:

@@ -14,11 +14,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import check
+from akunu_py.bench import check, device_checks
 from akunu_py.bench.check import Check, CheckPlan, Promise
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
+from akunu_py.decoding.chips import ChipBandwidth
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
@@ -37,6 +38,7 @@ QUICK = CheckPlan(
     kernels=((64, 64),),
     depths=(16,),
     idle_s=0.0,
+    bandwidth_bytes=1 << 16,
 )
 
 
@@ -146,6 +148,20 @@ def test_causal_pass_over_rows_equals_one_row_at_a_time() -> None:
         assert len(found["identical"]) == check.MOST_ROWS
 
 
+def test_a_wrong_bandwidth_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An "Apple M5 Ultra" taken for an M5 differs by a factor of eight."""
+    monkeypatch.setattr(device, "on_metal", lambda: True)
+    monkeypatch.setattr(device, "chip", lambda: ChipBandwidth(153.0, estimated=False))
+    for measured, verdict in ((120e9, "pass"), (1000e9, "FAIL"), (50e9, "FAIL")):
+        monkeypatch.setattr(device_checks, "measured_bandwidth", lambda _, found=measured: found)
+        found = Check()
+        check.check_device(QUICK, found)
+        assert found.lines[0].verdict == verdict
+        assert "153 GB/s known" in found.lines[0].note
+    monkeypatch.undo()
+    assert device_checks.measured_bandwidth(1 << 16) > 0
+
+
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
     programs: bool,
@@ -182,16 +198,19 @@ def _run_command(
     of_metal = [
         line
         for line in lines
-        if line["about"] == "kernels" or re.search("32 rows|idling|wired", line["name"])
+        if line["about"] in ("kernels", "device") or re.search("32 rows|idling|wired", line["name"])
     ]
-    assert len(of_metal) == 6 + 3 + 2
+    assert len(of_metal) == 6 + 1 + 3 + 2
     if not device.on_metal():
         assert {line["verdict"] for line in of_metal} == {"not on this machine"}
         rest = [line for line in lines if line not in of_metal]
         assert "not on this machine" not in {line["verdict"] for line in rest}
     (beyond,) = [line for line in lines if "100,000" in line["name"]]
     assert beyond["note"] == "the context ends at 16,384 tokens"
-    assert {line["name"] for line in lines if line["value"] is None} == {beyond["name"]}
+    assert {line["name"] for line in lines if line["value"] is None} == {
+        beyond["name"],
+        "assumed memory bandwidth compared with the measured one",
+    }
     (curves,) = [each["curves_s"] for each in found["figures"].values() if "curves_s" in each]
     assert {name: list(costs) for name, costs in curves.items()} == {
         "0": ["1", "2", "32", "33"],
@@ -213,6 +232,7 @@ def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyP
             raise AkunuError("the chat ended with 1, expected 0")
 
     monkeypatch.setattr(check, "check_kernels", lambda *_: None)
+    monkeypatch.setattr(check, "check_device", lambda *_: None)
     monkeypatch.setattr(check, "check_model", measure)
     found = Check()
     check.run_check(models, QUICK, found, lambda line: None)
@@ -234,10 +254,10 @@ def test_interrupt_keeps_finished_lines(
     monkeypatch.setattr(check, "run_process", interrupted)
     out = tmp_path / "mac.json"
     assert main(["bench", "check", "-o", str(out)]) == INTERRUPTED
-    assert "6 " in capsys.readouterr().out  # the kernels
+    assert "7 " in capsys.readouterr().out  # the kernels and the device
     found = json.loads(out.read_text())
     assert not found["complete"]
-    assert len(found["lines"]) == 6
+    assert len(found["lines"]) == 7
 
 
 def test_largest_4_bit_model_below_the_size_limit_is_chosen(

@@ -1,0 +1,34 @@
+"""Checks of `akunu bench check` that need no model."""
+
+from __future__ import annotations
+
+import time
+
+import mlx.core as mx
+
+from akunu_py.bench.result import median
+from akunu_py.decoding import chips, device
+
+_REPEATS = 5
+
+
+def measured_bandwidth(nbytes: int) -> float:
+    """Return the bytes per second of a sum over an array of `nbytes` bytes, the median."""
+    array = mx.ones((nbytes // 4,), mx.float32)
+    mx.eval(array, array.sum())
+    seconds = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        mx.eval(array.sum())
+        seconds.append(time.perf_counter() - started)
+    return nbytes / median(seconds)
+
+
+def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
+    """Return how far the assumed bandwidth is from the measured one, as a ratio, and a note."""
+    if not device.on_metal():
+        return None, ""
+    chip, measured = device.chip(), measured_bandwidth(nbytes) / 1e9
+    source = "estimated" if chip.estimated else "known"
+    note = f"{chips.gpu_cores()} GPU cores, {chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
+    return max(chip.gb_per_s / measured, measured / chip.gb_per_s), note
