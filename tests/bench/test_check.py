@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import check, device_checks
+from akunu_py.bench import check, mac_checks
 from akunu_py.bench.check import Check, CheckPlan, Promise
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
@@ -153,13 +153,13 @@ def test_a_wrong_bandwidth_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "on_metal", lambda: True)
     monkeypatch.setattr(device, "chip", lambda: ChipBandwidth(153.0, estimated=False))
     for measured, verdict in ((120e9, "pass"), (1000e9, "FAIL"), (50e9, "FAIL")):
-        monkeypatch.setattr(device_checks, "measured_bandwidth", lambda _, found=measured: found)
+        monkeypatch.setattr(mac_checks, "measured_bandwidth", lambda _, found=measured: found)
         found = Check()
         check.check_device(QUICK, found)
         assert found.lines[0].verdict == verdict
         assert "153 GB/s known" in found.lines[0].note
     monkeypatch.undo()
-    assert device_checks.measured_bandwidth(1 << 16) > 0
+    assert mac_checks.measured_bandwidth(1 << 16) > 0
 
 
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])

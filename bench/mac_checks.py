@@ -1,4 +1,4 @@
-"""Checks of `akunu bench check` that need no model."""
+"""Measurements behind single lines of `akunu bench check`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import mlx.core as mx
 
 from akunu_py.bench.result import median
 from akunu_py.decoding import chips, device
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.types import GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5
 
@@ -32,3 +35,17 @@ def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
     source = "estimated" if chip.estimated else "known"
     note = f"{chips.gpu_cores()} GPU cores, {chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
     return max(chip.gb_per_s / measured, measured / chip.gb_per_s), note
+
+
+def logprobs_speed(engine: Engine, max_tokens: int) -> float | None:
+    """Return the speed of decoding with logprobs, relative to decoding without them."""
+    prompt = engine.tokens.encode_chat([Message("user", "Count from 1 to 100.")])
+
+    def seconds(logprobs: int | None) -> float:
+        sampling = SamplingOptions(logprobs=logprobs)
+        options = GenerateOptions(max_tokens, draft="off", may_store=False, sampling=sampling)
+        stats = Session(engine).generate(prompt, options).answer().stats
+        return stats.decode_s / max(1, stats.generated_tokens - 1)
+
+    plain, asked = ([seconds(each) for _ in range(_REPEATS)] for each in (None, 1))
+    return median(plain) / median(asked) if median(asked) else None
