@@ -24,7 +24,7 @@ import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
-from akunu_py.bench.mac_checks import bandwidth_line, logprobs_speed
+from akunu_py.bench.mac_checks import bandwidth_line, logprobs_speed, schema_line
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -53,6 +53,7 @@ NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
 MIN_LOGPROBS = 0.9  # of the speed without them
+MAX_SCHEMA_S = 0.05
 MAX_MEMORY = 1.1  # times the estimate
 MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
 MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
@@ -275,6 +276,10 @@ def check_model(
         "decoding with logprobs compared with none",
     )
     check.add(model.name, name, rate, MIN_LOGPROBS, unit="x", least=True)
+    show("schema")
+    again, note = schema_line(engine)
+    name = "compiling a schema of 300 properties again"
+    check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
     show("idle")
     _check_idle(engine, plan, check)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import mlx.core as mx
 
 from akunu_py.bench.result import median
 from akunu_py.decoding import chips, device
+from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.types import GenerateOptions, Message, SamplingOptions
+from akunu_py.errors import UsageError
+from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5
 
@@ -49,3 +52,22 @@ def logprobs_speed(engine: Engine, max_tokens: int) -> float | None:
 
     plain, asked = ([seconds(each) for _ in range(_REPEATS)] for each in (None, 1))
     return median(plain) / median(asked) if median(asked) else None
+
+
+_PROPERTIES = 300
+
+
+def schema_line(engine: Engine) -> tuple[float | None, str]:
+    """Return the seconds to compile a schema of many properties again, and a note."""
+    properties = {f"p{number}": {"type": "string"} for number in range(_PROPERTIES)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    sampling = SamplingOptions(constraint=Constraint("json_schema", schema))
+    options, seconds = GenerateOptions(sampling=sampling), []
+    for _ in range(2):
+        started = time.perf_counter()
+        try:
+            compile_rules(engine.tokens, options)
+        except UsageError as error:  # a tokenizer without grammars
+            return None, str(error)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1], f"the first time {seconds[0]:.2f} s, in the thread of the request"

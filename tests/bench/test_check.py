@@ -210,6 +210,7 @@ def _run_command(
     assert {line["name"] for line in lines if line["value"] is None} == {
         beyond["name"],
         "assumed memory bandwidth compared with the measured one",
+        "compiling a schema of 300 properties again",  # its tokenizer has no grammars
     }
     (curves,) = [each["curves_s"] for each in found["figures"].values() if "curves_s" in each]
     assert {name: list(costs) for name, costs in curves.items()} == {
