@@ -7,8 +7,6 @@ import ctypes
 import os
 import platform
 import sys
-import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -30,10 +28,6 @@ _GPU_BANDWIDTH = 400.0  # GB/s of a GPU that is not Apple's
 _CORE_BANDWIDTH, _MAX_CPU_BANDWIDTH = 10.0, 80.0  # measured: 32 tokens/s of the starter on 2 cores
 _MODEL_SHARE = 0.8  # of a machine's memory, without a GPU that reports a limit
 _WEIGHTS_SHARE = 0.7  # of free memory; the rest is for KV cache, activations, other programs
-
-_wire_lock = threading.RLock()  # a model may be collected while another one loads
-_wired_models: set[int] = set()  # ids of models
-_original_limits: list[int] = []  # at most one: the limit to restore after the last model
 
 keep_kernels_private()
 
@@ -81,10 +75,10 @@ def available_memory() -> int:
     On Metal the recommended working set; elsewhere free memory within the limits of the process's
     control groups.
     """
-    return _working_set() or min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
+    return working_set() or min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
 
 
-def _working_set() -> int:
+def working_set() -> int:
     """Return the bytes that a GPU can wire, 0 without a GPU that reports them."""
     return int(mx.device_info().get("max_recommended_working_set_size") or 0)
 
@@ -93,14 +87,14 @@ def memory_left(limit: int | None = None) -> int:
     """Return the bytes that MLX may still allocate. limit: for all of MLX's memory."""
     used = mx.get_active_memory()
     # Free memory does not include the buffers that MLX caches.
-    left = available_memory() + (-used if _working_set() else mx.get_cache_memory())
+    left = available_memory() + (-used if working_set() else mx.get_cache_memory())
     return left if limit is None else min(left, limit - used)
 
 
 def machine() -> Machine:
     """Return this machine's memory and bandwidth, including memory that is in use."""
     groups = _control_group_limits(Path("/proc/self/cgroup"), in_use=False)
-    memory = _working_set() or int(_MODEL_SHARE * min(groups))
+    memory = working_set() or int(_MODEL_SHARE * min(groups))
     return Machine(memory, 1e9 * _bandwidth(), float32=on_cpu())
 
 
@@ -187,29 +181,6 @@ def plain_format(model: nn.Module, mode: WeightMode) -> mx.Dtype | None:
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of the weights in their current format."""
     return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
-
-
-def wire_memory(model: nn.Module) -> None:
-    """Keep memory wired on Metal for the lifetime of `model`.
-
-    Metal evicts unwired buffers within seconds; the next forward pass then waits for 0.25 s.
-    """
-    limit = _working_set()
-    if not (limit and on_metal()):
-        return
-    with _wire_lock:
-        if not _wired_models:
-            _original_limits.append(mx.set_wired_limit(limit))
-        _wired_models.add(id(model))
-    weakref.finalize(model, _unwire, id(model))
-
-
-def _unwire(key: int) -> None:
-    with _wire_lock:
-        _wired_models.discard(key)
-        if not _wired_models:
-            mx.synchronize()  # the limit must not change during a computation
-            mx.set_wired_limit(_original_limits.pop())
 
 
 def _weight_count(model: nn.Module) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import check, mac_checks
+from akunu_py.bench import check, mac_checks, soak
 from akunu_py.bench.check import Check, CheckPlan, Promise
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
@@ -223,6 +224,31 @@ def _run_command(
     report = run_here("bench", "report", str(out))
     assert report.returncode == 0, report.stderr
     assert "tokens/pass" in report.stdout
+
+
+def test_two_streams_run_and_their_error_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, out = write_chat_model(tmp_path / "model"), tmp_path / "mac.json"
+    monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
+    monkeypatch.setattr(check, "default_plan", lambda: replace(QUICK, soak_tokens=80))
+    monkeypatch.setattr(check, "run_check", lambda *_: None)
+    assert main(["bench", "check", "-o", str(out), "--soak", "0.001"]) == 0
+    (line,) = json.loads(out.read_text())["lines"]
+    assert (line["name"], line["verdict"]) == ("two streams with evictions", "pass")
+    requests = int(line["note"].split()[0])
+    assert requests >= 2
+
+    def fail(*_: object) -> None:
+        raise AkunuError("no memory")
+
+    monkeypatch.setattr(soak, "text_job", lambda *_: fail)
+    assert main(["bench", "check", "-o", str(out), "--soak", "5"]) == 1
+    (line,) = json.loads(out.read_text())["lines"]
+    assert line["verdict"] == "FAIL"
+    assert "no memory" in line["note"]
+    assert_one_line_error(run_here("bench", "check", "--soak", "-1"), 2, "minutes", "-1")
+    assert_one_line_error(run_here("bench", "check", "--soak", "long"), 2, "long")
 
 
 def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyPatch) -> None:
