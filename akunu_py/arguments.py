@@ -16,9 +16,11 @@ from akunu_py.text import on_one_line, parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
+    DEFAULT_WIRE,
     DRAFT_MODES,
     NEURAL_MODES,
     WEIGHT_MODES,
+    WIRE_MODES,
     Constraint,
     GenerateOptions,
     LoadOptions,
@@ -196,6 +198,12 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="Data type of the weights; auto: float32 on a CPU, unchanged on a GPU",
     )
+    group.add_argument(
+        "--wire",
+        choices=WIRE_MODES,
+        help="Memory that macOS may not evict; all: weights and, once idle, KV caches "
+        f"(default: {DEFAULT_WIRE}, or as in the settings)",
+    )
     add_values(
         group,
         ("--kv-bits", "4|8", int, None, "Quantize the KV cache to 4 or 8 bits (default: off)"),
@@ -248,6 +256,7 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.memory_limit,
         args.draft_model,
         hosts,
+        args.wire,
     )
 
 

@@ -16,7 +16,7 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.text import is_size, print_warnings
-from akunu_py.types import DEFAULT_MODEL
+from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, WIRE_MODES
 
 if TYPE_CHECKING:  # imported only to save settings
     from tomlkit import TOMLDocument
@@ -70,6 +70,7 @@ class Settings:
     reduced_motion: bool = False  # no animations
     prompt_cache_memory: str = ""  # size of the prompt caches in memory; "": what fits
     memory_limit: str = ""  # size of model and caches; "": available memory
+    wire: str = DEFAULT_WIRE  # memory that macOS must keep, see `WireMode`
     prompt_cache_disk: str = "10GB"  # size of the prompt caches on disk; "0B": none
     bell: bool = True  # after a long answer, if the terminal has no focus
     server: str = "auto"  # "auto": a running `akunu serve` with the model; "off"; or an address
@@ -280,6 +281,8 @@ def _expected(name: str, value: Any, kind: type) -> str:
         return "minutes"
     if name == "server" and value not in ("auto", "off") and not value.startswith("http://"):
         return '"auto", "off" or http://HOST:PORT'
+    if name == "wire" and value not in WIRE_MODES:
+        return " or ".join(f'"{mode}"' for mode in WIRE_MODES)
     if name in _SIZES and not is_size(value or _SIZES[name]):
         return "a size such as 500MB"
     return ""

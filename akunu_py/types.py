@@ -10,10 +10,13 @@ DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
+WireMode = Literal["off", "weights", "all"]
+DEFAULT_WIRE: WireMode = "weights"
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
 NEURAL_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
 WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
+WIRE_MODES: tuple[WireMode, ...] = ("off", "weights", "all")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_MAX_TOKENS = 1024
@@ -150,6 +153,7 @@ class LoadOptions:
     memory_limit: int | None = None  # bytes for model and caches
     draft_model: str | None = None  # name or directory; "": none, whatever the settings say
     hosts: str | None = None  # a number of processes, or a hostfile
+    wire: WireMode | None = None  # memory that macOS must keep; None: as in the settings
 
 
 @dataclass(frozen=True, slots=True)

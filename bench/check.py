@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
+from akunu_py.bench.mac_checks import bandwidth_line, logprobs_speed, schema_line
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -34,14 +35,15 @@ from akunu_py.bench.result import (
     write_text,
 )
 from akunu_py.bench.runners import PLAIN
+from akunu_py.bench.soak import run_soak
 from akunu_py.bench.speed import OURS, SpeedPlan, SpeedSetup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding import device
+from akunu_py.decoding import device, wired
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError
+from akunu_py.errors import AkunuError, one_line
 from akunu_py.models.store import model_store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
@@ -51,10 +53,15 @@ ROUNDING = 16  # steps of the format, relative to the typical output; a wrong ke
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
+MIN_LOGPROBS = 0.9  # of the speed without them
+MAX_SCHEMA_S = 0.05
+MAX_WIRED = 1.1  # times the weights; more can panic macOS
 MAX_MEMORY = 1.1  # times the estimate
+MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
 MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
 MAX_START_S, MAX_AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # process start to first token; bytes/s
 _SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
+_MAX_SOAK = 24 * 60  # minutes
 _MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
 _BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
 
@@ -75,17 +82,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.json",
         help="Result file with all figures (default: %(default)s)",
     )
+    parser.add_argument(
+        "--soak",
+        type=_minutes,
+        default=0.0,
+        metavar="MINUTES",
+        help="Then run two streams of requests with evictions for this long. This has panicked "
+        "macOS with other wired limits: save your work first (default: 0)",
+    )
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     models = choose_models(options.model or [])
     check = Check(options.command_line)
-    interrupted = was_interrupted(lambda: run_check(models, default_plan(), check, progress))
+    plan = default_plan()
+    interrupted = was_interrupted(lambda: run_check(models, plan, check, progress))
     write_text(options.output, json_text(check.as_dict()))
+    if options.soak and not interrupted:
+        os.sync()  # the machine may not survive
+        seconds = 60 * options.soak
+        interrupted = was_interrupted(
+            lambda: check_soak(models[-1], seconds, plan, check, progress)
+        )
+        write_text(options.output, json_text(check.as_dict()))
     show(options, check.as_dict(), lambda: print_check(check))
     print(f"{options.output}: all figures", file=sys.stderr)
     return exit_code(interrupted, "checked") or FAILED * check.failed
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 <= minutes <= _MAX_SOAK:
+        raise argparse.ArgumentTypeError(f"expected 0 to {_MAX_SOAK} minutes, got {text}")
+    return minutes
 
 
 def _json_file(text: str) -> Path:
@@ -132,6 +162,8 @@ class CheckPlan:
     kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))  # matrices
     depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
+    bandwidth_bytes: int = 1 << 30
+    soak_tokens: int = 14_000  # of a prompt
 
 
 @dataclass(slots=True)
@@ -193,7 +225,10 @@ def run_check(
     progress: Callable[[str], None],
 ) -> None:
     """Fill `check`."""
-    parts: list[tuple[str, Callable[[], None]]] = [("kernels", partial(check_kernels, plan, check))]
+    parts: list[tuple[str, Callable[[], None]]] = [
+        ("kernels", partial(check_kernels, plan, check)),
+        ("device", partial(check_device, plan, check)),
+    ]
     parts += [(each.name, partial(check_model, each, plan, check, progress)) for each in models]
     for about, measure in parts:
         progress(about)
@@ -214,6 +249,13 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
             _add_rows(check, f"{bits}-bit matrices, {name}", kind, found)
         attention = [attention_rows(kind, n, heads) for n in plan.depths for heads in _GROUP_SIZES]
         _add_rows(check, f"attention, {name}", kind, attention)
+
+
+def check_device(plan: CheckPlan, check: Check) -> None:
+    """Compare what akunu assumes of this chip with a measurement."""
+    ratio, note = bandwidth_line(plan.bandwidth_bytes)
+    name, here = "assumed memory bandwidth compared with the measured one", device.on_metal()
+    check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 
 
 def _add_rows(
@@ -255,6 +297,16 @@ def check_model(
         raise KeyboardInterrupt
     check_speed(model.name, result, check)
     _check_curves(engine, plan, check, before, show)
+    show("logprobs")
+    rate, name = (
+        logprobs_speed(engine, plan.max_tokens),
+        "decoding with logprobs compared with none",
+    )
+    check.add(model.name, name, rate, MIN_LOGPROBS, unit="x", least=True)
+    show("schema")
+    again, note = schema_line(engine)
+    name = "compiling a schema of 300 properties again"
+    check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
     show("idle")
     _check_idle(engine, plan, check)
 
@@ -370,22 +422,33 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     check.add(about, "first token of a cached prompt", warm, MAX_WARM_S, unit="s")
     name = f"added to it by {plan.idle_s:g} s of idling"
     check.add(about, name, idle - warm, MAX_IDLE_S, unit="s", here=here)
-    wired, recommended = wired_limit() / 2**30, _recommended() / 2**30
-    name = "wired limit while a model is loaded"
-    check.add(about, name, wired, recommended, unit="GiB", least=True, here=here)
+    limit, weights = wired_limit(), device.weight_bytes(engine.model)
+    name = "wired memory compared with the weights"
+    note = f"{limit / 2**30:.2f} GiB of {device.working_set() / 2**30:.2f} recommended"
+    check.add(about, name, limit / weights, MAX_WIRED, unit="x", here=here, note=note)
+
+
+def check_soak(
+    model: model_store.StoredModel,
+    seconds: float,
+    plan: CheckPlan,
+    check: Check,
+    progress: Callable[[str], None],
+) -> None:
+    """Run two streams of requests with evictions, and record the minutes that they ran."""
+    progress(f"{model.name}: two streams for {seconds / 60:g} minutes")
+    found = run_soak(load_stored(model, LoadOptions()), seconds, plan.soak_tokens)
+    note = f"{found.requests} requests, {found.prompt_tokens:,} prompt tokens"
+    note += f"; {one_line(found.error)}" if found.error else ""
+    minutes = 0.0 if found.error else found.seconds / 60
+    name = "two streams with evictions"
+    check.add(model.name, name, minutes, seconds / 60, unit="min", least=True, note=note)
 
 
 def wired_limit() -> int:
-    """Return MLX's wired limit in bytes, by setting the limit twice."""
+    """Return MLX's wired limit in bytes. Setting the same limit again changes nothing."""
     mx.synchronize()
-    limit = mx.set_wired_limit(_recommended())
-    mx.set_wired_limit(limit)
-    return int(limit)
-
-
-def _recommended() -> int:
-    """Return the working set that macOS recommends in bytes, 0 elsewhere."""
-    return int(mx.device_info().get("max_recommended_working_set_size", 0))
+    return int(mx.set_wired_limit(wired.wired_limit() or 0))
 
 
 def check_table(lines: Sequence[Promise]) -> Table:

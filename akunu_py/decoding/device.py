@@ -7,8 +7,6 @@ import ctypes
 import os
 import platform
 import sys
-import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -18,6 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
+from akunu_py.decoding import chips
 from akunu_py.models.catalog import Machine
 from akunu_py.types import WeightMode
 from akunu_py.workarounds.openblas import load_openblas
@@ -25,23 +24,10 @@ from akunu_py.workarounds.private_kernels import keep_kernels_private
 
 Pressure = Literal["normal", "warning", "critical"]
 
-# Memory bandwidth in GB/s. Source: Apple's technical specifications of each Mac, the smaller of two
-# figures. Longer names come first, because the lookup is by prefix.
-_CHIP_BANDWIDTH = {
-    "Apple M1 Ultra": 800, "Apple M1 Max": 400, "Apple M1 Pro": 200, "Apple M1": 68,
-    "Apple M2 Ultra": 800, "Apple M2 Max": 400, "Apple M2 Pro": 200, "Apple M2": 100,
-    "Apple M3 Ultra": 800, "Apple M3 Max": 300, "Apple M3 Pro": 150, "Apple M3": 100,
-    "Apple M4 Max": 410, "Apple M4 Pro": 273, "Apple M4": 120,
-    "Apple M5 Max": 460, "Apple M5 Pro": 300, "Apple M5": 153,
-}  # fmt: skip
-_UNKNOWN_CHIP_BANDWIDTH, _GPU_BANDWIDTH = 100.0, 400.0
+_GPU_BANDWIDTH = 400.0  # GB/s of a GPU that is not Apple's
 _CORE_BANDWIDTH, _MAX_CPU_BANDWIDTH = 10.0, 80.0  # measured: 32 tokens/s of the starter on 2 cores
 _MODEL_SHARE = 0.8  # of a machine's memory, without a GPU that reports a limit
 _WEIGHTS_SHARE = 0.7  # of free memory; the rest is for KV cache, activations, other programs
-
-_wire_lock = threading.RLock()  # a model may be collected while another one loads
-_wired_models: set[int] = set()  # ids of models
-_original_limits: list[int] = []  # at most one: the limit to restore after the last model
 
 keep_kernels_private()
 
@@ -89,10 +75,10 @@ def available_memory() -> int:
     On Metal the recommended working set; elsewhere free memory within the limits of the process's
     control groups.
     """
-    return _working_set() or min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
+    return working_set() or min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
 
 
-def _working_set() -> int:
+def working_set() -> int:
     """Return the bytes that a GPU can wire, 0 without a GPU that reports them."""
     return int(mx.device_info().get("max_recommended_working_set_size") or 0)
 
@@ -101,24 +87,27 @@ def memory_left(limit: int | None = None) -> int:
     """Return the bytes that MLX may still allocate. limit: for all of MLX's memory."""
     used = mx.get_active_memory()
     # Free memory does not include the buffers that MLX caches.
-    left = available_memory() + (-used if _working_set() else mx.get_cache_memory())
+    left = available_memory() + (-used if working_set() else mx.get_cache_memory())
     return left if limit is None else min(left, limit - used)
 
 
 def machine() -> Machine:
     """Return this machine's memory and bandwidth, including memory that is in use."""
     groups = _control_group_limits(Path("/proc/self/cgroup"), in_use=False)
-    memory = _working_set() or int(_MODEL_SHARE * min(groups))
+    memory = working_set() or int(_MODEL_SHARE * min(groups))
     return Machine(memory, 1e9 * _bandwidth(), float32=on_cpu())
 
 
 def _bandwidth() -> float:
-    """Return the memory bandwidth of this kind of chip in GB/s."""
+    """Return the memory bandwidth of this machine in GB/s."""
     if on_cpu():
         return min(_MAX_CPU_BANDWIDTH, _CORE_BANDWIDTH * len(os.sched_getaffinity(0)))
-    name = str(mx.device_info().get("device_name", ""))
-    chips = (bandwidth for chip, bandwidth in _CHIP_BANDWIDTH.items() if name.startswith(chip))
-    return next(chips, _UNKNOWN_CHIP_BANDWIDTH if on_metal() else _GPU_BANDWIDTH)
+    return chip().gb_per_s if on_metal() else _GPU_BANDWIDTH
+
+
+def chip() -> chips.ChipBandwidth:
+    """Return the memory bandwidth of this machine's Apple chip."""
+    return chips.chip_bandwidth(str(mx.device_info().get("device_name", "")), chips.gpu_cores())
 
 
 def _free_memory() -> int:
@@ -192,29 +181,6 @@ def plain_format(model: nn.Module, mode: WeightMode) -> mx.Dtype | None:
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of the weights in their current format."""
     return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
-
-
-def wire_memory(model: nn.Module) -> None:
-    """Keep memory wired on Metal for the lifetime of `model`.
-
-    Metal evicts unwired buffers within seconds; the next forward pass then waits for 0.25 s.
-    """
-    limit = _working_set()
-    if not (limit and on_metal()):
-        return
-    with _wire_lock:
-        if not _wired_models:
-            _original_limits.append(mx.set_wired_limit(limit))
-        _wired_models.add(id(model))
-    weakref.finalize(model, _unwire, id(model))
-
-
-def _unwire(key: int) -> None:
-    with _wire_lock:
-        _wired_models.discard(key)
-        if not _wired_models:
-            mx.synchronize()  # the limit must not change during a computation
-            mx.set_wired_limit(_original_limits.pop())
 
 
 def _weight_count(model: nn.Module) -> int:

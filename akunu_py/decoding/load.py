@@ -9,7 +9,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from akunu_py import paths
 from akunu_py.arguments import loading_from
@@ -18,7 +18,7 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import note_usage
 from akunu_py.settings import Settings, load_settings
 from akunu_py.text import parse_size, print_warnings, say
-from akunu_py.types import LoadOptions, Stats
+from akunu_py.types import LoadOptions, Stats, WireMode
 
 if TYPE_CHECKING:
     from akunu_py.decoding.learned_state import LearnedState
@@ -121,6 +121,8 @@ def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
         options = replace(options, prompt_cache_memory=parse_size(settings.prompt_cache_memory))
     if settings.memory_limit and options.memory_limit is None:
         options = replace(options, memory_limit=parse_size(settings.memory_limit))
+    if options.wire is None:
+        options = replace(options, wire=cast(WireMode, settings.wire))
     return options
 
 

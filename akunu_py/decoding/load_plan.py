@@ -25,7 +25,7 @@ from akunu_py.models.load.fit import (
     choose_context,
 )
 from akunu_py.models.load.mlx_loader import OpenModel
-from akunu_py.types import LoadOptions
+from akunu_py.types import DEFAULT_WIRE, LoadOptions, WireMode
 
 _UNKNOWN_CONTEXT = 4096
 _TRIAL_ROWS = (256, 512)  # to measure the growth of an unknown kind of cache
@@ -44,6 +44,7 @@ class LoadPlan:
     prompt_cache_memory: int  # bytes for prompt caches
     memory_limit: int | None  # bytes for model and caches; None: all that the machine has
     forced: bool  # load even if memory is too small
+    wire: WireMode  # memory that macOS must keep
 
 
 def make_plan(
@@ -95,6 +96,7 @@ def make_plan(
         else options.prompt_cache_memory,
         memory_limit=options.memory_limit,
         forced=options.force,
+        wire=options.wire or DEFAULT_WIRE,
     )
 
 

@@ -212,14 +212,21 @@ def _check_ranges(options: SamplingOptions) -> None:
 _MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A row in the logprob arrays of its pass."""
+@dataclass(slots=True)
+class _PassLogprobs:
+    """The logprobs of one pass."""
 
-    logprobs: mx.array  # [rows], of the sampled tokens
-    top: mx.array  # [rows, count] of token ids
-    top_logprobs: mx.array  # [rows, count]
-    index: int
+    arrays: tuple[mx.array, mx.array, mx.array]  # [rows] of sampled tokens, [rows, count] x 2: top
+    lists: tuple[list[float], list[list[int]], list[list[float]]] | None = None
+
+    def row(self, index: int) -> tuple[float, list[int], list[float]]:
+        """Return the sampled token's logprob, the top tokens, and their logprobs."""
+        if self.lists is None:
+            # Slicing arrays would launch work, which waits for the pass that is running by now.
+            logprobs, top, top_logprobs = self.arrays
+            self.lists = logprobs.tolist(), top.tolist(), top_logprobs.tolist()
+        logprobs_list, top_list, top_logprobs_list = self.lists
+        return logprobs_list[index], top_list[index], top_logprobs_list[index]
 
 
 class LogprobSampler(Sampler):
@@ -228,7 +235,7 @@ class LogprobSampler(Sampler):
     def __init__(self, options: SamplingOptions, tokenizer: Any) -> None:
         super().__init__(options)
         self._tokenizer = tokenizer
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, tuple[_PassLogprobs, int]] = {}  # with the row's index
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
         sampled = super().sample(logits, before, position)
@@ -239,21 +246,22 @@ class LogprobSampler(Sampler):
         top_logprobs = mx.take_along_axis(logprobs, top, axis=-1)
         chosen = mx.take_along_axis(logprobs, sampled[:, None].astype(mx.uint32), axis=-1)[:, 0]
         mx.async_eval(chosen, top, top_logprobs)
+        made = _PassLogprobs((chosen, top, top_logprobs))
         for index in range(logits.shape[0]):
-            self._rows[position + index] = _Row(chosen, top, top_logprobs, index)
+            self._rows[position + index] = made, index
         return sampled
 
     def pop_logprobs(self, position: int, tokens: Sequence[int], last: int) -> list[TokenLogprobs]:
         """Return logprobs of `tokens`, the first at `position` after the token `last`."""
         result = []
         for number, token in enumerate(tokens):
-            row = self._rows.pop(position + number)
-            top = row.top[row.index].tolist(), row.top_logprobs[row.index].tolist()
-            ranked = sorted(zip(*top, strict=True), key=lambda pair: -pair[1])
+            made, index = self._rows.pop(position + number)
+            logprob, top, top_logprobs = made.row(index)
+            ranked = sorted(zip(top, top_logprobs, strict=True), key=lambda pair: -pair[1])
             result.append(
                 TokenLogprobs(
                     self._text(last, token),
-                    max(_MIN_LOGPROB, float(row.logprobs[row.index].item())),
+                    max(_MIN_LOGPROB, logprob),
                     tuple((self._text(last, each), max(_MIN_LOGPROB, lp)) for each, lp in ranked),
                 )
             )

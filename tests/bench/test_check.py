@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import check
+from akunu_py.bench import check, mac_checks, soak
 from akunu_py.bench.check import Check, CheckPlan, Promise
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
+from akunu_py.decoding.chips import ChipBandwidth
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
@@ -37,6 +39,7 @@ QUICK = CheckPlan(
     kernels=((64, 64),),
     depths=(16,),
     idle_s=0.0,
+    bandwidth_bytes=1 << 16,
 )
 
 
@@ -146,7 +149,20 @@ def test_causal_pass_over_rows_equals_one_row_at_a_time() -> None:
         assert len(found["identical"]) == check.MOST_ROWS
 
 
-@pytest.mark.long
+def test_a_wrong_bandwidth_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An "Apple M5 Ultra" taken for an M5 differs by a factor of eight."""
+    monkeypatch.setattr(device, "on_metal", lambda: True)
+    monkeypatch.setattr(device, "chip", lambda: ChipBandwidth(153.0, estimated=False))
+    for measured, verdict in ((120e9, "pass"), (1000e9, "FAIL"), (50e9, "FAIL")):
+        monkeypatch.setattr(mac_checks, "measured_bandwidth", lambda _, found=measured: found)
+        found = Check()
+        check.check_device(QUICK, found)
+        assert found.lines[0].verdict == verdict
+        assert "153 GB/s known" in found.lines[0].note
+    monkeypatch.undo()
+    assert mac_checks.measured_bandwidth(1 << 16) > 0
+
+
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
     programs: bool,
@@ -183,16 +199,20 @@ def _run_command(
     of_metal = [
         line
         for line in lines
-        if line["about"] == "kernels" or re.search("32 rows|idling|wired", line["name"])
+        if line["about"] in ("kernels", "device") or re.search("32 rows|idling|wired", line["name"])
     ]
-    assert len(of_metal) == 6 + 3 + 2
+    assert len(of_metal) == 6 + 1 + 3 + 2
     if not device.on_metal():
         assert {line["verdict"] for line in of_metal} == {"not on this machine"}
         rest = [line for line in lines if line not in of_metal]
         assert "not on this machine" not in {line["verdict"] for line in rest}
     (beyond,) = [line for line in lines if "100,000" in line["name"]]
     assert beyond["note"] == "the context ends at 16,384 tokens"
-    assert {line["name"] for line in lines if line["value"] is None} == {beyond["name"]}
+    assert {line["name"] for line in lines if line["value"] is None} == {
+        beyond["name"],
+        "assumed memory bandwidth compared with the measured one",
+        "compiling a schema of 300 properties again",  # its tokenizer has no grammars
+    }
     (curves,) = [each["curves_s"] for each in found["figures"].values() if "curves_s" in each]
     assert {name: list(costs) for name, costs in curves.items()} == {
         "0": ["1", "2", "32", "33"],
@@ -206,6 +226,31 @@ def _run_command(
     assert "tokens/pass" in report.stdout
 
 
+def test_two_streams_run_and_their_error_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, out = write_chat_model(tmp_path / "model"), tmp_path / "mac.json"
+    monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
+    monkeypatch.setattr(check, "default_plan", lambda: replace(QUICK, soak_tokens=80))
+    monkeypatch.setattr(check, "run_check", lambda *_: None)
+    assert main(["bench", "check", "-o", str(out), "--soak", "0.001"]) == 0
+    (line,) = json.loads(out.read_text())["lines"]
+    assert (line["name"], line["verdict"]) == ("two streams with evictions", "pass")
+    requests = int(line["note"].split()[0])
+    assert requests >= 2
+
+    def fail(*_: object) -> None:
+        raise AkunuError("no memory")
+
+    monkeypatch.setattr(soak, "text_job", lambda *_: fail)
+    assert main(["bench", "check", "-o", str(out), "--soak", "5"]) == 1
+    (line,) = json.loads(out.read_text())["lines"]
+    assert line["verdict"] == "FAIL"
+    assert "no memory" in line["note"]
+    assert_one_line_error(run_here("bench", "check", "--soak", "-1"), 2, "minutes", "-1")
+    assert_one_line_error(run_here("bench", "check", "--soak", "long"), 2, "long")
+
+
 def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [StoredModel("first", Path("a")), StoredModel("second", Path("b"))]
 
@@ -214,6 +259,7 @@ def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyP
             raise AkunuError("the chat ended with 1, expected 0")
 
     monkeypatch.setattr(check, "check_kernels", lambda *_: None)
+    monkeypatch.setattr(check, "check_device", lambda *_: None)
     monkeypatch.setattr(check, "check_model", measure)
     found = Check()
     check.run_check(models, QUICK, found, lambda line: None)
@@ -235,10 +281,10 @@ def test_interrupt_keeps_finished_lines(
     monkeypatch.setattr(check, "run_process", interrupted)
     out = tmp_path / "mac.json"
     assert main(["bench", "check", "-o", str(out)]) == INTERRUPTED
-    assert "6 " in capsys.readouterr().out  # the kernels
+    assert "7 " in capsys.readouterr().out  # the kernels and the device
     found = json.loads(out.read_text())
     assert not found["complete"]
-    assert len(found["lines"]) == 6
+    assert len(found["lines"]) == 7
 
 
 def test_largest_4_bit_model_below_the_size_limit_is_chosen(

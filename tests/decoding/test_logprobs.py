@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.sampling import LogprobSampler
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.tiny_fim import load_tiny
 
@@ -50,3 +51,23 @@ def test_they_are_the_models(
     whole = "".join(found.text for found in generation.logprobs)
     if "\ufffd" not in whole:  # parts of characters
         assert whole == generation.text
+
+
+def test_they_do_not_wait_for_the_pass_under_way(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any operation on an array would be launched behind the pass that runs by then."""
+    asked = SamplingOptions(logprobs=3)
+    sampler = LogprobSampler(asked, engine.tokens.tokenizer)
+    logits = mx.random.normal((3, engine.tokens.vocabulary))
+    tokens = sampler.sample(logits, mx.array([65, 66, 67]), 10).tolist()
+
+    def launched(*_: object) -> None:
+        raise AssertionError("an operation was launched")
+
+    with monkeypatch.context() as patch:
+        for name in ("__getitem__", "item", "astype", "__neg__", "__float__"):
+            patch.setattr(mx.array, name, launched)
+        found = sampler.pop_logprobs(10, tokens, 65)
+    assert [len(each.top) for each in found] == [3, 3, 3]
+    assert all(each.logprob == each.top[0][1] for each in found)

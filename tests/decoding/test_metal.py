@@ -92,4 +92,5 @@ def test_weights_stay_wired_between_answers_too(kept: Engine) -> None:
     options = GenerateOptions(max_tokens=2, draft="off")
     limits = {wired_limit()}
     limits |= {wired_limit() for _ in Session(kept).generate(kept.tokens.encode("hi"), options)}
-    assert limits == {mx.device_info()["max_recommended_working_set_size"]}
+    (limit,) = limits
+    assert device.weight_bytes(kept.model) <= limit < 1.1 * device.weight_bytes(kept.model) + 2**21

@@ -12,7 +12,7 @@ from typing import Any
 
 from akunu_py.decoding.chat_format.chat_template import cached_per_tokenizer
 from akunu_py.decoding.constraint.masks import TokenMasks
-from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_ahead
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import (
     HARMONY,
@@ -192,6 +192,16 @@ class AnswerLimits(TokenMasks):
 
     def failure(self) -> str:
         return self._matcher.failure() if self._matcher is not None else "thinking did not end"
+
+
+def compile_rules(codec: TokenCodec, options: GenerateOptions) -> None:
+    """Compile the grammars of an answer, so that `answer_rules` is quick. Callable in any thread.
+
+    Raises UsageError if the constraint of the options cannot be enforced.
+    """
+    if (constraint := options.sampling.constraint) is not None:
+        ends = codec.stop_tokens.union(options.stop_tokens)
+        compile_ahead(replace(codec, stop_tokens=ends), constraint)
 
 
 def answer_rules(

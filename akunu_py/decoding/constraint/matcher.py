@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
+from akunu_py.decoding.constraint.compiled import Compiled, compiled
 from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
-from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
+from akunu_py.decoding.constraint.token_tables import forced_tokens, tables_key, token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import SchemaError, UsageError
@@ -44,7 +44,6 @@ _NAMES = {
     "grammar": "the grammar",
 }
 _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
-_Result = TypeVar("_Result")
 
 
 class ConstraintMatcher(TokenMasks):
@@ -104,15 +103,12 @@ class ConstraintMatcher(TokenMasks):
 
     def _make_likely_text(self) -> LikelyText | None:
         constraint, tables = self._constraint, token_tables(self._codec)
-        if constraint.guesses:
-            texts = [replace(constraint, text=text) for text in constraint.guesses]
-            grammars = [partial(_compile_draft, tables, text, FREE) for text in texts]
-            return LikelyText(grammars, partial(forced_tokens, tables))
-        if constraint.kind not in ("json_schema", "json"):
-            return None
-        layouts = LIKELY, COMPACT if constraint.compact else UNORDERED
+        made = _draft_grammars(constraint)
+        grammars = [partial(_draft_matcher, self._codec, *each) for each in made]
+        if not grammars or constraint.guesses:
+            return LikelyText(grammars, partial(forced_tokens, tables)) if grammars else None
         return LikelyJson(
-            [partial(_compile_draft, byte_tables(), constraint, layout) for layout in layouts],
+            grammars,
             lambda token: tables.decode_bytes([token]),
             tables.tokenize_bytes,
             compact=constraint.compact,
@@ -149,13 +145,31 @@ class ConstraintMatcher(TokenMasks):
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
 
-def _compile_draft(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> LLMatcher | None:
-    """Compile a grammar to draft from; return None if it is too large or useless."""
-    try:
-        matcher, error = _compile(tables, _grammar(constraint, layout))
-    except UsageError:
+def _compile_draft(codec: TokenCodec, constraint: Constraint, layout: Layout) -> Future[Compiled]:
+    """Compile a grammar to draft from; JSON is drafted in bytes."""
+    if constraint.kind == "grammar":
+        return _compile_with(token_tables(codec), tables_key(codec), constraint, layout)
+    return _compile_with(byte_tables(), "bytes", constraint, layout)
+
+
+def _draft_matcher(codec: TokenCodec, constraint: Constraint, layout: Layout) -> LLMatcher | None:
+    """Return a grammar to draft from; None if it is too large or useless."""
+    future = _compile_draft(codec, constraint, layout)
+    if future.exception() is not None:
         return None
-    return None if error else matcher
+    matcher, error = future.result()
+    return None if error else matcher.deep_copy()
+
+
+def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
+    """Return the grammars to draft from, the narrowest first."""
+    if constraint.guesses:
+        return [(replace(constraint, text=text, guesses=()), FREE) for text in constraint.guesses]
+    if constraint.kind not in ("json_schema", "json"):
+        return []
+    return [
+        (constraint, layout) for layout in (LIKELY, COMPACT if constraint.compact else UNORDERED)
+    ]
 
 
 def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
@@ -166,14 +180,36 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
         raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
     if not codec.stop_tokens:
         raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
-    tables = token_tables(codec)
     layout = COMPACT if constraint.compact else FREE
-    matcher, error = _run_with_timeout(
-        COMPILE_SECONDS, name, lambda: _compile(tables, _grammar(constraint, layout))
-    )
+    future = _compile_with(token_tables(codec), tables_key(codec), constraint, layout)
+    if not wait([future], COMPILE_SECONDS).done:
+        raise UsageError(f"{name} took longer than {COMPILE_SECONDS:g} s; make it simpler")
+    if isinstance(failure := future.exception(), UsageError):
+        raise failure
+    if failure is not None:
+        raise UsageError(f"{name} cannot be used: {on_one_line(str(failure))}") from failure
+    matcher, error = future.result()
     if error:
         raise UsageError(f"{name} cannot be used: {on_one_line(error)}")
-    return matcher
+    return matcher.deep_copy()
+
+
+def compile_ahead(codec: TokenCodec, constraint: Constraint) -> None:
+    """Compile all grammars of a constraint, so that the model's thread need not.
+
+    Returns when the first two are ready. Raises UsageError as `compile_constraint` does.
+    """
+    compile_constraint(codec, constraint)
+    futures = [_compile_draft(codec, *each) for each in _draft_grammars(constraint)]
+    wait(futures[:1])
+
+
+def _compile_with(
+    tables: LLTokenizer, key: Hashable, constraint: Constraint, layout: Layout
+) -> Future[Compiled]:
+    """Compile a constraint for `tables`, which `key` identifies."""
+    what = replace(constraint, guesses=()) if constraint.guesses else constraint
+    return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
 
 
 def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
@@ -247,28 +283,6 @@ def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
         if not matcher.is_error() and not any(mask):
             return matcher, "it allows no text"
     return matcher, matcher.get_error()
-
-
-def _run_with_timeout(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
-    """Return the result of `work` from a daemon thread. Raises UsageError after `seconds`.
-
-    llguidance releases the GIL and limits its own work, so a thread that is too slow ends later.
-    """
-    done: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except UsageError as error:
-            done.set_exception(error)
-        except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
-            done.set_exception(UsageError(f"{name} cannot be used: {on_one_line(str(error))}"))
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return done.result(seconds)
-    except TimeoutError:
-        raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler") from None
 
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

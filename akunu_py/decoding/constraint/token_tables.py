@@ -31,12 +31,17 @@ _cached_tables: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # of th
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
     """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
-    key = codec.digest, codec.vocabulary, codec.stop_tokens
-    if key not in _cached_tables:
+    key = tables_key(codec)
+    if (tables := _cached_tables.get(key)) is None:
         tables = _loaded(codec) or _extracted(codec)
         _cached_tables.clear()
         _cached_tables[key] = tables
-    return _cached_tables[key]
+    return tables
+
+
+def tables_key(codec: TokenCodec) -> tuple[str, int, frozenset[int]]:
+    """Return what identifies a model's tables."""
+    return codec.digest, codec.vocabulary, codec.stop_tokens
 
 
 def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:

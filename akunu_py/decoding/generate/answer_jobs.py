@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.events import (
     Event,
@@ -47,6 +48,7 @@ def chat_job(
     sampling = constrained(engine.tokens, options.sampling, tools, chosen, parallel=parallel)
     markers = parser_for(engine.tokens.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
+    compile_rules(engine.tokens, asked)  # here, because the model's thread answers others, too
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.cache_file import Stopped
 from akunu_py.decoding.prompt_cache.history import TokenHistory
-from akunu_py.decoding.prompt_cache.prompt_cache_store import LEAST, PromptCacheStore, is_forgotten
+from akunu_py.decoding.prompt_cache.prompt_cache_store import (
+    LEAST,
+    PromptCacheStore,
+    SavedCache,
+    Verified,
+    is_forgotten,
+)
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.cost import CostCurve
@@ -41,9 +48,18 @@ class DiskPromptCaches:
         reached = target.reach(prompt)
         return max(self._read_best(target, prompt, reached), unusable, key=lambda each: each[0])
 
-    def _read_best(
-        self, target: Target, prompt: Sequence[int], reached: int
-    ) -> tuple[int, NotCached]:
+    def verify_ahead(self, target: Target, prompt: Sequence[int]) -> Future[Verified] | None:
+        """Check the file that `read` would load in a helper thread; None if there is none."""
+        if len(prompt) < LEAST:
+            return None
+        best = self._best(prompt, target.reach(prompt))
+        return self._store.verify_ahead(best) if isinstance(best, SavedCache) else None
+
+    def _best(self, prompt: Sequence[int], reached: int) -> SavedCache | tuple[int, NotCached]:
+        """Return the file worth loading, or its prompt tokens and why it is not.
+
+        reached: prompt tokens in memory.
+        """
         found = self._store.find(prompt, self._engine)
         if found is None:
             return 0, ""
@@ -53,12 +69,22 @@ class DiskPromptCaches:
             return shared, "slow disk" if reach > reached else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(reach - reached):
             return shared, "slow disk"
+        return saved
+
+    def _read_best(
+        self, target: Target, prompt: Sequence[int], reached: int
+    ) -> tuple[int, NotCached]:
+        saved = self._best(prompt, reached)
+        if not isinstance(saved, SavedCache):
+            return saved
+        shared = saved.metadata.shared(prompt)
         target.caches.make_room(saved.size)
         started = time.perf_counter()
+        verified = self._store.verified_s(saved)
         history = self._store.load(saved, self._engine)
         if isinstance(history, str):
             return shared, history
-        self._costs.load_rate = saved.size / (time.perf_counter() - started)
+        self._costs.load_rate = saved.size / (time.perf_counter() - started + verified)
         target.adopt(history)
         return shared, ""
 

@@ -10,9 +10,11 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 
+from akunu_py.decoding import wired
 from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
@@ -25,6 +27,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.history import Owner
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
+from akunu_py.decoding.prompt_cache.prompt_cache_store import Verified
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
@@ -83,6 +86,7 @@ class Session:
         caches = self.target.caches  # which other sessions may share
         memory_guard.release_under_pressure(caches)
         histories = [*caches.in_use, *caches.histories()]
+        wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
         return self.disk_caches is not None and self.disk_caches.write(histories, stopped, seconds)
 
     def begin(self, request: Request | None) -> None:
@@ -124,6 +128,7 @@ class Session:
 
 
 _LEG = 1024  # answer tokens for which memory is reserved at once
+_NAP_S = 0.02  # wait of a request that has nothing else to do, until cancelling is possible
 _FEW = 32  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
 Step = PrefillProgress | TextPiece
@@ -186,6 +191,7 @@ class Request:
             options.markers,
         )
         self._conditions: list[Callable[[], bool]] | None = None  # to wait for, None before
+        self._verifying: Future[Verified] | None = None  # a prompt cache on disk
         self._started = 0.0
         self._prefilled: float | None = None  # time of the first token
         self._chunks: Iterator[int] = iter(())  # prefill passes
@@ -344,11 +350,13 @@ class Request:
             self.target.owner = Owner(options.conversation, time.time(), options.may_store)
             self._session.drafting.prepare(self._options)
             elsewhere = self.target.find_concurrent_prefill(self._prompt)
-            self._conditions = [elsewhere] if elsewhere is not None else []
+            self._conditions = [elsewhere] if elsewhere is not None else self._verify_ahead()
             self._conditions.append(lambda: not self._has_room(0))
         while self._conditions:
             if self._conditions[0]():
                 self.blocked = self._conditions[0]
+                if self.alone and self._verifying is not None:  # nothing else is ready
+                    wait([self._verifying], _NAP_S)
                 return [self._progress(0)]
             del self._conditions[0]
         self.blocked = None
@@ -358,6 +366,14 @@ class Request:
             self._resume_prefill()
         self.status = Status.PREFILLING
         return self._prefill()
+
+    def _verify_ahead(self) -> list[Callable[[], bool]]:
+        """Let a helper thread check a prompt cache on disk; return the condition to wait for."""
+        disk_caches = self._session.disk_caches
+        if disk_caches is not None and self._options.may_store:
+            self._verifying = disk_caches.verify_ahead(self.target, self._prompt)
+        verifying = self._verifying
+        return [] if verifying is None else [lambda: not verifying.done()]
 
     def _progress(self, done: int) -> Step:
         if self._drafter is not None:  # the client knows that the prompt is processed

@@ -35,9 +35,11 @@ class ShownJob:
     stop_requested: Callable[[], bool] = lambda: False  # polled; True ends the answer
 
     def prepare(self, engine: Engine) -> PromptJob:
-        """Encode the conversation."""
+        """Encode the conversation, and compile the grammar of the answer."""
+        from akunu_py.decoding.constraint.answer_limits import compile_rules
         from akunu_py.decoding.generate.answer_jobs import ChatPrompt
 
+        compile_rules(engine.tokens, self.options)
         prompt = ChatPrompt.encode(engine, self.messages, self.options)
 
         def begin(session: Session) -> ShownAnswer:

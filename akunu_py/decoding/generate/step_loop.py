@@ -138,7 +138,7 @@ class StepLoop:
         return [members[0].step_alone()]
 
     def _ready(self) -> list[_Running]:
-        """Update all jobs and return those that can run now.
+        """Update all jobs and return those that can run now, or else the first.
 
         Once a job waits, later jobs with a wait condition wait too. Cancelled jobs always run.
         """
@@ -150,6 +150,7 @@ class StepLoop:
                 ready.append(each)
             else:
                 crowded = True
+        ready = ready or self._running[:1]  # none: all wait for a helper thread
         if len(ready) > 1 and self.runner.why_not_batched is None:
             self._find_sharing(ready)
         return ready

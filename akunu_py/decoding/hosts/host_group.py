@@ -163,6 +163,7 @@ class HostGroup:
             "context": options.context,
             "force": options.force,
             "memory": options.memory_limit,
+            "wire": options.wire,
         }
 
     def _compare_fingerprints(self, local: dict[str, str], process: RankProcess) -> None:

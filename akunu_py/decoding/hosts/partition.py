@@ -12,9 +12,9 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding import device, kv_cache, wired
 from akunu_py.decoding.hosts.passes import PartitionRunner
-from akunu_py.decoding.load_plan import make_plan, needs
+from akunu_py.decoding.load_plan import LoadPlan, make_plan, needs
 from akunu_py.errors import UnsupportedModel, one_line
 from akunu_py.models.load.mlx_loader import open_model
 from akunu_py.models.store.model_store import StoredModel
@@ -131,11 +131,12 @@ class Partition:
     group: Any
     stand_ins: list[Any]
     description: str
-    context: int  # tokens that fit in this rank's memory
+    plan: LoadPlan  # of this rank's memory
 
     def load_weights(self) -> PartitionRunner:
         """Load the weights."""
         mx.eval(self.model.parameters())
+        wired.wire(self.model, self.plan.wire, [self.model], self.plan.fit.estimate.working)
         return PartitionRunner(self.model, self.stand_ins, self._receive)
 
     def _receive(self, length: int) -> list[int]:
@@ -179,17 +180,17 @@ def keep_partition(
 
 
 def load_partition(stored: StoredModel, group: Any, args: Mapping[str, Any]) -> Partition:
-    """Open a worker's partition. args: rank 0's split mode, weights, context, force, memory.
+    """Open a worker's partition. args: rank 0's split mode and load options.
 
     Raises DoesNotFit, and the errors of `open_model`.
     """
     opened = open_model(stored.path)
     model, weights = opened.model, args["weights"]
     stand_ins, description, itemsize = keep_partition(model, args["split"], group, weights)
+    limit, wire = args["memory"], args["wire"]
     options = LoadOptions(
-        weights, None, args["context"], args["force"], memory_limit=args["memory"]
+        weights, None, args["context"], args["force"], memory_limit=limit, wire=wire
     )
     own = needs(opened, itemsize=itemsize)
     plan = make_plan(stored.name, opened, own, options, partitioned=True)
-    device.wire_memory(model)
-    return Partition(model, group, stand_ins, description, plan.context_length)
+    return Partition(model, group, stand_ins, description, plan)

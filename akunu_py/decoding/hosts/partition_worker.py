@@ -85,7 +85,7 @@ def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     for name in arguments["files"]:  # made by mlx.launch for this process
         Path(os.environ[name]).unlink(missing_ok=True)
     partition = load_partition(stored, group, arguments)
-    connection.send(holds=partition.description, context=partition.context)
+    connection.send(holds=partition.description, context=partition.plan.context_length)
     connection.wait_for("read")
     runner = partition.load_weights()
     connection.send(ready=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding import device, kv_cache, wired
 from akunu_py.decoding.chat_format import chat_template
 from akunu_py.decoding.load_plan import LoadPlan, make_plan, memory_limit, needs
 from akunu_py.decoding.model.drafters import (
@@ -110,6 +110,13 @@ class ModelParts:
     def drafters(self) -> list[DraftModel | MtpHead]:
         return [each for each in (self.draft_model, self.mtp_head) if each]
 
+    @property
+    def modules(self) -> list[Any]:
+        """All modules with weights in this process."""
+        small, head = self.draft_model, self.mtp_head
+        modules = [self.opened.model, small and small.model, head and head.head]
+        return [each for each in modules if each is not None]
+
 
 def open_parts(
     path: Path,
@@ -135,7 +142,6 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     """Read the weights of `parts` according to the plan. Raises what `Engine.load` does."""
     opened, host_group = parts.opened, parts.host_group
     model = opened.model
-    device.wire_memory(model)
     with ThreadPoolExecutor(1) as pool:  # meanwhile the device reads the weights
         identity = pool.submit(model_digest, opened.files.path, plan.weights)
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
@@ -153,6 +159,7 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         mx.eval(parts.draft_model.model.parameters())
     if parts.mtp_head is not None:
         mx.eval(parts.mtp_head.head.parameters())
+    wired.wire(opened.model, plan.wire, parts.modules, plan.fit.estimate.working)
     if tokens.tokenizer.has_chat_template:
         chat_template.start()
     return Engine(

@@ -7,7 +7,7 @@ each checkpoint must also fit this model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,13 @@ def write(
         cache_file.write(opened, metadata, mlx_metadata, tensors, stopped)
 
 
-def load(engine: Engine, path: Path) -> TokenHistory:
-    """Load the history in `path`. Raises UsageError if it does not fit, StoreError."""
+def load(
+    engine: Engine, path: Path, verify: Callable[[Path], str] = cache_file.verify
+) -> TokenHistory:
+    """Load the history in `path`. Raises UsageError if it does not fit, StoreError.
+
+    verify: returns the digest of a file whose every byte was checked.
+    """
     _check_name(path)
     header = cache_file.read(path)
     metadata = header.metadata
@@ -104,14 +109,16 @@ def load(engine: Engine, path: Path) -> TokenHistory:
             f"here holds {engine.plan.context_length}; use another file, or raise --context"
         )
     try:
-        return _load_checked(path, engine, header)
+        return _load_checked(path, engine, header, verify)
     except (OSError, StoreError) as error:
         raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
     except Exception as error:  # any error of MLX, mlx-lm or the model
         raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
 
 
-def _load_checked(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHistory:
+def _load_checked(
+    path: Path, engine: Engine, header: cache_file.CacheHeader, verify: Callable[[Path], str]
+) -> TokenHistory:
     """Load and validate the history. Raises ValueError, or errors of MLX and the model."""
     metadata, vocabulary = header.metadata, engine.tokens.vocabulary
     tokens, length = metadata.tokens, len(metadata.tokens)
@@ -124,7 +131,7 @@ def _load_checked(path: Path, engine: Engine, header: cache_file.CacheHeader) ->
     copies = 1 + len(metadata.checkpoints)
     if path.stat().st_size > MAX_HEADER_BYTES + expected * length * copies:
         raise ValueError("it is larger than such a cache can be")
-    verified = cache_file.verify(path)
+    verified = verify(path)
     states, digest = _read_states(path)
     if not verified == header.digest == digest:
         raise ValueError("it was replaced meanwhile")

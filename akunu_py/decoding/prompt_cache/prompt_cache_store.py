@@ -12,8 +12,10 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +61,24 @@ class SavedCache:
     used: float
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result of checking every byte of a file."""
+
+    digest: str
+    seconds: float
+
+
+def _verify(path: Path, future: Future[Verified]) -> None:
+    started = time.perf_counter()
+    try:
+        digest = cache_file.verify(path)
+    except BaseException as error:  # noqa: BLE001 - for the thread that waits
+        future.set_exception(error)
+    else:
+        future.set_result(Verified(digest, time.perf_counter() - started))
+
+
 class PromptCacheStore:
     """The prompt caches of one model on disk. Disk errors count as cache misses."""
 
@@ -70,6 +90,7 @@ class PromptCacheStore:
         self._clock = clock
         # By name, inode and size:
         self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
+        self._verifying: dict[Path, Future[Verified]] = {}
         self._swept = False
         self._failed_at = -_RETRY_AFTER
 
@@ -105,12 +126,27 @@ class PromptCacheStore:
         found = [(each.metadata.reach(prompt), each) for each in self.saved(engine)]
         return max(found, key=lambda each: each[0], default=None)
 
+    def verify_ahead(self, saved: SavedCache) -> Future[Verified]:
+        """Check every byte of a file in a helper thread; `load` uses the result."""
+        future = self._verifying.get(saved.path)
+        if future is None:
+            future = self._verifying[saved.path] = Future()
+            threading.Thread(target=_verify, args=(saved.path, future), daemon=True).start()
+        return future
+
+    def verified_s(self, saved: SavedCache) -> float:
+        """Return the seconds that checking the file ahead took, 0 if it was not."""
+        ahead = self._verifying.get(saved.path)
+        return ahead.result().seconds if ahead is not None and not ahead.exception() else 0.0
+
     def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
         """Load a file's history, or return why it cannot be used; bad files are deleted."""
         from akunu_py.decoding.prompt_cache import disk
 
+        ahead = self._verifying.pop(saved.path, None)
+        verify = cache_file.verify if ahead is None else lambda _: ahead.result().digest
         try:
-            history = disk.load(engine, saved.path)
+            history = disk.load(engine, saved.path, verify)
         except (DamagedCache, UsageError) as error:  # UsageError: of another model
             with contextlib.suppress(OSError):
                 saved.path.unlink()

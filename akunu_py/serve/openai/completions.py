@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.events import (
     Event,
     Finished,
@@ -90,6 +91,8 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         for prompt, context in zip(prompts, contexts, strict=True)
         for each in choice_options(options, count)
     ]
+    for prompt in prompts:
+        compile_rules(service.engine.tokens, replace(options, stop_tokens=prompt.stop_tokens))
     echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     usage = includes_usage(body)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding import learned_state
+from akunu_py.decoding.constraint import compiled, matcher
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
 from akunu_py.decoding.generate.job import BeginJob, Job
@@ -22,8 +23,9 @@ from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
+from akunu_py.errors import UsageError
 from akunu_py.ngram.answer_cache import AnswerCache
-from akunu_py.types import GenerateOptions, Message
+from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.tiny_fim import load_tiny
@@ -167,3 +169,80 @@ def test_job_that_cannot_be_prepared_fails_alone(
     host.submit(text_job([1, 2, 3], GenerateOptions(12)), events.put)
     wait_for_end(events)
     assert host.close()
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_the_models_thread_compiles_no_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: bool
+) -> None:
+    """Neither the grammar of an answer nor those of its drafts, for a schema and for tools."""
+    engine = load_tiny(tmp_path / "model", ["<|end|>"])
+    monkeypatch.setattr(engine.tokens.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(engine.tokens.tokenizer, "has_chat_template", True)
+    threads: list[str] = []
+    compile_grammar, lark = matcher._compile, matcher._grammar
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(matcher, "_compile", noted(compile_grammar))
+    monkeypatch.setattr(matcher, "_grammar", noted(lark))
+    schema = '{"type": "object", "properties": {"off the path": {"type": "integer"}}}'
+    constraint = Constraint("json_schema", schema)
+    if tools:
+        guesses = ('start: "ab"', 'start: "abc"')
+        constraint = Constraint("grammar", 'start: "abc" | "abcd"', guesses=guesses)
+    options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
+    host = ModelHost(lambda: StepLoop(Session(engine)))
+    host.start()
+    messages = [Message("user", "Hi")]
+    for job in (ShownJob(messages, options), chat_job(engine, messages, options)):
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        host.submit(job, events.put)
+        wait_for_end(events)
+    assert host.close()
+    assert len(threads) == 6  # the grammar and two for drafts, once
+    assert "model" not in threads
+
+
+def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:
+    started, compiled_now = threading.Event(), threading.Event()
+    counted: list[int] = []
+
+    def work() -> Any:
+        counted.append(1)
+        started.set()
+        assert compiled_now.wait(60)
+        return object(), ""
+
+    futures = [compiled.compiled("one", work) for _ in range(3)]
+    assert started.wait(60)
+    compiled_now.set()
+    assert len({id(each.result(60)[0]) for each in futures}) == len(counted) == 1
+
+
+def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once() -> None:
+    counted: list[str] = []
+
+    def get(name: str) -> None:
+        def work() -> Any:
+            counted.append(name)
+            return object(), ""
+
+        compiled.compiled(name, work).result(60)
+
+    for name in ("first", *map(str, range(compiled._MOST - 1)), "first", "other", "first", "0"):
+        get(name)
+    assert counted.count("first") == 1
+    assert counted.count("0") == 2
+
+    def fail() -> Any:
+        raise UsageError("no")
+
+    for _ in range(2):
+        assert isinstance(compiled.compiled("bad", fail).exception(60), UsageError)
+        assert "bad" not in compiled._grammars

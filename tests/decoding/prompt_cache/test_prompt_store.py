@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,12 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
+from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, prompt_cache_store
@@ -344,3 +350,45 @@ def test_they_are_listed_checked_and_deleted(tiny: Engine) -> None:
     assert keep(opened(tiny), 1)
     assert run_here("cache", "rm", "--all").returncode == 0
     assert all_files() == []
+
+
+def test_other_answers_do_not_wait_while_a_file_is_checked(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(tiny)
+    assert keep(first, 1)
+    answer = list(first.generate(some(LENGTH, 1), OPTIONS).answer().tokens)
+    begun, may_end, threads = threading.Event(), threading.Event(), list[str]()
+    verify = cache_file.verify
+
+    def slow(path: Path) -> str:
+        threads.append(threading.current_thread().name)
+        begun.set()
+        assert may_end.wait(60)
+        return verify(path)
+
+    monkeypatch.setattr(cache_file, "verify", slow)
+    host = ModelHost(lambda: StepLoop(opened(tiny)))
+    host.start()
+    waits: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    other: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    host.submit(text_job(some(LENGTH, 1), OPTIONS), waits.put)
+    assert begun.wait(60)
+    host.submit(text_job(some(LENGTH, 2), OPTIONS), other.put)
+    assert _end(other).stats.cached_tokens == 0  # answered while the file is checked
+    cancelled: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    host.submit(text_job(some(LENGTH, 1), OPTIONS), cancelled.put).cancel()
+    assert _end(cancelled).reason == "cancelled"
+    may_end.set()
+    end = _end(waits)
+    assert end.stats.cached_tokens >= LENGTH - 1
+    assert end.stats.generated_tokens == len(answer)
+    assert host.close()
+    assert len(threads) == 1
+    assert "model" not in threads
+
+
+def _end(events: queue.SimpleQueue[Event]) -> Finished:
+    while not isinstance(event := events.get(timeout=60), Finished):
+        assert not isinstance(event, Failed), event
+    return event
