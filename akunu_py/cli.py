@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from akunu_py import crashes
-from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.parser import Parser
 from akunu_py.sigint import exit_on_interrupt, raise_on_interrupt
 from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__
@@ -91,6 +91,20 @@ def _run(arguments: list[str]) -> int:
     return code
 
 
+class _PrintVersions(argparse.Action):
+    """Print our version and those of MLX and mlx-lm, which a bug report needs."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)  # type: ignore[arg-type]
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from akunu_py.commands.info import package_version
+
+        libraries = ", ".join(f"{name} {package_version(name)}" for name in ("mlx", "mlx-lm"))
+        print(f"akunu {__version__} ({libraries})")
+        parser.exit()
+
+
 def _parser(command_name: str) -> argparse.ArgumentParser:
     """Return a parser of all command names; only `command_name` is imported."""
     parser = Parser(
@@ -100,10 +114,7 @@ def _parser(command_name: str) -> argparse.ArgumentParser:
         epilog="Without a command, akunu starts a chat. 'akunu COMMAND --help' shows the options "
         "of a command. Every command accepts --debug, which prints errors with tracebacks.",
     )
-    version = f"akunu {__version__}"
-    parser.add_argument(
-        "--version", action="version", version=version, help="Show the version and exit"
-    )
+    parser.add_argument("--version", action=_PrintVersions, help="Show the versions and exit")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )

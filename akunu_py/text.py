@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import difflib
 import io
 import json
 import re
@@ -128,5 +127,7 @@ def human_duration(seconds: float) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean ...?)" if one of the `known` names is close, otherwise ""."""
+    import difflib
+
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -6,8 +6,8 @@ import argparse
 import shlex
 from importlib import import_module
 
-from akunu_py.arguments import Parser
 from akunu_py.bench import command
+from akunu_py.parser import Parser
 
 _ACTIONS = {  # name of the action: summary
     "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",

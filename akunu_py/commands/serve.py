@@ -19,14 +19,13 @@ from akunu_py.arguments import (
     add_hosts,
     add_loading,
     add_model,
-    add_values,
     loading_from,
-    positive,
 )
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
+from akunu_py.parser import add_values, positive
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions, LoadOptions
