@@ -76,9 +76,9 @@ pictures: setup ## draw the pictures of the README anew, from a real conversatio
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python docs/pictures.py docs/images
 
-wheel: $(VENV)/.installed-dev ## build the wheel into dist/
+wheel: $(VENV)/.installed-dev ## build the sdist, and from it the wheel, into dist/
 	@rm -rf build dist
-	$(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/python -m build --outdir dist .
 
 clean: ## remove what was built here; models stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
