@@ -18,7 +18,9 @@ from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
 from akunu_py.models.store import cleanup, hub_cache, model_store
+from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.model_store import Usage, read_usage
+from akunu_py.models.store.other_programs import REMOVAL
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.parser import add_actions, add_format, add_values
 from akunu_py.text import human_size, on_one_line, say
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> None:
-    installed = model_store.list_models()
+    installed, others = model_store.list_models(), model_store.other_models()
     rows = [
         (
             model.name,
@@ -92,17 +94,18 @@ def list_models(args: argparse.Namespace) -> None:
             _local_date(read_usage(model.name).used),
             f"damaged: {model.damaged}" if model.damaged else model.repository or model.source,
         )
-        for model in installed
+        for model in (*installed, *others)
     ]
     _print_table(("NAME", "SIZE", "CONTEXT", "USED", "FROM"), rows)
-    say(f"{len(rows) or 'no'} models in {paths.models_dir()}")
+    more = f", and {len(others)} of other programs" if others else ""
+    say(f"{len(installed) or 'no'} models in {paths.models_dir()}{more}")
     names = {model.name for model in installed}
     for pull in cleanup.unfinished_pulls():
         if pull.name not in names:
             share = f"{human_size(pull.done)} of {human_size(pull.total)}"
             say(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
-    more = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
-    if more:
+    available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
+    if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
         _print_table(
             ("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"),
@@ -114,7 +117,7 @@ def list_models(args: argparse.Namespace) -> None:
                     ", ".join(entry.purpose),
                     entry.license,
                 )
-                for entry in more
+                for entry in available
             ],
         )
         print("For models that suit this machine, run: akunu models recommend")
@@ -189,7 +192,7 @@ def import_model(args: argparse.Namespace) -> None:
 def show(args: argparse.Namespace) -> None:
     """Print the facts of an installed model or of a catalog entry."""
     try:
-        model = model_store.get(args.name)
+        model = _named(args.name)
     except UnknownModel:
         if args.name not in catalog.load_catalog():
             raise
@@ -204,7 +207,7 @@ def show(args: argparse.Namespace) -> None:
 
 def verify(args: argparse.Namespace) -> None:
     """Verify one model, or all models, reporting the damaged models at the end."""
-    models = [model_store.get(args.name)] if args.name else model_store.list_models()
+    models = [_named(args.name)] if args.name else model_store.list_models()
     damaged = []
     for model in models:
         try:
@@ -252,6 +255,12 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
+    for other in model_store.other_models():
+        if other.name == args.name:
+            removal = REMOVAL[other.program].format(name=other.name)
+            raise UsageError(
+                f"model {other.name!r} is managed by {other.program}: {other.path}; {removal}"
+            )
     hub_bytes, origin = _in_hub_cache(args.name)
     delete_hub_files = bool(args.hub_files)
     if not args.yes:
@@ -290,6 +299,11 @@ def parse_memory(text: str) -> int:
     return size
 
 
+def _named(name: str) -> model_store.StoredModel:
+    """Return a model of the store by its name, or of another program as OWNER/REPOSITORY."""
+    return model_store.resolve(name) if parse_reference(name) else model_store.get(name)
+
+
 def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
     """Return the model's bytes in the hub's cache, with its repository and commit."""
     try:
@@ -317,6 +331,8 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
 
     usage = read_usage(model.name)
     where = [("path", str(model.path))]
+    if model.program:
+        where += [("managed", f"by {model.program}; akunu never changes it")]
     if model.repository:
         linked = human_size(hub_cache.linked_bytes(model.path))
         where += [
@@ -335,8 +351,14 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("used", usage.used or "never"),
         *_measured_facts(usage),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
-        ("checked", "all hashes" if verified else "sizes; for hashes: --verify"),
+        ("checked", _describe_check(model, verified)),
     ]
+
+
+def _describe_check(model: model_store.StoredModel, verified: bool) -> str:
+    if model.manifest is None:
+        return "the headers of the weights; other programs keep no hashes that akunu can compare"
+    return "all hashes" if verified else "sizes; for hashes: --verify"
 
 
 def _measured_facts(usage: Usage) -> list[tuple[str, str]]:
