@@ -33,6 +33,7 @@ _COMMANDS = {  # name: summary; bench has its own parser, the others are modules
     "cache": "List, verify and delete prompt caches on disk",
     "info": "Show versions, hardware and file locations for a bug report",
     "bench": "Measure decoding speed",
+    "uninstall": "Show how to remove the program, or delete its data",
 }
 
 

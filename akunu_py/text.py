@@ -65,6 +65,11 @@ def say(line: str, *, error: bool = False) -> None:
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
 
 
+def confirm(question: str) -> bool:
+    """Ask a question on the terminal. Only "y" and "yes" confirm."""
+    return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
+
+
 def rewrite_line(line: str) -> None:
     """Replace the last line on a terminal's stderr; an empty line clears it."""
     print(f"\r\x1b[K{on_one_line(line)}", end="", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversatio
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
 from akunu_py.parser import add_actions, add_format
-from akunu_py.text import collapse, for_output, print_warnings, say
+from akunu_py.text import collapse, confirm, for_output, print_warnings, say
 
 MAX_IMPORT = 256 << 20  # bytes, about 200,000 messages
 _ID_DIGITS = 8  # shown of an id
@@ -106,7 +106,7 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
         if not args.yes:
             if not sys.stdin.isatty():
                 raise UsageError("cannot ask for confirmation; run: akunu chats rm ID --yes")
-            if input(f"Delete {title!r} permanently? [y/N] ").strip().lower() not in ("y", "yes"):
+            if not confirm(f"Delete {title!r} permanently?"):
                 say("not deleted")
                 continue
         store.erase(info.id)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from dataclasses import asdict
 
 from akunu_py import paths
+from akunu_py.commands.uninstall import removal_command
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
 from akunu_py.settings import Settings, load_settings, settings_file
@@ -37,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
         ("settings", _settings()),
+        ("program", f"{sys.prefix} (to remove it: {removal_command()})"),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -23,7 +23,7 @@ from akunu_py.models.store.model_store import Usage, read_usage
 from akunu_py.models.store.other_programs import REMOVAL
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.parser import add_actions, add_format, add_values
-from akunu_py.text import human_size, on_one_line, say
+from akunu_py.text import confirm, human_size, on_one_line, say
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -266,13 +266,13 @@ def remove(args: argparse.Namespace) -> None:
     if not args.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask for confirmation; run: akunu models rm {args.name} --yes")
-        if not _confirm(f"Remove {args.name}?"):
+        if not confirm(f"Remove {args.name}?"):
             print("not removed")
             return
         if hub_bytes and not delete_hub_files:
             size = human_size(hub_bytes)
             question = f"Also delete {size} from the hub's cache? Other programs may use it."
-            delete_hub_files = _confirm(question)
+            delete_hub_files = confirm(question)
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     freed = forget(paths.models_dir() / args.name)
@@ -313,10 +313,6 @@ def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
     if not model.repository:
         return 0, None
     return hub_cache.linked_bytes(model.path), (model.repository, model.commit)
-
-
-def _confirm(question: str) -> bool:
-    return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
