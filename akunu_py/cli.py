@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from akunu_py import crashes
@@ -33,7 +34,12 @@ _COMMANDS = {  # name: summary; bench has its own parser, the others are modules
     "cache": "List, verify and delete prompt caches on disk",
     "info": "Show versions, hardware and file locations for a bug report",
     "bench": "Measure decoding speed",
+    "completions": "Print a completion script for bash, zsh or fish",
     "uninstall": "Show how to remove the program, or delete its data",
+}
+_MODULES = {  # of commands whose module has another name
+    "bench": "akunu_py.bench.subcommands",
+    "completions": "akunu_py.commands.shell_completions",
 }
 
 
@@ -85,7 +91,7 @@ def _run(arguments: list[str]) -> int:
         ours, rest = arguments[:at], arguments[at + 1 :]
     try:
         args = _parser(arguments[0]).parse_args(ours)
-        args.rest = rest
+        args.rest, args.whole_parser = rest, partial(_parser, *_COMMANDS)
         code: int = args.run(args)
     except SystemExit as end:  # argparse's, after --help or wrong usage
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -106,8 +112,8 @@ class _PrintVersions(argparse.Action):
         parser.exit()
 
 
-def _parser(command_name: str) -> argparse.ArgumentParser:
-    """Return a parser of all command names; only `command_name` is imported."""
+def _parser(*wanted: str) -> argparse.ArgumentParser:
+    """Return a parser of all command names; only the `wanted` commands are imported."""
     parser = Parser(
         prog="akunu",
         description="Chat with local models, complete code in your editor, and serve models over "
@@ -122,12 +128,13 @@ def _parser(command_name: str) -> argparse.ArgumentParser:
     for name, summary in _COMMANDS.items():
         ours = name != "bench"
         command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=ours)
-        if name == command_name:
-            path = f"akunu_py.commands.{name}" if ours else "akunu_py.bench.subcommands"
-            module = importlib.import_module(path)
+        if name in wanted:
+            module = importlib.import_module(_MODULES.get(name, f"akunu_py.commands.{name}"))
             command.set_defaults(run=module.run)
             if ours:
                 module.add_options(command)
+            elif len(wanted) > 1:
+                module.add_actions(command, module.WITHOUT_MLX)
     return parser
 
 
