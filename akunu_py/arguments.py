@@ -30,9 +30,10 @@ def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> l
         value = getattr(args, action.dest, action.default)
         if value == action.default or not action.option_strings:
             continue
-        text = f"{value / 1e9:.9f}GB" if action.type is _size else str(value)
         option = action.option_strings[-1]
-        arguments += [option] if value is True else [option, text]
+        for each in value if isinstance(value, list) else [value]:
+            text = f"{each / 1e9:.9f}GB" if action.type is _size else str(each)
+            arguments += [option] if each is True else [option, text]
     return arguments
 
 

@@ -52,6 +52,11 @@ def servers_dir() -> Path:
     return data_dir() / "servers"
 
 
+def logs_dir() -> Path:
+    """Logs of the service on a Mac; elsewhere the system has them."""
+    return Path.home() / "Library" / "Logs" / _APP
+
+
 def prompt_caches_dir() -> Path:
     """Prompt caches, in one directory for each model."""
     return cache_dir() / "prompt-caches"

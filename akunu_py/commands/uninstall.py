@@ -12,6 +12,7 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.models.store import hub_cache, model_store
 from akunu_py.models.store.directories import store_errors
+from akunu_py.serve.own import service
 from akunu_py.text import confirm, human_size, say
 
 _INSTALLERS = (  # part of the path of the environment, and the command that removes it
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     directories = data_directories()
     for directory, content in directories.items():
         say(f"{human_size(_size(directory)):>8}  {directory} ({content})")
+    if not args.data and service.is_installed():
+        say("to remove the service, run: akunu serve --uninstall")
     if not directories:
         say("akunu has no data on this machine")
     elif not args.data:
@@ -53,6 +56,7 @@ def data_directories() -> dict[Path, str]:
         (paths.data_dir(), "models and chats"),
         (paths.config_dir(), "settings"),  # on a Mac, in the same directory
         (paths.cache_dir(), "caches"),
+        (paths.logs_dir(), "logs"),
     ):
         if path.is_dir():
             found[path] = f"{found[path]}, {content}" if path in found else content
@@ -71,6 +75,8 @@ def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
     """Delete the directories after a confirmation. Raises UsageError, StoreError."""
     from akunu_py.serve.own.running import running_servers
 
+    if service.is_installed():
+        raise UsageError("the service is installed; first run: akunu serve --uninstall")
     if servers := running_servers():
         raise UsageError(
             f"akunu serve is running (process {servers[0].process}); stop it, then try again"

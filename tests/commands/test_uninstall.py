@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from akunu_py import paths
 from akunu_py.commands import uninstall
+from akunu_py.serve.own import service
 from akunu_py.serve.own.running import RunningServer, announce
 from tests.support.command import AKUNU, assert_one_line_error, run_here
 
@@ -62,6 +63,15 @@ def test_it_refuses_where_it_cannot_ask_or_a_server_runs(home: Path) -> None:
     assert "run: akunu uninstall --data --yes" in run_here("uninstall", "--data").stderr
     with announce(RunningServer("http://127.0.0.1:1", "", "m", str(home))):
         assert f"process {os.getpid()}" in run_here("uninstall", "--data", "--yes").stderr
+    assert left(home) == before
+
+
+def test_a_service_is_removed_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = left(home)
+    monkeypatch.setattr(service, "is_installed", lambda: True)
+    assert "run: akunu serve --uninstall" in run_here("uninstall").stdout
+    done = run_here("uninstall", "--data", "--yes")
+    assert "first run: akunu serve --uninstall" in done.stderr
     assert left(home) == before
 
 
