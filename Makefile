@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-e2e test-all test-slow reliability lint format bench check-mac pictures wheel clean
+.PHONY: help setup chat test test-e2e test-all test-slow reliability lint format bench check-mac pictures wheel lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +56,7 @@ reliability: $(VENV)/.installed-dev ## do harm on purpose, for hours: docs/relia
 lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy akunu_py tests docs/pictures.py
+	$(BIN)/mypy akunu_py tests docs/pictures.py packaging/homebrew/make_formula.py
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.installed-dev ## format the sources
@@ -76,9 +76,13 @@ pictures: setup ## draw the pictures of the README anew, from a real conversatio
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python docs/pictures.py docs/images
 
-wheel: $(VENV)/.installed-dev ## build the wheel into dist/
+wheel: $(VENV)/.installed-dev ## build the sdist, and from it the wheel, into dist/
 	@rm -rf build dist
-	$(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/python -m build --outdir dist .
+
+lock: ## lock the dependencies of a Mac in pylock.toml, for the Homebrew formula (needs uv)
+	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile pyproject.toml --quiet --format pylock.toml \
+	  --python-version 3.14 --python-platform aarch64-apple-darwin --output-file pylock.toml
 
 clean: ## remove what was built here; models stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -7,11 +7,9 @@ from akunu_py.sigint import exit_on_interrupt
 
 exit_on_interrupt()  # first, because the other imports take a while
 
+from akunu_py import workarounds  # noqa: E402
 from akunu_py.version import __version__  # noqa: E402
-from akunu_py.workarounds import open_files, openblas, transformers_scan  # noqa: E402
 
-open_files.install()
-transformers_scan.install()
-openblas.load_openblas()
+workarounds.install()
 
 __all__ = ["__version__"]

@@ -12,11 +12,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from akunu_py import crashes
-from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.parser import Parser
 from akunu_py.sigint import exit_on_interrupt, raise_on_interrupt
 from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__
@@ -33,6 +34,12 @@ _COMMANDS = {  # name: summary; bench has its own parser, the others are modules
     "cache": "List, verify and delete prompt caches on disk",
     "info": "Show versions, hardware and file locations for a bug report",
     "bench": "Measure decoding speed",
+    "completions": "Print a completion script for bash, zsh or fish",
+    "uninstall": "Show how to remove the program, or delete its data",
+}
+_MODULES = {  # of commands whose module has another name
+    "bench": "akunu_py.bench.subcommands",
+    "completions": "akunu_py.commands.shell_completions",
 }
 
 
@@ -84,15 +91,29 @@ def _run(arguments: list[str]) -> int:
         ours, rest = arguments[:at], arguments[at + 1 :]
     try:
         args = _parser(arguments[0]).parse_args(ours)
-        args.rest = rest
+        args.rest, args.whole_parser = rest, partial(_parser, *_COMMANDS)
         code: int = args.run(args)
     except SystemExit as end:  # argparse's, after --help or wrong usage
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return code
 
 
-def _parser(command_name: str) -> argparse.ArgumentParser:
-    """Return a parser of all command names; only `command_name` is imported."""
+class _PrintVersions(argparse.Action):
+    """Print our version and those of MLX and mlx-lm, which a bug report needs."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)  # type: ignore[arg-type]
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from akunu_py.commands.info import package_version
+
+        libraries = ", ".join(f"{name} {package_version(name)}" for name in ("mlx", "mlx-lm"))
+        print(f"akunu {__version__} ({libraries})")
+        parser.exit()
+
+
+def _parser(*wanted: str) -> argparse.ArgumentParser:
+    """Return a parser of all command names; only the `wanted` commands are imported."""
     parser = Parser(
         prog="akunu",
         description="Chat with local models, complete code in your editor, and serve models over "
@@ -100,22 +121,20 @@ def _parser(command_name: str) -> argparse.ArgumentParser:
         epilog="Without a command, akunu starts a chat. 'akunu COMMAND --help' shows the options "
         "of a command. Every command accepts --debug, which prints errors with tracebacks.",
     )
-    version = f"akunu {__version__}"
-    parser.add_argument(
-        "--version", action="version", version=version, help="Show the version and exit"
-    )
+    parser.add_argument("--version", action=_PrintVersions, help="Show the versions and exit")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )
     for name, summary in _COMMANDS.items():
         ours = name != "bench"
         command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=ours)
-        if name == command_name:
-            path = f"akunu_py.commands.{name}" if ours else "akunu_py.bench.subcommands"
-            module = importlib.import_module(path)
+        if name in wanted:
+            module = importlib.import_module(_MODULES.get(name, f"akunu_py.commands.{name}"))
             command.set_defaults(run=module.run)
             if ours:
                 module.add_options(command)
+            elif len(wanted) > 1:
+                module.add_actions(command, module.WITHOUT_MLX)
     return parser
 
 

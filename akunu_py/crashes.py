@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from akunu_py import paths
@@ -50,6 +48,9 @@ def print_traceback(error: BaseException) -> None:
 
 
 def _details(error: BaseException) -> str:
+    import platform
+    import traceback
+
     try:
         text = "".join(traceback.format_exception(error))
     except Exception as other:  # noqa: BLE001 - str() of the exception can fail

@@ -6,28 +6,25 @@ system's own directories (on a Mac, ~/Library/...).
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
-
-import platformdirs
 
 _APP = "akunu"
 
 
 def data_dir() -> Path:
     """Models and conversations."""
-    return _xdg("XDG_DATA_HOME") or platformdirs.user_data_path(_APP)
+    return _base("XDG_DATA_HOME", "data")
 
 
 def cache_dir() -> Path:
     """Files that can be rebuilt."""
-    return _xdg("XDG_CACHE_HOME") or platformdirs.user_cache_path(_APP)
+    return _base("XDG_CACHE_HOME", "cache")
 
 
 def config_dir() -> Path:
     """Settings."""
-    return _xdg("XDG_CONFIG_HOME") or platformdirs.user_config_path(_APP)
+    return _base("XDG_CONFIG_HOME", "config")
 
 
 def models_dir() -> Path:
@@ -55,6 +52,11 @@ def servers_dir() -> Path:
     return data_dir() / "servers"
 
 
+def logs_dir() -> Path:
+    """Logs of the service on a Mac; elsewhere the system has them."""
+    return Path.home() / "Library" / "Logs" / _APP
+
+
 def prompt_caches_dir() -> Path:
     """Prompt caches, in one directory for each model."""
     return cache_dir() / "prompt-caches"
@@ -62,11 +64,19 @@ def prompt_caches_dir() -> Path:
 
 def model_directory_name(model: Path) -> str:
     """Return the name of a directory for the data of `model`: a legible part and a digest."""
+    import hashlib
+
     path = model.resolve()
     legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]
     return f"{legible}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
-def _xdg(variable: str) -> Path | None:
+def _base(variable: str, kind: str) -> Path:
+    """Return our directory below the one in `variable`, by default below the system's."""
     value = os.environ.get(variable, "")
-    return Path(value) / _APP if os.path.isabs(value) else None
+    if os.path.isabs(value):
+        return Path(value) / _APP
+    import platformdirs
+
+    found: Path = getattr(platformdirs, f"user_{kind}_path")(_APP)
+    return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import difflib
 import io
 import json
 import re
@@ -64,6 +63,11 @@ def collapse(text: str) -> str:
 def say(line: str, *, error: bool = False) -> None:
     """Print one line on stdout or stderr, even if the text has newlines."""
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
+
+
+def confirm(question: str) -> bool:
+    """Ask a question on the terminal. Only "y" and "yes" confirm."""
+    return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def rewrite_line(line: str) -> None:
@@ -128,5 +132,7 @@ def human_duration(seconds: float) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean ...?)" if one of the `known` names is close, otherwise ""."""
+    import difflib
+
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

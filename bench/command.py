@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from akunu_py.arguments import add_hosts, positive
+from akunu_py.arguments import add_hosts
 from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
+from akunu_py.parser import positive
 from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 

@@ -280,6 +280,7 @@ class ChatApp(OrderedInputApp[None]):
             self.answering.is_busy,
             self.turns.is_editing,
             self.answering.has_queued_prompt,
+            self.answering.needs_download,
         )
 
     # Prompts and turns
@@ -330,7 +331,9 @@ class ChatApp(OrderedInputApp[None]):
         self.view.update_last_chat_offer()
 
     async def on_prompt_box_nothing_to_send(self) -> None:
-        if self.view.offers_last_chat:
+        if self.view.offers_download:
+            self.answering.download_missing()
+        elif self.view.offers_last_chat:
             await self.library.continue_last()
 
     def on_prompt_box_search_requested(self, event: PromptBox.SearchRequested) -> None:

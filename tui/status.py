@@ -18,9 +18,11 @@ from akunu_py.errors import AkunuError
 from akunu_py.text import displayable
 from akunu_py.types import Stats
 
-Phase = Literal["downloading", "loading", "ready", "prefill", "answering", "stopped", "failed"]
+Phase = Literal[
+    "missing", "downloading", "loading", "ready", "prefill", "answering", "stopped", "failed"
+]
 
-_MARKS: dict[Phase, str] = {"ready": "●", "stopped": "■", "failed": "×"}
+_MARKS: dict[Phase, str] = {"missing": "○", "ready": "●", "stopped": "■", "failed": "×"}
 _SPINNER = "◐◓◑◒"  # marks of a running activity, animated
 _STEP_S = 0.25
 _MAX_TITLE = 24  # maximum columns for another chat's title
@@ -80,6 +82,8 @@ class StatusLine(Widget):
             words = f"downloading the model {min(self.progress, 0.99):.0%}"
         elif self.phase == "loading":
             words = "loading the model"
+        elif self.phase == "missing":
+            words = "no model yet"
         elif self.phase == "ready" and self.server:
             words = "ready: akunu serve answers"
         elif self.phase == "answering" and self.background_title:

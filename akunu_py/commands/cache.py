@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.arguments import add_actions, add_format
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.prompt_cache_store import all_files, forget, remove
 from akunu_py.errors import AkunuError, DamagedCache, UsageError
 from akunu_py.models.store import model_store
+from akunu_py.parser import add_actions, add_format
 from akunu_py.text import collapse, human_size, say
 
 _MIN_DIGITS = 3  # of an abbreviated id

@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.arguments import add_actions, add_format
 from akunu_py.chats.conversation_store import ConversationStore, SearchResult
 from akunu_py.chats.export import ExportFormat, format_of, render, write_new
 from akunu_py.chats.json import as_json, read_json
@@ -19,7 +18,8 @@ from akunu_py.chats.search import SearchHit
 from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
-from akunu_py.text import collapse, for_output, print_warnings, say
+from akunu_py.parser import add_actions, add_format
+from akunu_py.text import collapse, confirm, for_output, print_warnings, say
 
 MAX_IMPORT = 256 << 20  # bytes, about 200,000 messages
 _ID_DIGITS = 8  # shown of an id
@@ -106,7 +106,7 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
         if not args.yes:
             if not sys.stdin.isatty():
                 raise UsageError("cannot ask for confirmation; run: akunu chats rm ID --yes")
-            if input(f"Delete {title!r} permanently? [y/N] ").strip().lower() not in ("y", "yes"):
+            if not confirm(f"Delete {title!r} permanently?"):
                 say("not deleted")
                 continue
         store.erase(info.id)

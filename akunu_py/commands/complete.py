@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 
 from akunu_py import paths
 from akunu_py.arguments import (
-    Parser,
     add_drafting,
     add_loading,
     add_model,
-    add_values,
     loading_from,
-    positive,
 )
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
@@ -32,6 +29,7 @@ from akunu_py.completion.request import (
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
+from akunu_py.parser import Parser, add_values, positive
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
 

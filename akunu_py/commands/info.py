@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 
 from akunu_py import paths
+from akunu_py.commands.uninstall import removal_command
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
 from akunu_py.settings import Settings, load_settings, settings_file
@@ -33,11 +34,12 @@ def run(args: argparse.Namespace) -> int:
         ("device", device.device_name()),
         ("memory", f"{total}, {human_size(device.available_memory())} available for models"),
         ("blas", device.blas_name()),
-        *((package, _version(package)) for package in _PACKAGES),
+        *((package, package_version(package)) for package in _PACKAGES),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
         ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
         ("settings", _settings()),
+        ("program", f"{sys.prefix} (to remove it: {removal_command()})"),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -59,7 +61,10 @@ def _settings() -> str:
     return f"{path} (sets {', '.join(changed) or 'nothing'})"
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Return the installed version of a package."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.arguments import add_model, add_values, positive
+from akunu_py.arguments import add_model
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
+from akunu_py.parser import add_values, positive
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, say
 

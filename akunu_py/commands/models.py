@@ -5,30 +5,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shlex
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING
 
 from akunu_py import paths
-from akunu_py.arguments import add_actions, add_format, add_values
-from akunu_py.decoding.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
-from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError, one_line
+from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
-from akunu_py.models.pull.remote import LINE_PREFIX
 from akunu_py.models.store import cleanup, hub_cache, model_store
-from akunu_py.models.store.model_store import StoredModel, Usage, read_usage
-from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter
-from akunu_py.text import human_size, on_one_line, say
+from akunu_py.models.store.hub_cache import parse_reference
+from akunu_py.models.store.model_store import Usage, read_usage
+from akunu_py.models.store.other_programs import REMOVAL
+from akunu_py.models.store.progress import Progress, ProgressMeter
+from akunu_py.parser import add_actions, add_format, add_values
+from akunu_py.text import confirm, human_size, on_one_line, say
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
@@ -87,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> None:
-    installed = model_store.list_models()
+    installed, others = model_store.list_models(), model_store.other_models()
     rows = [
         (
             model.name,
@@ -96,17 +94,18 @@ def list_models(args: argparse.Namespace) -> None:
             _local_date(read_usage(model.name).used),
             f"damaged: {model.damaged}" if model.damaged else model.repository or model.source,
         )
-        for model in installed
+        for model in (*installed, *others)
     ]
     _print_table(("NAME", "SIZE", "CONTEXT", "USED", "FROM"), rows)
-    say(f"{len(rows) or 'no'} models in {paths.models_dir()}")
+    more = f", and {len(others)} of other programs" if others else ""
+    say(f"{len(installed) or 'no'} models in {paths.models_dir()}{more}")
     names = {model.name for model in installed}
     for pull in cleanup.unfinished_pulls():
         if pull.name not in names:
             share = f"{human_size(pull.done)} of {human_size(pull.total)}"
             say(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
-    more = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
-    if more:
+    available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
+    if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
         _print_table(
             ("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"),
@@ -118,7 +117,7 @@ def list_models(args: argparse.Namespace) -> None:
                     ", ".join(entry.purpose),
                     entry.license,
                 )
-                for entry in more
+                for entry in available
             ],
         )
         print("For models that suit this machine, run: akunu models recommend")
@@ -141,6 +140,8 @@ def pull_model(args: argparse.Namespace) -> None:
                 model = pull(args.model, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
         if args.hosts:
+            from akunu_py.decoding.hosts.pull_on_hosts import pull_on_hosts
+
             with progress_bar() as progress:
                 pull_on_hosts(hosts, model, progress)
     except KeyboardInterrupt:
@@ -191,7 +192,7 @@ def import_model(args: argparse.Namespace) -> None:
 def show(args: argparse.Namespace) -> None:
     """Print the facts of an installed model or of a catalog entry."""
     try:
-        model = model_store.get(args.name)
+        model = _named(args.name)
     except UnknownModel:
         if args.name not in catalog.load_catalog():
             raise
@@ -206,7 +207,7 @@ def show(args: argparse.Namespace) -> None:
 
 def verify(args: argparse.Namespace) -> None:
     """Verify one model, or all models, reporting the damaged models at the end."""
-    models = [model_store.get(args.name)] if args.name else model_store.list_models()
+    models = [_named(args.name)] if args.name else model_store.list_models()
     damaged = []
     for model in models:
         try:
@@ -254,18 +255,24 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
+    for other in model_store.other_models():
+        if other.name == args.name:
+            removal = REMOVAL[other.program].format(name=other.name)
+            raise UsageError(
+                f"model {other.name!r} is managed by {other.program}: {other.path}; {removal}"
+            )
     hub_bytes, origin = _in_hub_cache(args.name)
     delete_hub_files = bool(args.hub_files)
     if not args.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask for confirmation; run: akunu models rm {args.name} --yes")
-        if not _confirm(f"Remove {args.name}?"):
+        if not confirm(f"Remove {args.name}?"):
             print("not removed")
             return
         if hub_bytes and not delete_hub_files:
             size = human_size(hub_bytes)
             question = f"Also delete {size} from the hub's cache? Other programs may use it."
-            delete_hub_files = _confirm(question)
+            delete_hub_files = confirm(question)
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     freed = forget(paths.models_dir() / args.name)
@@ -292,6 +299,11 @@ def parse_memory(text: str) -> int:
     return size
 
 
+def _named(name: str) -> model_store.StoredModel:
+    """Return a model of the store by its name, or of another program as OWNER/REPOSITORY."""
+    return model_store.resolve(name) if parse_reference(name) else model_store.get(name)
+
+
 def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
     """Return the model's bytes in the hub's cache, with its repository and commit."""
     try:
@@ -301,10 +313,6 @@ def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
     if not model.repository:
         return 0, None
     return hub_cache.linked_bytes(model.path), (model.repository, model.commit)
-
-
-def _confirm(question: str) -> bool:
-    return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
@@ -319,6 +327,8 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
 
     usage = read_usage(model.name)
     where = [("path", str(model.path))]
+    if model.program:
+        where += [("managed", f"by {model.program}; akunu never changes it")]
     if model.repository:
         linked = human_size(hub_cache.linked_bytes(model.path))
         where += [
@@ -337,8 +347,14 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("used", usage.used or "never"),
         *_measured_facts(usage),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
-        ("checked", "all hashes" if verified else "sizes; for hashes: --verify"),
+        ("checked", _describe_check(model, verified)),
     ]
+
+
+def _describe_check(model: model_store.StoredModel, verified: bool) -> str:
+    if model.manifest is None:
+        return "the headers of the weights; other programs keep no hashes that akunu can compare"
+    return "all hashes" if verified else "sizes; for hashes: --verify"
 
 
 def _measured_facts(usage: Usage) -> list[tuple[str, str]]:
@@ -428,6 +444,8 @@ class _Bars:
             if not progress.total:
                 say(f"{progress.phase} ...", error=True)
         if self._bar is None and progress.total:
+            from tqdm import tqdm
+
             self._bar = tqdm(
                 total=progress.total,
                 initial=progress.done,
@@ -469,95 +487,3 @@ class _Lines:
 
     def close(self) -> None:
         pass
-
-
-# Never asks for a password, and detects a lost network within a minute.
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
-_COMMAND_NOT_FOUND = (126, 127)  # exit codes of a shell
-
-
-def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) -> None:
-    """Download `model` on the other hosts in turn, as they share a network, and compare hashes.
-
-    Raises FetchError, which names the hosts that failed, with the reasons.
-    """
-    others = [name for name in dict.fromkeys(hosts.names[1:]) if name != LOCALHOST]
-    if not others:
-        say("all hosts are this machine; nothing to download", error=True)
-    failures = []
-    for host in others:
-        try:
-            _pull_on(host, hosts.env, model, progress)
-        except FetchError as error:
-            failures.append(f"{host}: {error}")
-        else:
-            say(f"{host} has the same files of {model.name}", error=True)
-    if failures:
-        raise FetchError("; ".join(failures))
-
-
-def _pull_on(
-    host: str, env: dict[str, str], model: StoredModel, progress: ProgressCallback
-) -> None:
-    assert model.manifest is not None
-    reference = f"{model.repository}@{model.commit}" if model.repository else model.name
-    request = {"reference": reference, "name": model.name if model.repository else None}
-    python = env.get("AKUNU_PYTHON", sys.executable)
-    environment = [f"{name}={value}" for name, value in env.items()]
-    command = [python, "-P", "-m", "akunu_py.models.pull.remote", json.dumps(request)]
-    with (
-        tempfile.TemporaryFile() as errors,
-        subprocess.Popen(
-            [*_SSH, host, shlex.join(["env", *environment, *command])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-        ) as process,
-    ):
-        try:
-            remote = _follow(process, lambda phase, *n: progress(f"{host}: {phase}", *n))
-            code = process.wait()
-        finally:
-            process.kill()  # the remote process ends when its stdin closes
-        if remote is None:
-            errors.seek(0)
-            raise FetchError(_failure_reason(code, python, errors))
-    local = {name: record.sha256 for name, record in model.manifest.files.items()}
-    if differing := sorted(name for name in local | remote if local.get(name) != remote.get(name)):
-        raise FetchError(
-            f"{differing[0]} differs from the file on this host; run on both: akunu models verify "
-            f"{model.name}"
-        )
-
-
-def _follow(
-    process: subprocess.Popen[bytes], progress: Callable[[str, int, int], None]
-) -> dict[str, str] | None:
-    """Return the hashes by file name, or None if the process reported none. Raises FetchError."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        text = line.decode(errors="replace").strip()
-        if not text.startswith(LINE_PREFIX):
-            continue
-        message = json.loads(text.removeprefix(LINE_PREFIX))
-        if "progress" in message:
-            progress(*message["progress"])
-        if "error" in message:
-            raise FetchError(message["error"])
-        if "files" in message:
-            return dict(message["files"])
-    return None
-
-
-def _failure_reason(code: int, python: str, errors: IO[bytes]) -> str:
-    """Return why the remote process failed."""
-    lines = errors.read().decode(errors="replace").split("\n")
-    message = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
-    if code == SSH_FAILED:
-        return f"cannot be reached: {message}"
-    if code in _COMMAND_NOT_FOUND or "No module named" in message:
-        return (
-            f"{python} has no akunu of this version ({message}); install it, or set AKUNU_PYTHON "
-            "in the hostfile's envs"
-        )
-    return message

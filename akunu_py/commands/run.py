@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from akunu_py.arguments import (
     add_constraint,
-    add_format,
     add_generation,
     add_hosts,
     add_model,
@@ -26,6 +25,7 @@ from akunu_py.decoding.load import engine_from_arguments, load_learned, record_p
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
+from akunu_py.parser import add_format
 from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message
 

@@ -19,14 +19,13 @@ from akunu_py.arguments import (
     add_hosts,
     add_loading,
     add_model,
-    add_values,
     loading_from,
-    positive,
 )
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
+from akunu_py.parser import Parser, add_values, positive
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions, LoadOptions
@@ -54,6 +53,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     embedding = "Model for /v1/embeddings, such as Qwen3-Embedding (default: none)"
     add_values(parser, ("--embedding-model", "NAME_OR_PATH", str, None, embedding))
+    service = parser.add_argument_group(
+        "service", "Run at each login, by launchd or systemd. See docs/install.md."
+    ).add_mutually_exclusive_group()
+    for option, help_text in (
+        ("--install", "Install and start the service, with the other options"),
+        ("--uninstall", "Stop and remove the service"),
+        ("--status", "Show the service and all running servers"),
+    ):
+        service.add_argument(option, action="store_true", help=help_text)
     access = parser.add_argument_group("network")
     add_values(
         access,
@@ -96,6 +104,12 @@ def _tokens(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.install or args.uninstall or args.status:
+        from akunu_py.commands.serve_service import manage_service
+
+        parser = Parser()
+        add_options(parser)
+        return manage_service(parser, args)
     settings = serve_settings()
     args.model = args.model or settings.model or load_settings().model
     args.host = settings.host if args.host is None else args.host

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from akunu_py.arguments import Parser, add_hosts, add_loading, as_arguments
+from akunu_py.arguments import add_hosts, add_loading, as_arguments
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
+from akunu_py.parser import Parser
 from akunu_py.serve.own.client import ServerClient, ServerFacts, matching_server, server_at
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions

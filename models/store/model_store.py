@@ -1,7 +1,7 @@
 """The store: one directory per model under `paths.models_dir()`, each with its akunu.json.
 
 A broken entry is listed as damaged and never hides the others. `resolve` also accepts the path of
-any directory that mlx-lm can load.
+any directory that mlx-lm can load, and models that other programs downloaded.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from akunu_py.models.manifest import (
 )
 from akunu_py.models.store.directories import ModelBusy, check_space, lock_model, store_errors, sync
 from akunu_py.models.store.hub_cache import parse_reference
+from akunu_py.models.store.other_programs import find_models
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 from akunu_py.text import did_you_mean
 
@@ -58,6 +59,7 @@ class StoredModel:
     damaged: str = ""  # the problem, if one is known without reading the files
     repository: str = ""  # on the hub; `path` then contains links into the hub's cache
     commit: str = ""
+    program: str = ""  # that downloaded and manages the model, if it is not akunu
     manifest: Manifest | None = None  # None for a directory outside the store
 
 
@@ -69,6 +71,27 @@ def list_models() -> list[StoredModel]:
             return []
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     return [_read_model(name, root / name) for name in names if not name.startswith(".")]
+
+
+def other_models() -> list[StoredModel]:
+    """Return the models of other programs that are not in the store, by name."""
+    try:
+        stored = {model.repository for model in list_models()}
+    except StoreError:
+        stored = set()
+    return [
+        StoredModel(
+            model.name,
+            model.path,
+            model.size,
+            model.context_length,
+            source=model.program,
+            commit=model.commit,
+            program=model.program,
+        )
+        for model in find_models()
+        if model.name not in stored
+    ]
 
 
 def get(name: str) -> StoredModel:
@@ -83,7 +106,7 @@ def get(name: str) -> StoredModel:
 
 
 def resolve(name_or_path: str) -> StoredModel:
-    """Return a model by its name or hub repository (`owner/repo`) in the store, or by its path.
+    """Return a model by its name, its hub repository (`owner/repo`) or its path.
 
     A text with a path separator, or with a leading `.` or `~`, is a path if that exists. A path
     must lead to a directory with config.json. Raises UnknownModel or DamagedModel.
@@ -189,13 +212,16 @@ def _model_path(name: str) -> Path:
 
 
 def _find_by_repository(repository: str, revision: str | None) -> StoredModel:
-    """Return the store's model from `repository`, at `revision` unless that is None."""
+    """Return the model from `repository`, at `revision` unless that is None; the store's first."""
     for model in list_models():
         if model.repository == repository and revision in (None, model.commit):
             return model
+    for model in other_models():
+        if model.name == repository and revision in (None, model.commit):
+            return model
     reference = repository + (f"@{revision}" if revision else "")
     raise UnknownModel(
-        f"no directory {repository}, and no model from that hub repository is installed; run "
+        f"no directory {repository}, and no model from that hub repository is on this machine; run "
         f"`akunu models pull {reference}`, or `akunu models list` to see the installed models"
     )
 
@@ -434,7 +460,7 @@ def note_usage(name: str, **changes: Any) -> None:
     with contextlib.suppress(OSError):
         usage = replace(read_usage(name), used=_now(), **changes)
         path = _usage_path(name)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(asdict(usage)).encode())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.bench.subcommands import _ACTIONS, _MODULES
+from akunu_py.bench.subcommands import _MODULES, ACTIONS
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import write_quick_model
 from tests.support.command import assert_one_line_error, run_here
@@ -41,7 +41,7 @@ def bench(*args: str) -> Any:
 
 
 def test_every_action_has_a_module() -> None:
-    for name in _ACTIONS:
+    for name in ACTIONS:
         assert find_spec(f"akunu_py.bench.{_MODULES.get(name, name)}"), name
 
 

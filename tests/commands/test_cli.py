@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
+from akunu_py.version import __version__
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
 
@@ -51,8 +53,32 @@ def test_help_and_mistakes_load_nothing_heavy(words: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
-def test_version() -> None:
-    assert akunu("--version").stdout.startswith("akunu ")
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        ("--help", {"ctypes", "dataclasses", "inspect", "platformdirs", "subprocess", "traceback"}),
+        ("models list", {"ctypes", "email", "huggingface_hub.utils", "importlib.metadata", "tqdm"}),
+    ],
+)
+def test_commands_that_users_wait_for_import_little(words: str, slow: set[str]) -> None:
+    """Imports take most of their time; seconds of a shared machine would say nothing."""
+    script = (
+        "loaded = set(sys.modules)  # by the installation\n"
+        "from akunu_py.cli import main\n"
+        f"try: main({words.split()})\n"
+        "except SystemExit: pass\n"
+        "print(*set(sys.modules) - loaded, file=sys.stderr)"
+    )
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path}; {script}"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    loaded = set(done.stderr.split())
+    assert "akunu_py.parser" in loaded
+    assert not loaded & (slow | {"asyncio", "httpx2", "mlx", "mlx_lm", "numpy", "textual"})
+
+
+def test_version_names_the_libraries() -> None:
+    libraries = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
+    assert akunu("--version").stdout == f"akunu {__version__} ({libraries})\n"
 
 
 def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> None:

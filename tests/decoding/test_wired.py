@@ -46,10 +46,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
-<<<<<<< HEAD
-@pytest.mark.long
-def test_from_the_first_load_to_the_last_unload(
-=======
 def load(path: Path, wire: WireMode | None = None) -> Engine:
     return Engine.load(path, LoadOptions(wire=wire))
 
@@ -61,7 +57,6 @@ def weights_of(engine: Engine) -> int:
 
 
 def test_the_weights_are_wired_from_load_to_unload(
->>>>>>> mac
     told: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_directory(tmp_path)

@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from akunu_py.arguments import positive
 from akunu_py.bench.command import (
     add_format,
     add_model,
@@ -44,6 +43,7 @@ from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
+from akunu_py.parser import positive
 from akunu_py.types import DRAFT_MODES, DraftMode, Stats, WeightMode
 from tests.measure.tool import run_tool
 

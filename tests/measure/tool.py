@@ -7,8 +7,8 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.parser import Parser
 from akunu_py.text import print_warnings
 
 AddOptions = Callable[[argparse.ArgumentParser], None]

@@ -58,6 +58,7 @@ _FOR = {
     "pydantic": "akunu serve: the bodies of requests",
     "pygls": "the Language Server Protocol",
     "tqdm": "progress bars",
+    "shtab": "scripts of akunu completions",
     "tomlkit": "writing settings with their comments",
     "pip": "fetching the starter from the package index",
 }

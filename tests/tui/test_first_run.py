@@ -1,4 +1,4 @@
-"""The first run: the chat opens at once and fetches the starter, which prompts wait for."""
+"""The first run: the chat opens at once and offers the starter, which prompts wait for."""
 
 from __future__ import annotations
 
@@ -56,15 +56,43 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
 
 
 @contextlib.asynccontextmanager
-async def first_run() -> AsyncIterator[Chat]:
+async def first_run(*keys: str) -> AsyncIterator[Chat]:
+    """The chat after the keys that accept the offer."""
     app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
     async with app.run_test(size=(80, 24)) as pilot:
         it = Chat(pilot)
+        await it.press(*(keys or ("enter",)))
         await until(pilot, lambda: "36%" in str(it.status.render()))
         try:
             yield it
         finally:
             app.close_downloads(10)
+
+
+async def test_one_key_accepts_the_offer_which_names_the_size(source: Source) -> None:
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
+    async with app.run_test(size=(80, 24)) as pilot:
+        it = Chat(pilot)
+        offer = "Enter downloads starter (92.9 MB); prompts wait for it. F4 shows others."
+        assert offer in it.screen_text()
+        assert "○ no model yet" in it.screen_text()
+        await it.press("ctrl+n")
+        assert offer in it.screen_text(), "in a new chat, too"
+        app.view.offer_last_chat("an earlier one")
+        assert "an earlier one" not in it.screen_text(), "Enter does one thing"
+        assert source.asked == []
+        await it.press("enter")
+        await until(pilot, lambda: "36%" in str(it.status.render()))
+        assert offer not in it.screen_text()
+        assert source.asked == ["starter"]
+        app.close_downloads(10)
+
+
+async def test_a_prompt_accepts_the_offer(source: Source) -> None:
+    async with first_run("h", "i", "enter") as it:
+        assert (it.prompts, source.asked) == (["hi"], ["starter"])
+        await it.press("escape")
+        assert (it.phase(), it.text()) == ("downloading", "hi")
 
 
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
@@ -96,6 +124,7 @@ async def test_a_failure_is_told_and_a_prompt_tries_again(source: Source) -> Non
         await until(it.pilot, lambda: it.notices)
         assert (len(it.notices), it.text()) == (1, "one")
         assert it.notices[0].startswith("the package index does not answer; try again. ")
+        assert "Enter downloads starter" in it.screen_text()
         source.proceed.clear()
         source.error = None
         await it.press("enter")
@@ -144,6 +173,7 @@ def start(terminal: Terminal, home: Path, settings: str = "") -> None:
 def test_without_a_network(terminal: Terminal, tmp_path: Path) -> None:
     """And with a network that has something else."""
     start(terminal, tmp_path, f"PIP_NO_INDEX=1 PIP_FIND_LINKS={tmp_path}")
+    terminal.type("Enter")
     screen = terminal.wait_for("× failed")
     assert "cannot fetch 'starter'" in screen
     terminal.type("F4")

@@ -1,10 +1,10 @@
-"""Which builds of OpenBLAS a CPU can run."""
+"""When OpenBLAS is loaded, and which of its builds a CPU can run."""
 
 from __future__ import annotations
 
 import pytest
 
-from akunu_py.workarounds.openblas import _missing_instructions
+from akunu_py.workarounds.openblas import _missing_instructions, load_openblas
 
 _ZEN3 = " fpu sse2 avx fma avx2 bmi2"
 _SKYLAKE = _ZEN3 + " avx512f avx512dq"
@@ -25,3 +25,10 @@ def test_a_build_that_the_cpu_cannot_run_is_refused(
     config: str, flags: str, missing: str | None
 ) -> None:
     assert _missing_instructions(config, flags) == missing
+
+
+def test_importing_mlx_loads_it_first() -> None:
+    import mlx.core  # noqa: F401 - with the import of akunu_py above
+
+    assert load_openblas.cache_info().currsize == 1
+    assert "imported before" not in load_openblas()

@@ -57,11 +57,17 @@ class AnswerController:
     _constraint: Constraint | None = None  # on the next answer
 
     def start(self, post: Callable[[Message], object]) -> None:
-        """Start loading or downloading the model. `post` is called from another thread."""
+        """Start loading the model, or offer its download. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
         if self._is_missing:
-            self._start_download()
+            self._view.status.phase = "missing"
+            self._view.offer_download()
+
+    @property
+    def needs_download(self) -> bool:
+        """Whether the model is neither installed nor being downloaded."""
+        return self._is_missing and self.model not in self._downloads.running
 
     @property
     def is_busy(self) -> bool:
@@ -303,6 +309,7 @@ class AnswerController:
             else:
                 why = message.error or f"{message.name} was not downloaded"
                 await self._fail(f"{why}. Send a prompt to try again, or press F4 for other models")
+                self._view.offer_download()
         elif message.error and not is_listed:
             self._view.show_error(message.error)
         elif message.model and not is_listed:
@@ -357,7 +364,7 @@ class AnswerController:
     async def _answer_next(self) -> None:
         """Request the next queued answer, unless the model is busy."""
         if self._is_missing and self._queue:
-            self._start_download()
+            self.download_missing()
         elif self.active is None and self._queue and not self._is_loading:
             turn = self.active = self._queue.popleft()
             turn.state, turn.finish_reason, turn.model = "prefill", None, self.model
@@ -381,7 +388,8 @@ class AnswerController:
                 self._session.request(turn.request, messages, options)
         self._view.show_state()
 
-    def _start_download(self) -> None:
+    def download_missing(self) -> None:
+        """Download the model, which prompts then wait for."""
         if self._downloads.start(self.model):
             self._view.status.progress = 0.0
         self._view.status.phase = "downloading"
@@ -395,10 +403,14 @@ class AnswerController:
             self._show_phase("prefill" if is_prefill else "answering" if self.active else "ready")
 
     def _show_phase(self, phase: Phase) -> None:
-        """Show the phase, or that the model is loading."""
+        """Show the phase, or why there is no model yet."""
         chat = self.background_chat
         self._view.status.background_title = collapse(chat.tree.title) if chat else ""
-        self._view.status.phase = phase if self.context_length else "loading"
+        if self._is_missing:
+            phase = "missing" if self.needs_download else "downloading"
+        elif not self.context_length:
+            phase = "loading"
+        self._view.status.phase = phase
 
     def _show_stats(self, turn: ChatTurn | None) -> None:
         """Show the numbers of a turn on the screen; None clears them."""

@@ -74,7 +74,8 @@ def argument_choices(command: str) -> list[str]:
     """Return the argument names of a command."""
     try:
         if command == "model":
-            return [model.name for model in model_store.list_models() if not model.damaged]
+            models = (*model_store.list_models(), *model_store.other_models())
+            return [model.name for model in models if not model.damaged]
         if command == "persona":
             return list(read_settings()[0].personas)
     except AkunuError:

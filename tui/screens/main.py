@@ -56,6 +56,7 @@ class ChatState:
     busy: bool
     editing: bool
     queued: bool
+    missing: bool  # the model is neither installed nor being downloaded
 
 
 class ChatView:
@@ -144,6 +145,8 @@ class ChatView:
 
     async def show_welcome(self) -> None:
         await self.transcript.add(self._welcome(self._state().model))
+        if self._state().missing:
+            self.offer_download()
 
     async def remove_welcome(self) -> None:
         await self.transcript.query(Welcome).remove()
@@ -162,6 +165,15 @@ class ChatView:
     @property
     def offers_last_chat(self) -> bool:
         return any(welcome.offers_last_chat for welcome in self.transcript.query(Welcome))
+
+    def offer_download(self) -> None:
+        """Offer to download the model, if the open chat is empty."""
+        for welcome in self.transcript.query(Welcome):
+            welcome.offer_download()
+
+    @property
+    def offers_download(self) -> bool:
+        return any(welcome.offers_download for welcome in self.transcript.query(Welcome))
 
     def show_download(self, progress: str) -> None:
         """Show the progress of the model's download in an empty chat; "" hides it."""
@@ -243,8 +255,22 @@ class Welcome(Vertical):
         if self._better is not None:
             self.run_worker(self._offer_better_model(self._better), exit_on_error=False)
 
+    def offer_download(self) -> None:
+        """Offer to download the model, which is not on this machine."""
+        entry = catalog.load_catalog().get(self._model)
+        size = f" ({human_size(entry.download_bytes)})" if entry else ""
+        text = f" downloads {displayable(self._model)}{size}; prompts wait for it. F4 shows others."
+        self._download.update(Content.assemble(("Enter", "bold"), text))
+        self._download.display = True
+        self.add_class("-offers-download")
+
+    @property
+    def offers_download(self) -> bool:
+        return self.has_class("-offers-download")
+
     def show_download(self, words: str) -> None:
         """Show the progress of the model's download; "" hides it."""
+        self.remove_class("-offers-download")
         text = f"The model is being downloaded; prompts wait for it.\n{words}"
         self._download.update(Content(displayable(text)))
         self._download.display = bool(words)

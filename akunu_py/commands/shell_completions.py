@@ -1,0 +1,81 @@
+"""`akunu completions`: print a completion script for a shell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from akunu_py.errors import AkunuError
+from akunu_py.models import catalog
+from akunu_py.models.store import model_store
+
+SHELLS = ("bash", "zsh", "fish")
+_MODELS = {"NAME_OR_PATH", "MODEL"}  # values of options and arguments that are models
+_FILES = {"FILE", "PATH", "FILE|JSON", "FILE|N"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "shell",
+        choices=(*SHELLS, "models"),
+        help="Shell whose script to print; models: print the model names that scripts complete",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.shell == "models":
+        for name in model_names():
+            print(name)
+        return 0
+    import shtab
+
+    parser = args.whole_parser()
+    _mark(parser)
+    print(shtab.complete(parser, args.shell))
+    return 0
+
+
+def model_names() -> list[str]:
+    """Return the names of the usable models on this machine."""
+    try:
+        models = (*model_store.list_models(), *model_store.other_models())
+    except AkunuError:
+        return []  # a script's errors would disturb the command line
+    return [model.name for model in models if not model.damaged]
+
+
+def _mark(parser: argparse.ArgumentParser) -> None:
+    """Mark the values that are models and files, in a parser that only makes the script."""
+    import shtab
+
+    for action in _actions(parser):
+        is_model = action.metavar in _MODELS
+        of_models = parser.prog.startswith("akunu models ") and not action.option_strings
+        if parser.prog == "akunu models pull" and is_model:
+            action.choices = list(catalog.load_catalog())
+        elif is_model or (of_models and action.metavar == "NAME"):
+            action.complete = _complete_models()  # type: ignore[attr-defined]
+        elif action.metavar in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _complete_models() -> Any:
+    """Return shtab's description of a value that is an installed model."""
+    import shtab
+
+    command = "akunu completions models"
+    found: Any = shtab.cmd(command)
+    # zsh would run shtab's own form once for each option, when the script is loaded.
+    preamble = found["preamble"] | {"zsh": f"_akunu_models() {{ compadd -- $({command}) }}"}
+    return found | {"zsh": "_akunu_models", "preamble": preamble}
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the actions of `parser`, after a `_mark` of its commands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _mark(command)
+        else:
+            yield action

@@ -1,0 +1,109 @@
+"""The argument parser: short help, errors on one line, subcommands.
+
+`akunu --help` imports this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from akunu_py.text import on_one_line
+
+_RENAMED = {
+    "--memory": "--memory-limit",
+    "--no-memory": "--no-answer-cache",
+    "--cache-memory": "--prompt-cache-memory",
+}
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Short usage lines, lists of commands without a heading, and the default of every option."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        arguments = [action for action in actions if not action.option_strings]
+        if len(arguments) < len(actions):
+            self._prog += " [OPTIONS]"
+        super().add_usage(usage, arguments, [], prefix)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(map(self._format_action, action._get_subactions()))
+        return super()._format_action(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help or "", action.default
+        if "default" in text or default is False or default in (None, [], argparse.SUPPRESS):
+            return text
+        return f"{text} (default: %(default){'g' if isinstance(default, float) else 's'})"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong usage on one line and accepts only full option names."""
+
+    def __init__(self, *, add_help: bool = True, **options: Any) -> None:
+        formatter = partial(_HelpFormatter, max_help_position=32)
+        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
+        super().__init__(add_help=False, **(defaults | options))
+        self._positionals.title = "arguments"
+        if add_help:
+            self.add_argument("-h", "--help", action="help", help="Show this help and exit")
+        # Without SUPPRESS, a command's parser would reset the value of its parent's parser.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+    def error(self, message: str) -> NoReturn:
+        for old in re.findall(r"--[a-z-]+", message) if "unrecognized" in message else []:
+            message += f"; {old} is now {_RENAMED[old]}" if old in _RENAMED else ""
+        self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Raise OSError if the disk is full; argparse ignores it."""
+        (file or sys.stderr).write(message)
+
+
+AddAction = Callable[[str, str, Callable[..., None]], argparse.ArgumentParser]
+
+
+def add_actions(parser: argparse.ArgumentParser) -> AddAction:
+    """Return a function that adds a subcommand, given its name, summary and `args.act`."""
+    actions = parser.add_subparsers(
+        title="commands", dest="action", metavar="COMMAND", required=True, parser_class=Parser
+    )
+
+    def add(name: str, summary: str, act: Callable[..., None]) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=summary, description=f"{summary}.")
+        action.set_defaults(act=act)
+        return action
+
+    return add
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add --format."""
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="Output format")
+
+
+def positive(text: str) -> int:
+    """Parse the value of an option that must be a positive integer."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of 1 or more, got {text!r}")
+    return value
+
+
+Option = tuple[str, str, Any, Any, str]  # name, metavar, type, default, help
+
+
+def add_values(group: argparse._ActionsContainer, *options: Option) -> None:
+    """Add options that have a value."""
+    for name, metavar, kind, default, text in options:
+        group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)

@@ -1,0 +1,200 @@
+"""The service: its description is valid, runs as written, and is removed whole."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from akunu_py.serve.own import service
+from akunu_py.serve.own.client import ServerClient
+from akunu_py.serve.own.running import running_servers
+from akunu_py.serve.own.service import Launchd, ServiceCommand, ServiceManager, Systemd
+from tests.support.command import assert_one_line_error, run_here, until
+
+_HOSTILE = ("--alias", "a b", "--alias", "q\"uo'te", "--alias", "100%h", "--alias", "$HOME\\n;|&")
+_MANAGERS = {"darwin": Launchd, "linux": Systemd}
+_PROGRAMS = {"darwin": "launchctl", "linux": "systemctl"}
+
+
+def _has_user_systemd() -> bool:
+    command = ["systemctl", "--user", "is-system-running"]
+    if not shutil.which("systemctl"):
+        return False
+    state = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return state in ("running", "degraded")
+
+
+def words_of(manager: ServiceManager, content: bytes) -> list[str]:
+    """The command line that the service manager would run."""
+    if isinstance(manager, Launchd):
+        return list(plistlib.loads(content)["ProgramArguments"])
+    (line,) = [each for each in content.decode().splitlines() if each.startswith("ExecStart=")]
+    text = line.removeprefix("ExecStart=").replace("$$", "$").replace("%%", "%")
+    return shlex.split(text)
+
+
+@pytest.fixture(autouse=True)
+def home(own_directories: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(params=["darwin", "linux"])
+def manager(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> ServiceManager:
+    """A service manager whose program writes down how it is called, and succeeds."""
+    monkeypatch.setattr(sys, "platform", request.param)
+    program = home / "bin" / _PROGRAMS[request.param]
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {home}/calls\n'
+        'case "$1" in print) echo "	state = running";; esac\n'
+        'case "$2" in is-active) echo active;; esac\n'
+        f'[ -e {home}/refuse ] && echo "first line\nno bus" >&2 && exit 5\nexit 0\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return service.service_manager()
+
+
+def test_the_description_has_every_word_and_variable(manager: ServiceManager) -> None:
+    command = ServiceCommand(_HOSTILE, {"XDG_DATA_HOME": "/with space/100%/$x"})
+    content = manager.describe(command)
+    assert words_of(manager, content) == command.words
+    assert b"/with space/100%" in content
+    if isinstance(manager, Launchd):
+        assert plistlib.loads(content)["EnvironmentVariables"] == command.environment
+    else:
+        assert b'Environment="XDG_DATA_HOME=/with space/100%%/$x"' in content
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(home: Path) -> None:
+    unit = home / Systemd.UNIT
+    unit.write_bytes(Systemd().describe(ServiceCommand(_HOSTILE, {"HF_HOME": "/a b/%h"})))
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(unit)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(home)},
+    )
+    ours = [line for line in done.stderr.splitlines() if Systemd.UNIT in line]
+    assert (done.returncode, ours) == (0, []), done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("plutil"), reason="needs plutil")
+def test_launchd_accepts_the_agent(home: Path) -> None:
+    agent = home / "agent.plist"
+    agent.write_bytes(Launchd().describe(ServiceCommand(_HOSTILE, {"HF_HOME": "/a b/%h"})))
+    subprocess.run(["plutil", "-lint", agent], check=True)
+
+
+def test_install_status_and_uninstall(
+    manager: ServiceManager, home: Path, shallow_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = home / "calls"
+    monkeypatch.chdir(shallow_directory.parent)
+    options = ["--alias", "a b", "--alias", "c", "--port", "8123"]
+    done = run_here("serve", "--install", "--model", shallow_directory.name, *options)
+    assert done.returncode == 0, done.stderr
+    assert f"installed {manager.file}" in done.stdout
+    assert "http://127.0.0.1:8123/v1" in done.stdout
+    assert f"logs: {manager.logs}" in done.stdout
+    words = words_of(manager, manager.file.read_bytes())
+    assert words[words.index("serve") + 1 :] == ["--model", str(shallow_directory), *options]
+    assert manager.file.stat().st_mode & 0o077 == 0
+    assert str(manager.file) in calls.read_text()
+
+    status = run_here("serve", "--status").stdout
+    assert f"service: running ({manager.file})" in status
+    assert "server: none is running" in status
+
+    calls.unlink()
+    assert run_here("serve", "--install", "--model", str(shallow_directory)).returncode == 0
+    stop, *_ = calls.read_text().splitlines()
+    assert stop.split()[0] == "bootout" or stop.split()[1] == "disable", "the old one ends first"
+    assert "8123" not in manager.file.read_bytes().decode()
+
+    assert str(manager.file) in run_here("serve", "--uninstall").stdout
+    assert not manager.file.exists()
+    assert "not installed" in run_here("serve", "--uninstall").stdout
+    assert "not installed" in run_here("serve", "--status").stdout
+
+
+def test_a_refusal_of_the_system_leaves_nothing(
+    manager: ServiceManager, home: Path, shallow_directory: Path
+) -> None:
+    (home / "refuse").touch()
+    done = run_here("serve", "--install", "--model", str(shallow_directory))
+    assert_one_line_error(done, 1, "(5): no bus", "log in as this user")
+    assert not manager.file.exists()
+
+
+def test_options_that_a_service_would_fail_with(
+    manager: ServiceManager, shallow_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, word in (
+        (("--api-key", "secret"), "settings.toml"),
+        (("--until-eof",), "stdin"),
+        (("--model", "nope"), "nope"),
+        (("--kv-bits", "4", "--hosts", "2"), "--kv-bits"),
+        (("--model", str(shallow_directory), "--alias", "a\nb"), "control characters"),
+    ):
+        if "--alias" in options and isinstance(manager, Launchd):
+            continue  # a property list can have them
+        done = run_here("serve", "--install", *options)
+        assert done.returncode in (1, 2)
+        assert word in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not manager.file.exists()
+    monkeypatch.setattr(sys, "prefix", "/opt/homebrew/Cellar/akunu/0.1.0/libexec")
+    assert_one_line_error(run_here("serve", "--install"), 2, "brew services start akunu")
+
+
+@pytest.mark.e2e
+def test_the_described_command_serves(shallow_directory: Path, home: Path) -> None:
+    """In another directory, with the described variables only."""
+    options = ("--model", str(shallow_directory), "--port", "0", "--quiet")
+    manager = _MANAGERS[sys.platform]()
+    content = manager.describe(ServiceCommand(options, service.own_environment()))
+    environment = service.own_environment() | {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    (home / "work").mkdir()
+    (home / "work" / "akunu_py.py").write_text("raise SystemExit('the decoy was imported')")
+    process = subprocess.Popen(words_of(manager, content), env=environment, cwd=home / "work")
+    try:
+        until(lambda: running_servers() or process.poll() is not None)
+        (server,) = running_servers()
+        until(lambda: ServerClient(server.url).has_token(server.token))
+        assert server.url in run_here("serve", "--status").stdout
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not _has_user_systemd(), reason="needs systemd for this user")
+def test_systemd_runs_it(
+    shallow_directory: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Systemd, "UNIT", f"akunu-test-{os.getpid()}.service")
+    options = ("--model", str(shallow_directory), "--port", "0", "--quiet")
+    manager = Systemd()
+    assert run_here("serve", "--install", *options).returncode == 0
+    try:
+        until(running_servers)
+        assert "service: running" in run_here("serve", "--status").stdout
+    finally:
+        assert run_here("serve", "--uninstall").returncode == 0
+    assert not running_servers()
+    assert manager.state() != "running"
