@@ -22,10 +22,12 @@ from akunu_py.completion.request import (
     check_request,
     time_limit,
 )
+from akunu_py.completion.secret_files import is_excluded, without_excluded
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.errors import AkunuError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
+from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:
@@ -41,6 +43,14 @@ class CompletionFailure:
 
     message: str
     error: Exception = field(default_factory=lambda: AkunuError("failed"), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """The user's settings for all requests."""
+
+    unload_s: float | None = None  # idle seconds after which the model is unloaded; None: never
+    exclude: tuple[str, ...] = SECRET_FILES  # patterns of files that no prompt may contain
 
 
 @dataclass(slots=True, eq=False)
@@ -67,21 +77,24 @@ class Ticket:
             self.on_text(new)
 
 
+_DEFAULT = QueueOptions()
+
+
 class CompletionQueue:
     """Requests to the model that `load` returns, one after the other.
 
-    load: called in the model's thread; see `ModelHost`. unload_s: idle seconds after which the
-    model is unloaded, None for never. on_state: called in the model's thread.
+    load: called in the model's thread; see `ModelHost`. on_state: called in the model's thread.
     """
 
     def __init__(
         self,
         load: Callable[[], Completer | ModelLoop],
+        options: QueueOptions = _DEFAULT,
         *,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
-        unload_s: float | None = None,
     ) -> None:
+        self._exclude = options.exclude
         self._load = load
         self._completer: Completer | None = None
         self._cache = CompletionCache()
@@ -92,7 +105,9 @@ class CompletionQueue:
         self._open: set[Ticket] = set()
         self._all_done = threading.Condition(self._lock)
         self._draining = self._closing = False
-        self.host = ModelHost(self._load_loop, idle_s=unload_s, on_state=on_state, clock=clock)
+        self.host = ModelHost(
+            self._load_loop, idle_s=options.unload_s, on_state=on_state, clock=clock
+        )
 
     def start(self) -> None:
         """Start loading, once. Requests may be submitted before."""
@@ -110,6 +125,7 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
+        The completion in an excluded file is empty; excluded files and edits are dropped.
         It cancels the earlier request on its channel, or takes over its completion if that starts
         with the text typed since. A request for a prefill cancels nothing.
         """
@@ -118,6 +134,10 @@ class CompletionQueue:
         except UsageError as error:
             self.finish(ticket, CompletionFailure(describe(error), error))
             return
+        if is_excluded(ticket.request.path, self._exclude):
+            self.finish(ticket, Completion("", "stop", Stats()))
+            return
+        ticket.request = without_excluded(ticket.request, self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._submit_ahead(ticket)

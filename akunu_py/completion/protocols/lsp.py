@@ -41,7 +41,12 @@ from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
 from akunu_py.completion.acceptance import Acceptance, ShownCompletion
-from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
+from akunu_py.completion.completion_queue import (
+    CompletionFailure,
+    CompletionQueue,
+    QueueOptions,
+    Ticket,
+)
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.request import (
     Completion,
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 _T = TypeVar("_T")
+_DEFAULT = QueueOptions()
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
@@ -88,7 +94,7 @@ class InlineCompletions:
         load: Callable[[], Completer | ModelLoop],
         base: CompletionRequest,
         acceptance: Acceptance | None = None,
-        unload_s: float | None = None,
+        options: QueueOptions = _DEFAULT,
     ) -> None:
         """base: the limits of all requests."""
         self.acceptance = acceptance or Acceptance()
@@ -107,7 +113,7 @@ class InlineCompletions:
             if state != "unloaded":
                 self._call_soon(lambda: loads.put_nowait(load))
 
-        self.queue = CompletionQueue(load, on_state=on_state, unload_s=unload_s)
+        self.queue = CompletionQueue(load, options, on_state=on_state)
         self.reporting: asyncio.Task[None] | None = None  # the event loop keeps no reference
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
         self.protocol = cast(StrictProtocol, self.server.protocol)
@@ -404,13 +410,12 @@ def serve_lsp(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance | None = None,
-    unload_s: float | None = None,
+    options: QueueOptions = _DEFAULT,
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
-    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). unload_s:
-    see `CompletionQueue`. Output of libraries goes to stderr. Raises AkunuError if the client
-    exits without shutdown.
+    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). Output of
+    libraries goes to stderr. Raises AkunuError if the client exits without shutdown.
     """
     # Its warnings are about valid messages, and its errors go to the client.
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
@@ -421,7 +426,7 @@ def serve_lsp(
 
     async def run() -> tuple[int, bool]:
         code = INTERRUPTED  # unless it comes to its end
-        completions = InlineCompletions(load, base, acceptance, unload_s)
+        completions = InlineCompletions(load, base, acceptance, options)
         try:
             code = 0 if await completions.protocol.serve(stdin, stdout) else 1
         finally:
