@@ -1,7 +1,8 @@
 """Requests for completions on their way to a model: superseding, cancelling, work ahead.
 
 A cached completion is returned in the caller's thread; all other callbacks run in the model's.
-Work ahead (a prefill, or the completion after the last one) runs while no request waits.
+Work ahead (a prefill, or the completion after the last one) runs while no request waits. The next
+completion is made after a pause or an acceptance, because typing makes most of them useless.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class QueueOptions:
 
     unload_s: float | None = None  # idle seconds after which the model is unloaded; None: never
     exclude: tuple[str, ...] = SECRET_FILES  # patterns of files that no prompt may contain
+    pause_s: float = 0.5  # without a request, before the next completion is made ahead
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +97,9 @@ class CompletionQueue:
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._exclude = options.exclude
+        self._exclude, self._pause_s = options.exclude, options.pause_s
+        self._next: Ticket | None = None  # the completion after the last one, until it is queued
+        self._pause: threading.Timer | None = None  # queues it
         self._load = load
         self._completer: Completer | None = None
         self._threads: BlasThreads | None = None
@@ -145,6 +149,7 @@ class CompletionQueue:
             self._submit_ahead(ticket)
             return
         cached = self._cache.find(ticket.request)
+        self._take_next()
         with self._lock:
             previous = self._latest.pop(ticket.channel, None) if ticket.channel else None
             if cached is None:
@@ -160,11 +165,17 @@ class CompletionQueue:
             self.finish(ticket, cached)
             self._make_next(ticket, cached)
 
+    def accepted(self) -> None:
+        """Make the next completion now, because the user accepted the last one."""
+        if ticket := self._take_next():
+            self._submit_ahead(ticket)
+
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
         """End the model's thread: cancel all requests, or with `drain` serve clients' first.
 
         Returns False if the thread is still busy after `timeout` seconds.
         """
+        self._take_next()
         with self._lock:
             self._draining = True
             if drain:
@@ -219,11 +230,24 @@ class CompletionQueue:
             self.finish(ticket, Completion("", "cancelled", Stats()))
 
     def _make_next(self, ticket: Ticket, done: Completion) -> None:
-        """Queue the completion that follows if all of `done` is accepted."""
+        """After a pause, queue the completion that follows if all of `done` is accepted."""
         request = ticket.request
         if done.text and done.finish_reason != "cancelled" and request.temperature == 0:
             following = replace(request, prefix=request.prefix + done.text, seconds=None)
-            self._submit_ahead(Ticket(following, channel=ticket.channel, ahead=True))
+            pause = threading.Timer(self._pause_s, self.accepted)
+            pause.daemon = True
+            with self._lock:
+                self._next = Ticket(following, channel=ticket.channel, ahead=True)
+                self._pause = pause
+            pause.start()
+
+    def _take_next(self) -> Ticket | None:
+        """Return the next completion to make, if it still waits for the end of the pause."""
+        with self._lock:
+            ticket, pause, self._next, self._pause = self._next, self._pause, None, None
+        if pause is not None:
+            pause.cancel()
+        return ticket
 
     def _on_event(self, served: _ServedTicket, event: Event) -> None:
         if isinstance(event, Finished | Failed):

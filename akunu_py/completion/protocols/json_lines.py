@@ -130,6 +130,7 @@ class JsonLines:
                     ticket.cancel()
             elif isinstance(message, AcceptedLine):
                 self._acceptance.accepted(message.id, message.characters)
+                self._queue.accepted()
             elif message is not None:
                 self._submit(message)
         except BadLine as error:

@@ -151,6 +151,7 @@ class InlineCompletions:
         @self.server.command(_ACCEPTED)
         def accepted(number: int, characters: int) -> None:
             self.acceptance.accepted(number, max(0, characters))
+            self.queue.accepted()
 
         # Registered with options, because clients send no requests without them.
         @feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
