@@ -195,6 +195,7 @@ class InlineCompletions:
         explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
         self.queue.start()  # for a client that never sends initialized
         uri = params.text_document.uri
+        position = self.protocol.document(uri).clamped(params.position)
         shows_parts = self.shows_parts and chosen is None
         partial = _PartialAnswer(self, request, params) if shows_parts else None
         texts = [(await self._completion(request, uri, partial)).text]
@@ -205,7 +206,7 @@ class InlineCompletions:
         for text in dict.fromkeys(texts):
             if text.strip():
                 extended = partial.ghost_of(text) if partial and text == texts[0] else None
-                items.append(_item(text, params.position, chosen))
+                items.append(_item(text, position, chosen))
                 items[-1].command, _ = self.accept_command(request, text, extended)
         return types.InlineCompletionList(items)
 
@@ -216,9 +217,11 @@ class InlineCompletions:
         """
         try:
             uri, at = params.textDocument.uri, params.position
-            position = types.Position(int(at.line), int(at.character))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise JsonRpcInvalidParams("expected a textDocument and a position") from error
+            position = types.Position(at.line, at.character)
+        except (AttributeError, TypeError, ValueError):
+            raise JsonRpcInvalidParams(
+                "expected a textDocument, and a position with a line and a character from 0"
+            ) from None
         document = self.protocol.document(uri)
         self.wants_edits = True
         self.queue.start()
@@ -488,6 +491,13 @@ class OpenDocument(TextDocument):
     def apply_change(self, change: types.TextDocumentContentChangeEvent) -> None:
         change.text = well_formed(change.text)
         super().apply_change(change)
+
+    def clamped(self, position: types.Position) -> types.Position:
+        """Return the position, or the end of its line if the line is shorter."""
+        lines = _LINE.findall(self.source[: self.offset_at_position(position)])
+        line = "" if not lines or lines[-1][-1] in "\r\n" else lines.pop()
+        codec, size = _CODE_UNITS[self.position_codec.encoding or "utf-16"]
+        return types.Position(len(lines), len(line.encode(codec)) // size)
 
     def split(self, start: types.Position, end: types.Position) -> tuple[str, str]:
         """Return the text before `start` and the text after `end`."""
