@@ -37,8 +37,31 @@ _EXPECTED = {
     str: "a text in quotes",
     float: "a number",
     dict: "a table of names and texts",
+    tuple: "a list of texts",
 }
 
+
+# Names of files that usually contain passwords or private keys.
+SECRET_FILES = (
+    ".env*",
+    "*.pem",
+    "*.key",
+    "*.crt",
+    "*.cert",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.kdbx",
+    "secrets.*",
+    ".dev.vars",
+    ".htpasswd",
+    ".netrc",
+    ".pgpass",
+    ".git-credentials",
+    "id_rsa",
+    "id_ecdsa",
+    "id_ed25519",
+)
 
 DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
 
@@ -60,6 +83,7 @@ class Settings:
     answer_cache: bool = True  # store answers and prompt caches on this machine
     model: str = DEFAULT_MODEL
     completion_model: str = ""  # for `akunu complete`; "": `model`
+    completion_exclude: tuple[str, ...] = SECRET_FILES  # patterns of files without completions
     draft_model: str = ""  # drafts for models with the same tokenizer; "": none
     unload_after: float = 0.0  # minutes without a request before unloading; 0: never
     temperature: float = 0.7  # of the chat
@@ -195,7 +219,7 @@ def _set(document: TOMLDocument, name: str, value: Any) -> None:
         for key, text in value.items():
             table.add(key, _text(text))
         document[name] = table
-    elif document.get(name) != value:
+    elif document.get(name) != (list(value) if isinstance(value, tuple) else value):
         document[name] = _text(value) if isinstance(value, str) else value
 
 
@@ -235,7 +259,7 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
             if name == "answer_cache":
                 valid[name] = False
         else:
-            valid[name] = float(value) if types[name] is float else value
+            valid[name] = types[name](value) if types[name] in (float, tuple) else value
     settings = replace(Settings(), **valid)
     if settings.persona and settings.persona not in settings.personas:
         names = ", ".join(settings.personas) or "none"
@@ -295,5 +319,7 @@ def _has_type(value: Any, kind: type) -> bool:
         return isinstance(value, dict) and all(
             _has_type(part, str) for pair in value.items() for part in pair
         )
+    if kind is tuple:
+        return isinstance(value, list | tuple) and all(_has_type(part, str) for part in value)
     # A file cannot contain lone surrogates.
     return type(value) is kind and not (isinstance(value, str) and _SURROGATE.search(value))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import exp, inf, log
-from statistics import median_low
+from statistics import linear_regression, median_low
 from typing import Any
 
 MAX_ROWS = 64  # of all requests in a pass
@@ -23,6 +24,13 @@ _FEW_TIMES = 4  # up to this many times per row count, every time rebuilds the t
 _REACH, _FASTER_REACH = 0.1, 1.0
 _TILE = 32  # rows per tile of GPU kernels; slow times do not apply across tiles
 _PRIOR_WEIGHT = 1.0  # against the squared number of measurements
+
+_SLICES = 16  # times of prefill slices
+_LEAST_SLICE = 16  # tokens of a slice that tells the time per token
+_SPREAD = 1.5  # ratio of two sizes that tells the fixed cost of a pass
+_FIXED_SHARE = 4.0  # a slice takes this many times the fixed cost, even beyond its limit
+_LEAST_VARIABLE = 0.1  # assumed share of a slice's time that grows with its size
+_GROWTH = 4  # of the largest slice so far
 
 PIPELINED = 0  # row count that stands for a plain step launched while another runs
 _GAP_PRIOR = 0.1  # assumed share of a plain step that pipelining hides
@@ -54,6 +62,7 @@ class CostCurve:
         self._pipelined: list[float | None] = [None] * (len(BANDS) + 1)
         self._used: set[int] = set()
         self.prefill_rate: float | None = None  # prompt tokens per second
+        self.slices = SliceCost()
         self.load_rate: float | None = None  # bytes of a prompt cache read from disk per second
 
     def table(self, context: int) -> list[float]:
@@ -213,6 +222,41 @@ class CostCurve:
     def _by_distance(self, band: int) -> list[tuple[int, dict[int, float]]]:
         """Return all bands with their typical times, nearest first, `band` included."""
         return sorted(enumerate(self._typical), key=lambda each: abs(each[0] - band))
+
+
+class SliceCost:
+    """Time of a prefill slice: a fixed cost of the pass, and a cost per token."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[int, float]] = deque(maxlen=_SLICES)  # tokens, seconds
+        self._fixed: float | None = None  # seconds of a pass; None until sizes differed
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Record the time of a slice, and fit the fixed cost if the sizes differ enough."""
+        self._times.append((tokens, seconds))
+        sizes = [size for size, _ in self._times]
+        if max(sizes) < _SPREAD * min(sizes):
+            return
+        slope, fixed = linear_regression(sizes, [each for _, each in self._times])
+        if slope > 0.0:
+            self._fixed = max(0.0, fixed)
+
+    def tokens_in(self, seconds: float) -> int | None:
+        """Return the size of a slice of `seconds`, None before the first one.
+
+        The slice is longer if the fixed cost would exceed a quarter of its time.
+        """
+        if not self._times:
+            return None
+        long = [each for each in self._times if each[0] >= _LEAST_SLICE]
+        size, last = long[-1] if long else self._times[-1]
+        largest = max(size for size, _ in self._times)
+        if self._fixed is None and len(self._times) > 1:  # a second size tells the fixed cost
+            return 2 * largest
+        fixed = self._fixed or 0.0
+        slope = max(last - fixed, _LEAST_VARIABLE * last) / size
+        room = max(seconds, _FIXED_SHARE * fixed) - fixed
+        return min(int(room / slope), _GROWTH * largest)
 
 
 _NEARNESS = {

@@ -40,6 +40,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_saved_is_loaded() -> None:
     changes = {"temperature": 0.2, "personas": PERSONAS, "persona": "poet", "theme": "light"}
+    changes["completion_exclude"] = (".env*", "private/*")
     saved = save_settings(changes)
     assert saved == load_settings() == Settings(**changes)  # type: ignore[arg-type]
     assert saved.system == "You rhyme."
@@ -89,6 +90,8 @@ def test_what_goes_back_to_the_built_in_value_leaves_the_file() -> None:
         ({"temperature": "hot"}, "a number"),
         ({"persona": "nobody"}, "no persona called 'nobody'"),
         ({"personas": {"a": 1}}, "names and texts"),
+        ({"completion_exclude": ".env"}, "expected a list of texts for completion_exclude"),
+        ({"completion_exclude": [1]}, "a list of texts"),
         ({"colour": "red"}, "unknown setting 'colour'"),
     ],
 )

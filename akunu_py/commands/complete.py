@@ -21,6 +21,7 @@ from akunu_py.arguments import (
 )
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
+from akunu_py.completion.completion_queue import QueueOptions
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     CompleteOptions,
@@ -69,22 +70,31 @@ def run(args: argparse.Namespace) -> int:
     requested, server = args.model, args.server or settings.server
     args.model = requested or settings.completion_model or settings.model
     load, base = partial(load_completer, args, requested, server), base_request(args)
+    options = QueueOptions(settings.unload_s, settings.completion_exclude)
     acceptance = Acceptance(None if args.no_answer_cache else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.protocols.filter import run_filter
 
         base = replace(base, path=args.path)
-        run_filter(load, base, args.cursor, args.offset, files=args.file or (), whole=args.whole)
+        run_filter(
+            load,
+            base,
+            args.cursor,
+            args.offset,
+            files=args.file or (),
+            whole=args.whole,
+            exclude=settings.completion_exclude,
+        )
     elif args.lsp:
         from akunu_py.completion.protocols.lsp import serve_lsp
 
-        serve_lsp(load, base, acceptance, settings.unload_s)
+        serve_lsp(load, base, acceptance, options)
     else:
         from akunu_py.completion.protocols.json_lines import serve_jsonl
 
         if not is_address(server):
             model_store.check(model_store.resolve(args.model))  # fail before the first request
-        serve_jsonl(load, base, acceptance, settings.unload_s)
+        serve_jsonl(load, base, acceptance, options)
     return 0
 
 

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from akunu_py.decoding import device
+    from akunu_py.decoding import blas_threads, device
 
     models = model_store.list_models()
     size, total = human_size(sum(each.size for each in models)), human_size(device.total_memory())
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         ("python", platform.python_version()),
         ("device", device.device_name()),
         ("memory", f"{total}, {human_size(device.available_memory())} available for models"),
-        ("blas", device.blas_name()),
+        ("blas", ", ".join(filter(None, [device.blas_name(), blas_threads.describe()]))),
         *((package, package_version(package)) for package in _PACKAGES),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
         ("chats", str(paths.conversations_file())),

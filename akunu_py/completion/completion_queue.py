@@ -1,7 +1,8 @@
 """Requests for completions on their way to a model: superseding, cancelling, work ahead.
 
 A cached completion is returned in the caller's thread; all other callbacks run in the model's.
-Work ahead (a prefill, or the completion after the last one) runs while no request waits.
+Work ahead (a prefill, or the completion after the last one) runs while no request waits. The next
+completion is made after a pause or an acceptance, because typing makes most of them useless.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from akunu_py.completion.request import (
     check_request,
     time_limit,
 )
+from akunu_py.completion.secret_files import is_excluded, without_excluded
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.errors import AkunuError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
+from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
+    from akunu_py.decoding.blas_threads import BlasThreads
     from akunu_py.decoding.generate.session import Session
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
@@ -41,6 +45,15 @@ class CompletionFailure:
 
     message: str
     error: Exception = field(default_factory=lambda: AkunuError("failed"), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """The user's settings for all requests."""
+
+    unload_s: float | None = None  # idle seconds after which the model is unloaded; None: never
+    exclude: tuple[str, ...] = SECRET_FILES  # patterns of files that no prompt may contain
+    pause_s: float = 0.5  # without a request, before the next completion is made ahead
 
 
 @dataclass(slots=True, eq=False)
@@ -67,23 +80,29 @@ class Ticket:
             self.on_text(new)
 
 
+_DEFAULT = QueueOptions()
+
+
 class CompletionQueue:
     """Requests to the model that `load` returns, one after the other.
 
-    load: called in the model's thread; see `ModelHost`. unload_s: idle seconds after which the
-    model is unloaded, None for never. on_state: called in the model's thread.
+    load: called in the model's thread; see `ModelHost`. on_state: called in the model's thread.
     """
 
     def __init__(
         self,
         load: Callable[[], Completer | ModelLoop],
+        options: QueueOptions = _DEFAULT,
         *,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
-        unload_s: float | None = None,
     ) -> None:
+        self._exclude, self._pause_s = options.exclude, options.pause_s
+        self._next: Ticket | None = None  # the completion after the last one, until it is queued
+        self._pause: threading.Timer | None = None  # queues it
         self._load = load
         self._completer: Completer | None = None
+        self._threads: BlasThreads | None = None
         self._cache = CompletionCache()
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
@@ -92,7 +111,9 @@ class CompletionQueue:
         self._open: set[Ticket] = set()
         self._all_done = threading.Condition(self._lock)
         self._draining = self._closing = False
-        self.host = ModelHost(self._load_loop, idle_s=unload_s, on_state=on_state, clock=clock)
+        self.host = ModelHost(
+            self._load_loop, idle_s=options.unload_s, on_state=on_state, clock=clock
+        )
 
     def start(self) -> None:
         """Start loading, once. Requests may be submitted before."""
@@ -110,6 +131,7 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
+        The completion in an excluded file is empty; excluded files and edits are dropped.
         It cancels the earlier request on its channel, or takes over its completion if that starts
         with the text typed since. A request for a prefill cancels nothing.
         """
@@ -118,11 +140,16 @@ class CompletionQueue:
         except UsageError as error:
             self.finish(ticket, CompletionFailure(describe(error), error))
             return
+        if is_excluded(ticket.request.path, self._exclude):
+            self.finish(ticket, Completion("", "stop", Stats()))
+            return
+        ticket.request = without_excluded(ticket.request, self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._submit_ahead(ticket)
             return
         cached = self._cache.find(ticket.request)
+        self._take_next()
         with self._lock:
             previous = self._latest.pop(ticket.channel, None) if ticket.channel else None
             if cached is None:
@@ -138,11 +165,17 @@ class CompletionQueue:
             self.finish(ticket, cached)
             self._make_next(ticket, cached)
 
+    def accepted(self) -> None:
+        """Make the next completion now, because the user accepted the last one."""
+        if ticket := self._take_next():
+            self._submit_ahead(ticket)
+
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
         """End the model's thread: cancel all requests, or with `drain` serve clients' first.
 
         Returns False if the thread is still busy after `timeout` seconds.
         """
+        self._take_next()
         with self._lock:
             self._draining = True
             if drain:
@@ -165,13 +198,16 @@ class CompletionQueue:
         loaded = self._load()
         if isinstance(loaded, ModelLoop):
             return loaded
+        from akunu_py.decoding.blas_threads import BlasThreads
         from akunu_py.decoding.generate.step_loop import StepLoop
 
-        self._completer = loaded
+        self._completer, self._threads = loaded, BlasThreads()
         return StepLoop(loaded.session, 1)
 
     def _get_completer(self, session: Session) -> Completer:
         assert self._completer is not None
+        assert self._threads is not None
+        self._threads.adapt()
         return self._completer
 
     def _put(self, ticket: Ticket) -> None:
@@ -194,11 +230,24 @@ class CompletionQueue:
             self.finish(ticket, Completion("", "cancelled", Stats()))
 
     def _make_next(self, ticket: Ticket, done: Completion) -> None:
-        """Queue the completion that follows if all of `done` is accepted."""
+        """After a pause, queue the completion that follows if all of `done` is accepted."""
         request = ticket.request
         if done.text and done.finish_reason != "cancelled" and request.temperature == 0:
             following = replace(request, prefix=request.prefix + done.text, seconds=None)
-            self._submit_ahead(Ticket(following, channel=ticket.channel, ahead=True))
+            pause = threading.Timer(self._pause_s, self.accepted)
+            pause.daemon = True
+            with self._lock:
+                self._next = Ticket(following, channel=ticket.channel, ahead=True)
+                self._pause = pause
+            pause.start()
+
+    def _take_next(self) -> Ticket | None:
+        """Return the next completion to make, if it still waits for the end of the pause."""
+        with self._lock:
+            ticket, pause, self._next, self._pause = self._next, self._pause, None, None
+        if pause is not None:
+            pause.cancel()
+        return ticket
 
     def _on_event(self, served: _ServedTicket, event: Event) -> None:
         if isinstance(event, Finished | Failed):

@@ -8,6 +8,7 @@ for most languages and need no parser for each.
     more code on the line          the rest of this line
     only closing brackets          everything up to them
     nothing, partial line          this line, and the block that it opens
+    nothing, comment               this line, or the statement that it announces
     nothing, indented              the lines with this indentation or a deeper one
     nothing, at the margin         one statement and its block
 """
@@ -17,8 +18,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
+
+from akunu_py.completion.repetition import RepetitionStops
 
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
 _LEADING_LINES = 2  # maximum empty lines before the first line of code
@@ -70,6 +73,8 @@ _SQL = re.compile(
 _AUTO_CLOSED = re.compile(r"(?:[)\]};,>\s]|\"\"\"|\'\'\'|\*/|</[\w.:-]+>)+")
 
 _COMMENT_LINE = re.compile(r"\s*(?:#|//|--(?=[\s-]|\[\[)|/\*|\*)")
+# A comment that announces the next line, but no directive of a preprocessor.
+_ANNOUNCEMENT = re.compile(r"\s*(?:#+|//+|--+)[ \t]+\S")
 _COMMENT_LINES = 12  # maximum comment lines below the cursor that a repeating model may skip
 _COMPARED = 6  # lines below the cursor that are compared with the output
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd")
@@ -104,9 +109,16 @@ class CompletionStops:
         self._allman = bool(_ALLMAN.search(prefix[-_LONGEST:]) or _ALLMAN.search(suffix[:_LONGEST]))
         self._max_lines = max_lines
         self._brackets = OpenBrackets(prefix, suffix)
+        self._repetition = RepetitionStops(prefix, suffix)
 
     def cut(self, text: str, *, final: bool = False) -> Cut:
         """Return the final part of `text`, the output so far. final: no more output follows."""
+        end = self._repetition.find(text, final=final)
+        cut = self._cut(text[: end.at], final=end.is_loop or (final and end.at == len(text)))
+        return replace(cut, done=True) if end.is_loop else cut
+
+    def _cut(self, text: str, *, final: bool) -> Cut:
+        """Cut a text without repetitions."""
         end = self._brackets.first_excess(text, ended=final)
         if end is not None:
             return self._cut_lines(text[: self._end_before_rest(text, end)], final=True, done=True)
@@ -125,9 +137,13 @@ class CompletionStops:
         if self._rest_of_line:
             return self._cut_one_line(lines, final, done)
         numbers = (number for number, line in enumerate(lines) if line.strip())
-        first = 0 if self._before.strip() else next(numbers, None)  # the first non-empty line
+        announced = _ANNOUNCEMENT.match(self._before) and not lines[0].strip()
+        in_line = self._before.strip() and not announced
+        first = 0 if in_line else next(numbers, None)  # the first non-empty line
         if first is None or first > _LEADING_LINES:
             return Cut("", done or final or len(lines) > _LEADING_LINES + 1)
+        if announced and (first > 1 or width(lines[first]) != width(self._before)):
+            return Cut("", True)
         kept = lines[:first]
         base = width(self._before + lines[0] if first == 0 else lines[first])
         block = base if base and not self._before.strip() else None

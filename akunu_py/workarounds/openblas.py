@@ -27,6 +27,8 @@ _REQUIRED_FEATURES = {
     "avx2": frozenset({"HASWELL", "ZEN"}),
 }
 
+_loaded: list[ctypes.CDLL] = []  # at most one: the library behind MLX
+
 
 @functools.cache
 def load_openblas() -> str:
@@ -45,11 +47,22 @@ def load_openblas() -> str:
             if missing := _missing_instructions(config, _cpu_flags()):
                 reason = f"{config} needs {missing}, which this CPU lacks"
                 continue
-            _open(path, ctypes.RTLD_GLOBAL)
+            _loaded.append(_open(path, ctypes.RTLD_GLOBAL))
             return config
         except OSError as error:
             reason = str(error)
     return f"MLX's own (slow): {reason}"
+
+
+def threads() -> int:
+    """Return the number of threads of OpenBLAS, 0 if it is not loaded."""
+    return int(_loaded[0].openblas_get_num_threads()) if _loaded else 0
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of the next matrix products."""
+    if _loaded and count != threads():
+        _loaded[0].openblas_set_num_threads(count)
 
 
 def _candidates() -> Iterator[str]:

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
+from akunu_py.completion.completion_queue import (
+    CompletionFailure,
+    CompletionQueue,
+    QueueOptions,
+    Ticket,
+)
 from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
@@ -206,7 +211,7 @@ def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
         loads.append("load")
         return host._load()
 
-    host.queue = CompletionQueue(load, unload_s=0.2, on_state=host.states.append)
+    host.queue = CompletionQueue(load, QueueOptions(0.2), on_state=host.states.append)
     host.queue.start()
     host.ask("first", max_tokens=3)
     host.wait("first")

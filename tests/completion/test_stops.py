@@ -29,6 +29,20 @@ FUNCTION = "def f(n):\n"
         ("function f() {\n  ", "\n}\n", "return 1;\n}\nf()\n", "return 1;"),
         ("def f\n  ", "", "if x\n    y\n  end\nend\nz", "if x\n    y\n  end\nend"),
         (FUNCTION, "", "    return n\n\nx = 1\n", "    return n"),
+        # A comment that announces the next line: its statement, if the model begins a line.
+        ("# The sum.", "", "\ntotal = a + b\nprint(total)\n", "\ntotal = a + b"),
+        (FUNCTION + "    # The sum.", "", "\n    return n\n\nx\n", "\n    return n"),
+        (
+            FUNCTION + "    # If not.",
+            "",
+            "\n    if n:\n        a()\n    b()\n",
+            "\n    if n:\n        a()",
+        ),
+        ("  // Adds.", "", "\n  f(a) {\n    b();\n  }\n  g() {}\n", "\n  f(a) {\n    b();\n  }"),
+        ("-- all", "\n", "\nSELECT a\nFROM b;\nSELECT c;\n", "\nSELECT a\nFROM b;"),
+        ("# The sum", "", " of a and b.\ntotal = a + b\n", " of a and b."),
+        ("# The sum.", "\ntotal = a\n", "\ntotal = a\n", ""),
+        ("#include <a.h>", "", "\n#include <b.h>\n#include <c.h>\n", ""),
         # The margin: one statement with its block; what a decorator needs.
         ("a()\n", "", "def g():\n    b()\n\n    c()\nd()\n", "def g():\n    b()\n\n    c()"),
         ("a()\n", "", "\n@b\ndef c():\n    d()\ne()\n", "\n@b\ndef c():\n    d()"),

@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
+from akunu_py.completion.completion_queue import (
+    CompletionFailure,
+    CompletionQueue,
+    QueueOptions,
+    Ticket,
+)
 from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.model.engine import Engine
@@ -50,14 +55,14 @@ class Asked:
 class Host:
     """A thread with a tiny model. `on_pass` is called in it before each pass, with its number."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, pause_s: float = 0.0) -> None:
         self.changed = threading.Condition()
         self.passes = self.passes_before = 0
         self.rows: list[int] = []
         self.made: list[CompletionRequest] = []  # by the model, whoever was answered
         self.on_pass: Callable[[int], None] = lambda number: None
         self.completer = Completer(engine)
-        self.queue = CompletionQueue(lambda: self.completer)
+        self.queue = CompletionQueue(lambda: self.completer, QueueOptions(pause_s=pause_s))
         target = self.completer.session.target
         forward, on_event = target.forward, self.queue._on_event
 
@@ -254,6 +259,47 @@ def test_who_takes_over_what_is_made_ahead_has_its_time_kept(
 
 
 LONG = "value = [1, 2]\n" * 60 + "x = [[[["
+
+
+@pytest.fixture
+def patient(engine: Engine) -> Iterator[Host]:
+    """A host whose pause never ends."""
+    made = Host(engine, pause_s=3600)
+    made.queue.start()
+    yield made
+    assert made.queue.close(60)
+
+
+def test_while_one_types_nothing_is_made_ahead(patient: Host) -> None:
+    """Twenty keys cost twenty completions at most, and not the one after each of them."""
+    text = ASKED.prefix
+    for letter in "abcdefghij" * 2:
+        text += letter
+        patient.answer(replace(ASKED, prefix=text, max_tokens=2), "buffer")
+    assert len(patient.made) <= 20
+    assert all(request.prefix in text for request in patient.made)
+
+
+def test_an_accepted_completion_has_the_next_one_made_once(
+    patient: Host, whole: Completion
+) -> None:
+    patient.answer(ASKED)
+    patient.queue.accepted()
+    patient.wait(partial(patient.has_made, 2))
+    assert patient.made[1].prefix == ASKED.prefix + whole.text
+    patient.queue.accepted()  # of the rest of it, for example
+    passes = patient.passes
+    assert patient.answer(typed(ASKED, whole.text)).reused
+    assert patient.passes == passes
+
+
+def test_a_pause_has_the_next_one_made(engine: Engine, whole: Completion) -> None:
+    host = Host(engine, pause_s=0.01)
+    host.queue.start()
+    host.answer(ASKED)
+    host.wait(partial(host.has_made, 2))
+    assert host.made[1].prefix == ASKED.prefix + whole.text
+    assert host.queue.close(60)
 
 
 def test_what_was_read_ahead_is_not_read_again(host: Host, engine: Engine) -> None:

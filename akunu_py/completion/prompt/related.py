@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 
 _BEFORE, _AFTER = 30, 8  # lines around the cursor whose names count
 _HEAD = 4000  # characters at the start of the buffer, whose imports count
 _SHORT, _LONG = 300, 2500  # characters of a piece
+_CACHED = 4 << 20  # characters of files whose pieces are kept
 _WANTED = 3  # best pieces that justify another prefill of the buffer while no client waits
-_NAME = re.compile(r"[A-Za-z_]\w{2,}")
+_NAME = re.compile(r"(?!\d)(?:\w[\u0300-\u036f]*){3,}")  # combining accents belong to a word
 _IMPORT = re.compile(r"\s*(?:import|from|use|using|require|include|#include|export .*\bfrom)\b")
 _KEYWORDS = frozenset(
     re.findall(
@@ -35,11 +35,11 @@ _DEFINITIONS = tuple(
         r"[ \t]*(?:[\w@<>\[\]*&:,.()]+[ \t]+)*?"
         r"(?:def|class|function|func|fn|fun|struct|interface|trait|enum|type|module|namespace|record"
         r"|protocol|extension|object|const|let|var|val|sub|macro_rules!|\#[ \t]*define)\s+"
-        r"(?:\([^)\n]*\)\s*)?([A-Za-z_$][\w.:$]*)",
-        r"(?:[\w*&<>:,~\[\]]+[ \t*&]+)+([A-Za-z_]\w*)[ \t]*\((?![^\n]*;[ \t]*$)",
-        r"[ \t]+(?:[\w<>\[\],.?*&]+[ \t]+)*([A-Za-z_]\w*)[ \t]*\([^;\n]*\)[^;\n=]*\{[ \t]*$",
-        r"([A-Za-z_][\w.]*)[ \t]*(?::[^=\n]+)?=(?!=)",
-        r"[ \t]*(?:[\w.]+\.)?([A-Za-z_]\w*)[ \t]*[:=][ \t]*(?:async[ \t]+)?function\b",
+        r"(?:\([^)\n]*\)\s*)?(?!\d)([\w$][\w.:$]*)",
+        r"(?:[\w*&<>:,~\[\]]+[ \t*&]+)+(?!\d)(\w+)[ \t]*\((?![^\n]*;[ \t]*$)",
+        r"[ \t]+(?:[\w<>\[\],.?*&]+[ \t]+)*(?!\d)(\w+)[ \t]*\([^;\n]*\)[^;\n=]*\{[ \t]*$",
+        r"(?!\d)(\w[\w.]*)[ \t]*(?::[^=\n]+)?=(?!=)",
+        r"[ \t]*(?:[\w.]+\.)?(?!\d)(\w+)[ \t]*[:=][ \t]*(?:async[ \t]+)?function\b",
     )
 )
 _TOP = re.compile(r"(?m)^(?=[^\s)\]}])")
@@ -61,6 +61,7 @@ class RelatedFiles:
 
     def __init__(self) -> None:
         self._chosen: list[Chunk] = []
+        self._cache = ChunkCache()
 
     def chosen(self) -> list[tuple[str, str]]:
         """(path, text) of the pieces of the last `choose`, in prompt order.
@@ -77,8 +78,8 @@ class RelatedFiles:
 
     def has(self, files: Sequence[tuple[str, str]], near: dict[str, float]) -> bool:
         """Return True if the best pieces of `files` are among the chosen ones."""
-        chunks = [chunk for path, text in files for chunk in chunks_of(path, text)]
-        return all(chunk in self._chosen for chunk in rank(chunks, near)[:_WANTED])
+        ranked = rank(self._cache.chunks(files), near)
+        return all(chunk in self._chosen for chunk in ranked[:_WANTED])
 
     def choose(
         self,
@@ -102,7 +103,7 @@ class RelatedFiles:
             if used > min(cached, budget) or chunk.text not in texts.get(chunk.path, ""):
                 break
             kept.append(chunk)
-        ranked = rank([chunk for path, text in files for chunk in chunks_of(path, text)], near)
+        ranked = rank(self._cache.chunks(files), near)
         best = fitting(ranked, tokens, budget)
         missing = [chunk for chunk in best if chunk not in kept]
         used = sum(tokens(chunk.text) for chunk in kept)
@@ -120,7 +121,7 @@ class RelatedFiles:
 
 def rank(chunks: Sequence[Chunk], near: dict[str, float]) -> list[Chunk]:
     """Return the `chunks` that mention names of `near`, the best first."""
-    spread = Counter(name for chunk in chunks for name in chunk.names)
+    spread = Counter(name for chunk in chunks for name in near.keys() & chunk.names)
     weights = {
         name: weight * math.log(1 + len(chunks) / spread[name])
         for name, weight in near.items()
@@ -177,7 +178,30 @@ def names_near(prefix: str, suffix: str, recent: Sequence[str] = ()) -> dict[str
     return weights
 
 
-@lru_cache(64)
+class ChunkCache:
+    """The pieces of the files used last, limited by the size of their texts. Not thread-safe."""
+
+    def __init__(self, characters: int = _CACHED) -> None:
+        """characters: limit for the sum of all texts."""
+        self._left = characters
+        self._chunks: OrderedDict[tuple[str, str], tuple[Chunk, ...]] = OrderedDict()
+
+    def chunks(self, files: Iterable[tuple[str, str]]) -> list[Chunk]:
+        """Return the pieces of the files, given as (path, text)."""
+        found: list[Chunk] = []
+        for file in files:
+            chunks = self._chunks.pop(file, None)
+            if chunks is None:
+                chunks = chunks_of(*file)
+                self._left -= len(file[1])
+            self._chunks[file] = chunks
+            found += chunks
+        while self._left < 0:
+            (_, text), _ = self._chunks.popitem(last=False)
+            self._left += len(text)
+        return found
+
+
 def chunks_of(path: str, text: str) -> tuple[Chunk, ...]:
     """Return the pieces of a file, cut at unindented lines; short ones joined, long ones cut."""
     pieces: list[str] = []

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.completion.completion_queue import CompletionQueue
+from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
 from akunu_py.completion.request import CompletionRequest, SourceFile
+from akunu_py.completion.secret_files import is_excluded
 from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import read_bounded
@@ -33,21 +34,28 @@ def run_filter(
     *,
     files: Sequence[Path] = (),
     whole: bool = False,
+    exclude: Sequence[str] = (),
 ) -> None:
     """Complete the buffer on stdin at `cursor` or `offset`, as in `find_cursor`.
 
     base: limits and path. files: other files of the project. whole: print the whole buffer.
+    exclude: patterns of files that are refused.
     """
     raw = sys.stdin.buffer.read()
     output = raw if whole else b""
     try:
+        for name in (base.path, *map(str, files)):
+            if is_excluded(name, exclude):
+                raise UsageError(
+                    f"{name} may contain secrets: it matches completion_exclude in the settings"
+                )
         text = _decoded(raw, "the buffer", "; convert it first")
         at = find_cursor(text, cursor, offset)
         read = tuple(
             SourceFile(str(file), _decoded(read_bounded(file, MAX_FILE), f"--file {file}"))
             for file in files
         )
-        queue = CompletionQueue(load)
+        queue = CompletionQueue(load, QueueOptions(exclude=()))
         queue.start()
         try:
             request = replace(base, prefix=text[:at], suffix=text[at:], files=read)

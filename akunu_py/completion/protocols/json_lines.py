@@ -21,7 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance
-from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
+from akunu_py.completion.completion_queue import (
+    CompletionFailure,
+    CompletionQueue,
+    QueueOptions,
+    Ticket,
+)
 from akunu_py.completion.request import (
     BufferEdit,
     Completion,
@@ -35,6 +40,7 @@ from akunu_py.interrupts import exit_without_teardown
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
+_DEFAULT = QueueOptions()
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
 _LARGEST = 10**9  # of any number; JSON has no limit, but floats of Python do
 _COPIED = {  # fields of a line that are fields of the request: type, and its name in errors
@@ -124,6 +130,7 @@ class JsonLines:
                     ticket.cancel()
             elif isinstance(message, AcceptedLine):
                 self._acceptance.accepted(message.id, message.characters)
+                self._queue.accepted()
             elif message is not None:
                 self._submit(message)
         except BadLine as error:
@@ -169,12 +176,12 @@ def serve_jsonl(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance,
-    unload_s: float | None = None,
+    options: QueueOptions = _DEFAULT,
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
-    load: see `CompletionQueue`. base: the default limits. unload_s: see
-    `CompletionQueue`. Raises ModelError if the model did not load.
+    load: see `CompletionQueue`. base: the default limits. Raises ModelError if the model did not
+    load.
     """
     failed: list[str] = []
 
@@ -184,7 +191,7 @@ def serve_jsonl(
         elif state == "failed":
             failed.append(describe(queue.host.error))
 
-    queue = CompletionQueue(load, on_state=on_state, unload_s=unload_s)
+    queue = CompletionQueue(load, options, on_state=on_state)
     queue.start()
     try:
         JsonLines(queue, _write, base, acceptance).serve(sys.stdin.buffer)

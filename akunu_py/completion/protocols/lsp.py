@@ -41,7 +41,12 @@ from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
 from akunu_py.completion.acceptance import Acceptance, ShownCompletion
-from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
+from akunu_py.completion.completion_queue import (
+    CompletionFailure,
+    CompletionQueue,
+    QueueOptions,
+    Ticket,
+)
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.request import (
     Completion,
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 _T = TypeVar("_T")
+_DEFAULT = QueueOptions()
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
@@ -88,7 +94,7 @@ class InlineCompletions:
         load: Callable[[], Completer | ModelLoop],
         base: CompletionRequest,
         acceptance: Acceptance | None = None,
-        unload_s: float | None = None,
+        options: QueueOptions = _DEFAULT,
     ) -> None:
         """base: the limits of all requests."""
         self.acceptance = acceptance or Acceptance()
@@ -107,7 +113,7 @@ class InlineCompletions:
             if state != "unloaded":
                 self._call_soon(lambda: loads.put_nowait(load))
 
-        self.queue = CompletionQueue(load, on_state=on_state, unload_s=unload_s)
+        self.queue = CompletionQueue(load, options, on_state=on_state)
         self.reporting: asyncio.Task[None] | None = None  # the event loop keeps no reference
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
         self.protocol = cast(StrictProtocol, self.server.protocol)
@@ -145,6 +151,7 @@ class InlineCompletions:
         @self.server.command(_ACCEPTED)
         def accepted(number: int, characters: int) -> None:
             self.acceptance.accepted(number, max(0, characters))
+            self.queue.accepted()
 
         # Registered with options, because clients send no requests without them.
         @feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
@@ -188,6 +195,7 @@ class InlineCompletions:
         explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
         self.queue.start()  # for a client that never sends initialized
         uri = params.text_document.uri
+        position = self.protocol.document(uri).clamped(params.position)
         shows_parts = self.shows_parts and chosen is None
         partial = _PartialAnswer(self, request, params) if shows_parts else None
         texts = [(await self._completion(request, uri, partial)).text]
@@ -198,7 +206,7 @@ class InlineCompletions:
         for text in dict.fromkeys(texts):
             if text.strip():
                 extended = partial.ghost_of(text) if partial and text == texts[0] else None
-                items.append(_item(text, params.position, chosen))
+                items.append(_item(text, position, chosen))
                 items[-1].command, _ = self.accept_command(request, text, extended)
         return types.InlineCompletionList(items)
 
@@ -209,9 +217,11 @@ class InlineCompletions:
         """
         try:
             uri, at = params.textDocument.uri, params.position
-            position = types.Position(int(at.line), int(at.character))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise JsonRpcInvalidParams("expected a textDocument and a position") from error
+            position = types.Position(at.line, at.character)
+        except (AttributeError, TypeError, ValueError):
+            raise JsonRpcInvalidParams(
+                "expected a textDocument, and a position with a line and a character from 0"
+            ) from None
         document = self.protocol.document(uri)
         self.wants_edits = True
         self.queue.start()
@@ -404,13 +414,12 @@ def serve_lsp(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance | None = None,
-    unload_s: float | None = None,
+    options: QueueOptions = _DEFAULT,
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
-    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). unload_s:
-    see `CompletionQueue`. Output of libraries goes to stderr. Raises AkunuError if the client
-    exits without shutdown.
+    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). Output of
+    libraries goes to stderr. Raises AkunuError if the client exits without shutdown.
     """
     # Its warnings are about valid messages, and its errors go to the client.
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
@@ -421,7 +430,7 @@ def serve_lsp(
 
     async def run() -> tuple[int, bool]:
         code = INTERRUPTED  # unless it comes to its end
-        completions = InlineCompletions(load, base, acceptance, unload_s)
+        completions = InlineCompletions(load, base, acceptance, options)
         try:
             code = 0 if await completions.protocol.serve(stdin, stdout) else 1
         finally:
@@ -482,6 +491,13 @@ class OpenDocument(TextDocument):
     def apply_change(self, change: types.TextDocumentContentChangeEvent) -> None:
         change.text = well_formed(change.text)
         super().apply_change(change)
+
+    def clamped(self, position: types.Position) -> types.Position:
+        """Return the position, or the end of its line if the line is shorter."""
+        lines = _LINE.findall(self.source[: self.offset_at_position(position)])
+        line = "" if not lines or lines[-1][-1] in "\r\n" else lines.pop()
+        codec, size = _CODE_UNITS[self.position_codec.encoding or "utf-16"]
+        return types.Position(len(lines), len(line.encode(codec)) // size)
 
     def split(self, start: types.Position, end: types.Position) -> tuple[str, str]:
         """Return the text before `start` and the text after `end`."""

@@ -27,13 +27,17 @@ class ChunkSizes:
 
     costs: CostCurve = field(default_factory=CostCurve)  # learns the prefill rate
     largest: int = PREFILL_ROWS  # limit by memory
-    seconds: float | None = None  # time limit of a chunk; None: the fastest size that stops soon
+    # Time of a chunk, exceeded where passes have high fixed costs. None: the fastest size that
+    # stops soon.
+    seconds: float | None = None
 
     def next(self) -> int:
         """Return the number of tokens of the next chunk."""
         rate = self.costs.prefill_rate
         if self.seconds is not None:
-            size = int(rate * self.seconds) if rate else _FIRST_SLICE
+            size = self.costs.slices.tokens_in(self.seconds)
+            if size is None:
+                size = int(rate * self.seconds) if rate else _FIRST_SLICE
             return max(_LEAST_SLICE, min(size, self.largest))
         size = int(rate * _PATIENCE) if rate else 0
         return max(min(PREFILL_ROWS, self.largest), min(size - size % _TILE, self.largest))
@@ -45,6 +49,8 @@ class ChunkSizes:
 
     def observe(self, tokens: int, seconds: float, *, last: bool) -> None:
         """Record a chunk's time. A prompt's last chunk is short, so it may be slow."""
+        if seconds > 0 and self.seconds is not None:
+            self.costs.slices.observe(tokens, seconds)
         if seconds > 0 and (tokens >= _LEAST_SLICE or not last):
             rate, known = tokens / seconds, self.costs.prefill_rate
             self.costs.prefill_rate = max(rate, known) if last and known else rate

@@ -11,10 +11,12 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.events import Event
@@ -167,11 +169,28 @@ def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions,
             embedder.host.close()
 
 
+class _ServerState(ServerState):
+    """The state that connections share. The date of a reply is that of its start."""
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"date", formatdate(usegmt=True).encode())]
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Ignore the headers that uvicorn would renew every second."""
+
+
 class _Server(uvicorn.Server):
-    """A uvicorn server that does not raise the signal again after shutdown."""
+    """A uvicorn server that sleeps while idle.
+
+    It does not raise the signal again after shutdown.
+    """
 
     def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
         super().__init__(config)
+        self.server_state = _ServerState()
+        self._exit = asyncio.Event()
         self._ready = ready
         self._finish = finish
         self._finishing: asyncio.Future[object] | None = None
@@ -196,11 +215,16 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         say(self._ready, error=True)
 
+    async def main_loop(self) -> None:
+        """Wait for a signal; uvicorn wakes ten times a second to renew the date."""
+        await self._exit.wait()
+
     def _on_signal(self) -> None:
         if self.should_exit:
             self.force_exit = True
             return
         self.should_exit = True
+        self._exit.set()
         self._finishing = asyncio.get_running_loop().run_in_executor(None, self._finish)
 
 

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.prompt import related
 from akunu_py.completion.prompt.layout import comment_line, find_root, name_files
 from akunu_py.completion.prompt.related import (
+    Chunk,
     RelatedFiles,
     chunks_of,
     defined_names,
@@ -53,6 +55,64 @@ def asked(prefix: str, files: tuple[SourceFile, ...], **more: object) -> Complet
 
 def read(completer: Completer, request: CompletionRequest) -> str:
     return str(completer.engine.tokens.tokenizer.decode(completer.prompt(request).tokens))
+
+
+def test_the_pieces_of_many_open_files_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 150 files as with two; a file that changed is cut again, and nothing else."""
+    cut: list[str] = []
+
+    def count(path: str, text: str) -> tuple[Chunk, ...]:
+        cut.append(path)
+        return chunks_of(path, text)
+
+    monkeypatch.setattr(related, "chunks_of", count)
+    files = [(file.path, file.text) for file in project(150)]
+    pieces, near = RelatedFiles(), names_near("compute_3(describe_140(", "")
+    pieces.choose(files, near, len, 3000, 3000, 0)
+    assert len(cut) == 150
+    chosen = pieces.chosen()
+    for _ in range(3):
+        assert pieces.has(files, near) in (True, False)
+        pieces.choose(files, near, len, 3000, 3000, 0)
+    assert len(cut) == 150
+    assert pieces.chosen() == chosen
+    files[7] = (files[7][0], files[7][1] + "\n\ndef more():\n    pass\n")
+    pieces.choose(files, near, len, 3000, 3000, 0)
+    assert cut[150:] == [files[7][0]]
+
+
+def test_the_size_of_the_texts_limits_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[str] = []
+
+    def count(path: str, text: str) -> tuple[Chunk, ...]:
+        cut.append(path)
+        return chunks_of(path, text)
+
+    monkeypatch.setattr(related, "chunks_of", count)
+    files = [(file.path, file.text) for file in project(10)]
+    size = len(files[0][1])
+    cache = related.ChunkCache(4 * size + 100)
+    cache.chunks(files[:4])
+    cache.chunks(files[:4])
+    assert len(cut) == 4
+    cache.chunks(files[4:5])  # takes the place of the first
+    cache.chunks(files[1:5])
+    assert len(cut) == 5
+    cache.chunks([("long.py", "x = 1\n" * size)])  # longer than the limit: is kept by nobody
+    assert sum(len(text) for _, text in cache._chunks) <= 4 * size + 100
+
+
+@pytest.mark.parametrize(
+    "name", ["größe_der_datei", "änderung", "naïve", "cafe\u0301s", "π_2r", "数据表"]
+)
+def test_words_are_not_split_at_accents(name: str) -> None:
+    assert name in names_near(f"value = {name}(", "")
+    (chunk,) = chunks_of("a.py", f"value = {name} + 1\n")
+    assert name in chunk.names
+    if "\u0301" not in name:
+        assert name in defined_names(f"def {name}(x):\n")
+        assert name in defined_names(f"{name} = 1\n")
+        assert name in defined_names(f"int {name}(int x) {{\n")
 
 
 @pytest.mark.parametrize("n", [0, 3, 7])

@@ -333,6 +333,12 @@ async def test_the_next_edit_follows_from_what_was_changed(editor: Editor, tmp_p
     await editor.client.workspace_execute_command_async(taken)
     editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
     assert await ask() is None
+    for line, character in ((-1, 0), (0, -1), (-7, -7), (2**31, 0), (0, 2**40), ("x", 0), (1.5, 0)):
+        with pytest.raises(
+            JsonRpcException, match="expected a textDocument, and a position"
+        ) as refused:
+            await ask(position={"line": line, "character": character})
+        assert "Traceback" not in str(refused.value.to_response_error())
     for wrong in ({"textDocument": None}, {"textDocument": {"uri": "file:///b"}}, {"position": 3}):
         with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
             await ask(**wrong)
@@ -368,7 +374,22 @@ async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None
     assert (asked["prefix"], asked["suffix"]) == ("os.path", "\n")
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+async def test_a_range_ends_with_its_line(editor: Editor, encoding: str) -> None:
+    kind = lsp.PositionEncodingKind(encoding)
+    await editor.start(ECHO, [kind])
+    editor.open("file:///a", "x = 😀\r\ny\n")
+    width = {"utf-8": 8, "utf-16": 6, "utf-32": 5}[encoding]
+    for line, character, end in (
+        (0, 2, (0, 2)),
+        (0, 99, (0, width)),
+        (1, 5, (1, 1)),
+        (9, 9, (2, 0)),
+    ):
+        (item,) = await editor.complete("file:///a", line, character)
+        assert item.range == lsp.Range(lsp.Position(*end), lsp.Position(*end))
+
+
 async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
     await editor.start(ECHO)
     editor.open("file:///a", "wait")

@@ -4,6 +4,7 @@ enough, and whatever was read is right and kept."""
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import mlx.core as mx
 import pytest
@@ -117,6 +118,35 @@ def test_a_budget_is_kept_from_the_second_slice_on() -> None:
     slices = [after - before for before, after in pairwise(times)]
     assert slices[0] == pytest.approx(0.064)
     assert slices[1:-1] == pytest.approx([0.1] * 19, rel=0.02)
+
+
+def sliced(fixed: float, per_token: float, length: int, noise: float = 0.0) -> list[float]:
+    """The seconds of each slice of a prompt, where a pass costs `fixed` and more by the token."""
+    sizes, chance, slices = sizes_at(None, 0.1), Random(7), []
+    while length > 0:
+        size = min(length, sizes.next())
+        length -= size
+        seconds = (fixed + per_token * size) * (1 + chance.uniform(-noise, noise))
+        sizes.observe(size, seconds, last=length <= 0)
+        slices.append(seconds)
+    return slices
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("fixed", [0.0, 0.005, 0.03, 0.063, 0.095, 0.15])
+@pytest.mark.parametrize("per_token", [0.0002, 0.001, 0.004])
+def test_the_fixed_cost_of_a_pass_is_no_reason_for_tiny_slices(
+    fixed: float, per_token: float, noise: float
+) -> None:
+    """A 7B model at 68 GB/s: 63 ms a pass and 1 ms a token."""
+    length = 5120
+    slices = sliced(fixed, per_token, length, noise)
+    work = per_token * length
+    limit = max(0.1, 4 * fixed)  # at most a quarter of the time is the fixed cost
+    least = work + fixed * work / (limit - fixed)
+    assert sum(slices) <= 1.25 * least + 0.5
+    assert sorted(slices)[len(slices) // 2] <= limit * (1.1 + 2 * noise)
+    assert max(slices) <= 0.7 + 2 * noise
 
 
 @pytest.mark.parametrize("length", [700, 756, 1000])

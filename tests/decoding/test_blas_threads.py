@@ -1,0 +1,111 @@
+"""The threads of a matrix product: as many as cores are idle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_queue import CompletionQueue
+from akunu_py.completion.request import CompletionRequest
+from akunu_py.decoding import blas_threads
+from akunu_py.decoding.blas_threads import BlasThreads
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.workarounds import openblas
+from tests.support.command import run_here
+from tests.support.tiny_fim import sentence_piece, write_model
+
+TICKS = os.sysconf("SC_CLK_TCK")
+END = "<|endoftext|>"
+
+
+class Machine:
+    """A machine with four cores, of which this process may use three, and its clock."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stat = directory / "stat"
+        self.now = self.own = 0.0
+        self.busy = [0.0] * 4
+        self.threads = 3
+        self.write()
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
+        monkeypatch.setattr(openblas, "threads", lambda: self.threads)
+        monkeypatch.setattr(openblas, "set_threads", lambda count: setattr(self, "threads", count))
+        self.blas = BlasThreads(self.stat, lambda: self.own, lambda: self.now)
+
+    def write(self) -> None:
+        rows = ["cpu  1 2 3 4 5 6 7 8 0 0"]
+        for core, seconds in enumerate(self.busy):
+            rows.append(f"cpu{core} {round(seconds * TICKS)} 0 0 {round(self.now)} 77 0 0 0 0 0")
+        self.stat.write_text("\n".join([*rows, "intr 1 2 3"]) + "\n")
+
+    def run(self, seconds: float, own: float, *others: float) -> None:
+        """Let time pass. own: cores used by this process; others: load of each core besides."""
+        self.now += seconds
+        self.own += own * seconds
+        for core, load in enumerate(others):
+            self.busy[core] += load * seconds
+        self.busy[0] += own * seconds
+        self.write()
+        self.blas.adapt()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "threads"),
+    [
+        (0.0, (0.0, 0.0, 0.0, 0.0), 3),
+        (2.5, (0.0, 0.0, 0.0, 0.0), 3),  # its own load is no reason
+        (1.0, (0.1, 0.0, 0.0, 0.1), 3),  # an editor
+        (0.5, (0.6, 0.0, 0.0, 0.0), 2),
+        (1.5, (0.0, 0.0, 1.0, 0.0), 3),  # a core that it may not use
+        (0.5, (1.0, 1.0, 0.0, 0.0), 1),
+        (1.0, (1.0, 1.0, 1.0, 1.0), 1),
+    ],
+)
+def test_the_load_of_others_takes_threads(
+    machine: Machine, own: float, others: tuple[float, ...], threads: int
+) -> None:
+    machine.run(1.0, own, *others)
+    assert machine.threads == threads
+
+
+def test_threads_come_back_with_idle_cores(machine: Machine) -> None:
+    machine.run(1.0, 0.0, 1.0, 1.0)
+    assert machine.threads == 1
+    machine.run(0.1, 0.0)  # too short to tell
+    assert machine.threads == 1
+    machine.run(1.0, 0.0)
+    assert machine.threads == 3
+
+
+@pytest.mark.parametrize("content", [None, "", "cpu0 x", "cpu0\n"])
+def test_an_unreadable_load_is_no_load(machine: Machine, content: str | None) -> None:
+    machine.stat.unlink() if content is None else machine.stat.write_text(content)
+    machine.blas = BlasThreads(machine.stat, lambda: machine.own, lambda: machine.now)
+    machine.now += 1.0
+    machine.blas.adapt()
+    assert machine.threads == 3
+
+
+def test_completions_adapt_and_info_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted: list[int] = []
+    monkeypatch.setattr(BlasThreads, "adapt", lambda self: adapted.append(1))
+    model = write_model(tmp_path, sentence_piece([END]), end=END)
+    queue = CompletionQueue(lambda: Completer(Engine.load(model)))
+    queue.start()
+    for text in ("x = [[[[", "y = [[[["):
+        queue.complete(CompletionRequest(text, max_tokens=1))
+    assert queue.close(60)
+    assert len(adapted) >= 2
+    if openblas.threads():
+        assert f"{blas_threads.describe()}" in run_here("info").stdout
+        assert "idle cores" in blas_threads.describe()
