@@ -111,19 +111,29 @@ def test_without_a_ghost_the_keys_are_themselves(
 
 
 def open_with_ghosts(
-    terminal: Terminal, directory: Path, options: str = "", text: str = "first\nlast\n"
+    terminal: Terminal,
+    directory: Path,
+    options: str = "",
+    text: str = "first\nlast\n",
+    *,
+    name: str = "a.py",
+    init: str = "",
+    arguments: str = "",
 ) -> Path:
-    """Neovim on a file, with a server that is told by files what to do."""
+    """Neovim on a file, with a server that is told by files what to do.
+
+    init: lines before the plugin's in init.lua.
+    """
     command = ", ".join(f"'{word}'" for word in [*SERVER, str(directory)])
     (directory / "init.lua").write_text(
-        f"vim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
+        f"{init}\nvim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
         f"require('akunu').setup({{ cmd = {{ {command} }}, {options} }})\n"
         "vim.o.ttimeoutlen = 50\n"
         "vim.o.statusline = \"%{v:lua.require'akunu'.status()}.\"\n"
     )
-    path = directory / "a.py"
+    path = directory / name
     path.write_text(text)
-    nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua"
+    nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua {arguments}"
     terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
     terminal.wait_for(text.split()[-1])
     return path
@@ -153,6 +163,64 @@ def test_loading_is_shown_and_a_ghost_stays_while_it_is_accepted_in_parts(
     assert written(terminal, path) == "first\none two three\nfour\nlast\n"
     (counts,) = read_counts(tmp_path / "counts").values()
     assert counts == {"shown": 1, "accepted": 1, "characters": len(" twohree\nfour")}
+
+
+def test_without_a_ghost_tab_keeps_its_mapping(terminal: Terminal, tmp_path: Path) -> None:
+    """The user's own, and Neovim's, which jumps in snippets."""
+    (tmp_path / "model").touch()
+    init = "vim.keymap.set('i', '<C-F>', function() return '[own]' end, { expr = true })"
+    path = open_with_ghosts(terminal, tmp_path, init=init)
+    terminal.wait_for(r"ready\.")
+    snippet = ":lua vim.snippet.expand('f(${1:x}, ${2:y}) ')"
+    terminal.type("A", " ", "Escape", snippet, "Enter")
+    terminal.wait_for(r"firstf\(x, y\)")
+    terminal.type("a")
+    terminal.wait_for(r"firstf\(a, y\)")
+    terminal.type("Tab")
+    terminal.wait_for("-- SELECT --")
+    terminal.type("b", "C-f")
+    terminal.wait_for(r"firstf\(a, b\[own\]\)")
+    terminal.type("Tab", "!")
+    assert written(terminal, path) == "firstf(a, b[own]) ! \nlast\n"
+
+
+def test_insert_mode_before_the_server_attached_has_a_ghost(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "model").touch()
+    open_with_ghosts(terminal, tmp_path, text="\nlast\n", arguments="+startinsert")
+    terminal.wait_for(r"one two three *\nfour *\nlast")
+
+
+def test_a_letter_that_was_not_predicted_hides_the_ghost(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """At once: the next request is never answered here. Undo keeps what was typed before."""
+    (tmp_path / "model").touch()
+    path = open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for(r"ready\.")
+    terminal.type("o")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("on")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("x")
+    terminal.wait_for(r"first *\nonx *\nlast *\n~")
+    terminal.type("Tab")  # it is a key like any other
+    terminal.type("C-u")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("x", "Tab")  # faster than it can be hidden
+    assert re.fullmatch(r"first\nx[ \t]+\nlast\n", written(terminal, path))
+
+
+@pytest.mark.parametrize("name", ["words", ""], ids=["without a type", "without a name"])
+def test_buffers_without_a_type_or_a_name_have_ghosts(
+    terminal: Terminal, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "model").touch()
+    open_with_ghosts(terminal, tmp_path, name=name or "a.py")
+    terminal.wait_for(r"ready\.")
+    terminal.type(*([] if name else [":enew", "Enter"]), "o")
+    terminal.wait_for(r"one two three *\nfour *\n")
 
 
 def test_the_next_edit_is_shown_and_made(terminal: Terminal, tmp_path: Path) -> None:
@@ -260,8 +328,8 @@ def test_a_ghost_grows_while_it_is_written_and_does_not_blink(
 
 
 def test_an_accepted_ghost_is_as_if_it_had_been_typed(terminal: Terminal, tmp_path: Path) -> None:
-    """Undone and repeated with what was typed around it. An abbreviation before it is expanded, and
-    one at its end by the next key; inside it what was shown is inserted."""
+    """Undone by itself, and repeated with what was typed around it. An abbreviation before it
+    is expanded, and one at its end by the next key; inside it what was shown is inserted."""
     (tmp_path / "model").touch()
     path = open_with_ghosts(terminal, tmp_path, text="first\n  last\n")
     terminal.wait_for(r"ready\.")
@@ -272,9 +340,11 @@ def test_an_accepted_ghost_is_as_if_it_had_been_typed(terminal: Terminal, tmp_pa
     terminal.wait_for(r"\n  the two four *\n~")
     terminal.type(".", "Escape")
     terminal.wait_for(r"\n  the two 4\. *\n~")
+    terminal.type("u")  # the ghost, not what was typed before it
+    terminal.wait_for(r"first *\n  last *\n  the *\n~")
     terminal.type("u")
     terminal.wait_for(r"first *\n  last *\n~")
-    terminal.type("C-r", "G", ".")
+    terminal.type("C-r", "C-r", "G", ".")
     terminal.wait_for(r"(\n  the two 4\. *){2}\n~")
     terminal.type("o", "teh")
     terminal.wait_for(r"\n  teh two four *\n~")
