@@ -1,5 +1,5 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
-// JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "accept"?}, asks for
+// JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "edited"?, "accept"?, "whole"?}, asks for
 // a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
 // again. With "changes", texts that are typed one after the other, it makes as many next edits as "times"
 // says, and prints what was shown of each and the text after it. VS Code itself is as much of it as the
@@ -40,20 +40,29 @@ class Selection {
 class ThemeColor {}
 
 const nothing = { dispose() {} }
+const tabOf = (fsPath) => ({ input: { uri: { scheme: 'file', fsPath } } })
 const settings = {
-  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, timeMs: 200000,
+  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, maxDelay: 0,
+  timeMs: 200000,
   maxLines: 0, nextEdit: process.env.NEXT_EDIT === '1',
 }
 const statusBar = { show() {}, dispose() {} }
-let again = 0
+const again = [] // commands of the editor
 const commands = {}
 let cursorMoved = null
 // The cursor rests at once; a helper has its time to end.
 const later = setTimeout
 global.setTimeout = (call, ms) => later(call, ms >= 500 && ms < 5000 ? 0 : ms)
 let contextSet = () => {}
-let documentChanged = null
-const executed = (name, ...given) => (name === 'setContext' ? contextSet(...given) : again++)
+const onChange = []
+const documentChanged = (document, contentChanges = []) =>
+  onChange.forEach((listener) => listener({ document, contentChanges }))
+let onTrigger = () => {}
+function executed(name, ...given) {
+  if (name === 'setContext') return contextSet(...given)
+  again.push(name)
+  if (name.endsWith('.trigger')) onTrigger()
+}
 const vscode = {
   Range,
   Position,
@@ -71,6 +80,7 @@ const vscode = {
   },
   window: {
     activeTextEditor: undefined,
+    tabGroups: { all: [{ tabs: (process.env.TABS || '').split(':').filter(Boolean).map(tabOf) }] },
     visibleTextEditors: [],
     onDidChangeActiveTextEditor: () => nothing,
     onDidChangeTextEditorSelection(listener) {
@@ -86,7 +96,9 @@ const vscode = {
     onDidChangeConfiguration: () => nothing,
     textDocuments: [],
     onDidOpenTextDocument: () => nothing,
-    onDidChangeTextDocument: (listener) => ((documentChanged = listener), nothing),
+    onDidChangeTextDocument: (listener) => (onChange.push(listener), nothing),
+    onDidSaveTextDocument: () => nothing,
+    getWorkspaceFolder: () => ({ uri: { fsPath: '/tmp' } }),
   },
 }
 
@@ -94,7 +106,14 @@ const load = Module._load
 Module._load = (name, ...rest) => (name === 'vscode' ? vscode : load(name, ...rest))
 const { activate, deactivate } = require(extension)
 
+const documents = new Map()
 function documentOf(text, languageId = 'python') {
+  const key = `${languageId} ${text}`
+  if (!documents.has(key)) documents.set(key, makeDocument(text, languageId))
+  return documents.get(key)
+}
+
+function makeDocument(text, languageId) {
   const starts = [0]
   for (let at = text.indexOf('\n'); at >= 0; at = text.indexOf('\n', at + 1)) starts.push(at + 1)
   return {
@@ -114,7 +133,7 @@ function editorOf(text) {
   const change = (now) => {
     text = now
     its.document.version++
-    documentChanged({ document: its.document })
+    documentChanged(its.document)
   }
   its.document = {
     ...documentOf(text),
@@ -144,7 +163,7 @@ async function nextEdits(asked) {
   const { its, change } = editorOf(asked.text)
   its.selection = { active: new Position(asked.line, asked.character) }
   vscode.window.activeTextEditor = its
-  documentChanged({ document: its.document })
+  documentChanged(its.document)
   let isShown = () => {}
   contextSet = (_, shown) => shown && isShown()
   const found = []
@@ -162,9 +181,11 @@ async function nextEdits(asked) {
 }
 
 async function answer(asked) {
+  const triggered = asked.whole && new Promise((resolve) => (onTrigger = resolve))
   if (asked.changes) return nextEdits(asked)
   const document = documentOf(asked.text, asked.language)
   const position = { line: asked.line, character: asked.character }
+  if (asked.edited) documentChanged(document, [{ text: '', rangeLength: 1, rangeOffset: 0 }])
   if (asked.rest) return cursorMoved({ textEditor: { document, selection: { active: position } } })
   const listeners = []
   const token = {
@@ -186,6 +207,9 @@ async function answer(asked) {
   if (asked.accept) commands[items[0].command.command](...items[0].command.arguments)
   const status = statusBar.tooltip
   console.log(JSON.stringify({ items, warnings: warnings.splice(0), status, again }))
+  if (!triggered) return
+  await triggered
+  await answer({ ...asked, whole: false, byHand: true })
 }
 
 const context = { subscriptions: [] }
