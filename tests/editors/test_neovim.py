@@ -277,7 +277,25 @@ def test_messages_that_come_at_once_do_not_ask_for_enter(
         "end\n"
     )
     terminal.type(f":luafile {tmp_path}/two.lua", "Enter")
-    assert "Press ENTER" not in terminal.wait_for(r"LSP\[akunu\] two")
+    assert "Press ENTER" not in terminal.wait_for("akunu: two")
+
+
+def test_a_missing_program_is_told_without_enter(terminal: Terminal, tmp_path: Path) -> None:
+    path = open_with_ghosts(terminal, tmp_path, "cmd = { 'no-such-program' }")
+    terminal.wait_for(r"failed: no-such-program: no such program\.")
+    terminal.wait_for("akunu: no-such-program: no such program; install")
+    terminal.type("o", "x", "Escape", ":new", "Enter", "i", "y", "Escape", ":q!", "Enter")
+    assert written(terminal, path) == "first\nx\nlast\n"
+
+
+def test_a_long_reason_for_a_missing_model_needs_no_enter(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "missing").write_text("no model called " + "x" * 200)
+    path = open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for("akunu: no model called x+ *\n?")
+    terminal.type("o", "x")
+    assert written(terminal, path) == "first\nx\nlast\n"
 
 
 def test_a_model_that_is_missing_is_told_and_found_when_it_comes(

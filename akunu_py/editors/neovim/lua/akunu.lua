@@ -237,8 +237,10 @@ local function make_room()
   if api.nvim_get_mode().mode ~= 'r' then vim.cmd.redraw() end
 end
 
+-- Cuts the text, because a message longer than the screen needs Enter, too.
 local function tell(status, text)
   make_room()
+  text = vim.fn.strcharpart(text:gsub('%s+', ' '), 0, math.max(20, vim.o.columns - 25))
   api.nvim_echo({ { text } }, false, {
     kind = 'progress', id = 'akunu.helper', title = 'akunu', source = 'akunu', status = status,
   })
@@ -255,7 +257,8 @@ local function on_progress(event)
   elseif value.kind == 'end' then
     set_state(value.message == 'failed' and 'failed' or 'ready')
     if state == 'ready' then failures = 0 end
-    tell(state == 'ready' and 'success' or 'failed', value.message)
+    if state == 'ready' then tell('success', value.message)
+    elseif not known then tell('failed', why) end
   end
 end
 
@@ -302,11 +305,24 @@ local function on_exit(code, signal)
   end)
 end
 
+-- Whether the program exists; says once if it does not.
+local function can_run(command)
+  local program = type(command) == 'table' and command[1]
+  if not program or vim.fn.executable(program) == 1 then return true end
+  why = program .. ': no such program'
+  if state ~= 'failed' then
+    set_state('failed') -- vim.lsp.enable is silent about it
+    vim.schedule(function() tell('failed', why .. '; install akunu or set cmd') end)
+  end
+  return false
+end
+
 -- Starts the server in a buffer without a file type, which vim.lsp.enable skips.
 local function attach_untyped(buf)
   local bo = vim.bo[buf]
-  local wanted = bo.filetype == '' and bo.buftype == '' and bo.modifiable and vim.lsp.is_enabled('akunu')
-  if wanted and #vim.lsp.get_clients({ bufnr = buf, name = 'akunu' }) == 0 then
+  local wanted = bo.buftype == '' and bo.modifiable and vim.lsp.is_enabled('akunu')
+  if not wanted or not can_run(vim.lsp.config.akunu.cmd) then return end
+  if bo.filetype == '' and #vim.lsp.get_clients({ bufnr = buf, name = 'akunu' }) == 0 then
     vim.lsp.start(vim.tbl_extend('force', vim.lsp.config.akunu, { root_dir = vim.NIL }), { bufnr = buf })
   end
 end
@@ -325,11 +341,10 @@ function M.setup(options)
     init_options = { inlineCompletionParts = true },
     handlers = {
       [PART] = on_part,
-      ['window/showMessage'] = function(err, params, context)
+      ['window/showMessage'] = function(_, params)
         why = params.message:gsub('^akunu: ', '')
         set_state(state)
-        make_room()
-        return vim.lsp.handlers['window/showMessage'](err, params, context)
+        tell('failed', why)
       end,
     },
   })
