@@ -235,18 +235,41 @@ def test_the_next_edit_is_shown_and_made(tmp_path: Path, monkeypatch: pytest.Mon
     (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], asked)
     assert found == [
         {
-            "rows": [[1], [1, "→ print(new)"]],
+            "rows": [[1, "old"], [1, "→ print(new)"]],
             "text": "new = 1\nprint(new)\nreturn old",
             "cursor": {"line": 1, "character": 10},
         },
         {
-            "rows": [[2], [2, "→ return new"]],
+            "rows": [[2, "old"], [2, "→ return new"]],
             "text": "new = 1\nprint(new)\nreturn new",
             "cursor": {"line": 2, "character": 10},
         },
     ]
     counts = read_counts(tmp_path / "counts")["python", "next edit"]
     assert counts == {"shown": 2, "accepted": 2, "characters": 22}
+
+
+@needs_node
+def test_a_next_edit_outside_the_window_is_a_jump_first_and_none_that_was_undone_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").touch()
+    monkeypatch.setenv("NEXT_EDIT", "1")
+    lines = "\n" * 20
+    asked = {"text": f"old = 1{lines}print(old)", "line": 0, "character": 3, "times": 2}
+    jump = asked | {"changes": [f"new = 1{lines}print(old)"]}
+    found: Any
+    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], jump)
+    assert [sorted(each["rows"]) for each in found] == [
+        [[0, "↓ next edit in line 21"]],
+        [[20, "old"], [20, "→ print(new)"]],
+    ]
+    assert [each["cursor"]["line"] for each in found] == [20, 20]
+    assert found[1]["text"] == f"new = 1{lines}print(new)"
+    undone = {"text": "old = 1\nprint(old)\nold", "line": 0, "character": 3, "times": 2}
+    undone |= {"changes": ["new = 1\nprint(old)\nold"], "undo": "new = 1\nprint()\nold"}
+    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], undone)
+    assert [each["rows"][0] for each in found] == [[1, "old"], [2, "old"]]
 
 
 def test_the_manifest() -> None:

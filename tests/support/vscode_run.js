@@ -2,7 +2,7 @@
 // JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "edited"?, "accept"?, "whole"?}, asks for
 // a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
 // again. With "changes", texts that are typed one after the other, it makes as many next edits as "times"
-// says, and prints what was shown of each and the text after it. VS Code itself is as much of it as the
+// says (with "undo" it undoes each and types that text later), and prints what was shown of each and the text after it. VS Code itself is as much of it as the
 // extension uses.
 'use strict'
 
@@ -50,13 +50,14 @@ const statusBar = { show() {}, dispose() {} }
 const again = [] // commands of the editor
 const commands = {}
 let cursorMoved = null
+let rangesChanged = null
 // The cursor rests at once; a helper has its time to end.
 const later = setTimeout
 global.setTimeout = (call, ms) => later(call, ms >= 500 && ms < 5000 ? 0 : ms)
 let contextSet = () => {}
 const onChange = []
-const documentChanged = (document, contentChanges = []) =>
-  onChange.forEach((listener) => listener({ document, contentChanges }))
+const documentChanged = (document, contentChanges = [], reason = undefined) =>
+  onChange.forEach((listener) => listener({ document, contentChanges, reason }))
 let onTrigger = () => {}
 function executed(name, ...given) {
   if (name === 'setContext') return contextSet(...given)
@@ -70,6 +71,8 @@ const vscode = {
   ThemeColor,
   InlineCompletionItem,
   StatusBarAlignment: { Right: 2 },
+  TextDocumentChangeReason: { Undo: 1, Redo: 2 },
+  TextEditorRevealType: { InCenter: 2 },
   InlineCompletionTriggerKind: { Invoke: 0, Automatic: 1 },
   commands: { registerCommand: (name, run) => ((commands[name] = run), nothing), executeCommand: executed },
   languages: {
@@ -83,6 +86,7 @@ const vscode = {
     tabGroups: { all: [{ tabs: (process.env.TABS || '').split(':').filter(Boolean).map(tabOf) }] },
     visibleTextEditors: [],
     onDidChangeActiveTextEditor: () => nothing,
+    onDidChangeTextEditorVisibleRanges: (listener) => ((rangesChanged = listener), nothing),
     onDidChangeTextEditorSelection(listener) {
       cursorMoved = listener
       return nothing
@@ -130,10 +134,10 @@ function makeDocument(text, languageId) {
 function editorOf(text) {
   const its = { version: 0, decorations: new Map() }
   const lines = () => text.split('\n')
-  const change = (now) => {
+  const change = (now, reason) => {
     text = now
     its.document.version++
-    documentChanged(its.document)
+    documentChanged(its.document, [], reason)
   }
   its.document = {
     ...documentOf(text),
@@ -142,11 +146,18 @@ function editorOf(text) {
     get lineCount() { return lines().length },
     offsetAt: ({ line, character }) => documentOf(text).offsetAt({ line, character }),
     lineAt: (line) => ({
+      text: lines()[line],
       range: new Range(new Position(line, 0), new Position(line, lines()[line].length)),
     }),
   }
   its.setDecorations = (kind, ranges) => its.decorations.set(kind, ranges)
-  its.revealRange = () => {}
+  const [visible] = [{ start: new Position(0, 0), end: new Position(9, 0) }]
+  its.visibleRanges = [visible] // ten lines
+  its.revealRange = ({ start: { line } }, type) => {
+    if (type === undefined) return
+    Object.assign(visible, { start: new Position(line - 5, 0), end: new Position(line + 5, 0) })
+    setTimeout(() => rangesChanged({ textEditor: its }), 0)
+  }
   its.edit = async (build) => {
     build({
       replace: ({ start, end }, now) => {
@@ -171,11 +182,16 @@ async function nextEdits(asked) {
   for (let time = 0; time < asked.times; time++) {
     await new Promise((resolve) => (isShown = resolve))
     const shown = [...its.decorations.values()].flat()
-    const made = commands['akunu.acceptNextEdit']()
-    const rows = shown.map(({ start, range, renderOptions }) =>
-      range ? [range.start.line, renderOptions.after.contentText] : [start.line])
-    await made
+    const before = its.document.getText()
+    const rows = shown.map(({ start, end, range, renderOptions }) =>
+      range
+        ? [range.start.line, renderOptions.after.contentText]
+        : [start.line, its.document.lineAt(start.line).text.slice(start.character, end.character)])
+    await commands['akunu.acceptNextEdit']()
     found.push({ rows, text: its.document.getText(), cursor: its.selection.active })
+    if (!asked.undo || time === asked.times - 1) continue
+    change(before, 1)
+    later(() => change(asked.undo), 500) // typed later
   }
   console.log(JSON.stringify(found))
 }

@@ -236,7 +236,7 @@ function watchEdits(context) {
   context.subscriptions.push(
     nextEdit,
     vscode.workspace.onDidOpenTextDocument((document) => nextEdit.opened(document)),
-    vscode.workspace.onDidChangeTextDocument(({ document }) => nextEdit.changed(document)),
+    vscode.workspace.onDidChangeTextDocument(({ document, reason }) => nextEdit.changed(document, reason)),
     vscode.commands.registerCommand('akunu.acceptNextEdit', () => nextEdit.accept()),
     vscode.commands.registerCommand('akunu.hideNextEdit', () => nextEdit.hide()),
   )
