@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +124,8 @@ def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
     vim.type("Escape")
     vim.wait_for(r"first *\none two *\nlast *\n")
     vim.type("u")  # and undo shows no ghost again
+    vim.wait_for(r"first *\no *\nlast *\n~")
+    vim.type("u")
     vim.wait_for(r"first *\nlast *\n~")
     vim.type("o", "Escape")
     vim.wait_for(r"first *\n *\nlast *\n~")
@@ -141,7 +146,7 @@ OPTIONS = (
 )
 
 
-def test_an_accepted_ghost_is_undone_with_what_was_typed_around_it(
+def test_an_accepted_ghost_is_undone_by_itself_and_repeated_with_what_was_typed_around_it(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     settings = helper(tmp_path, LINE_HELPER) + "set autoindent\ninoreabbrev teh the\n"
@@ -151,12 +156,14 @@ def test_an_accepted_ghost_is_undone_with_what_was_typed_around_it(
     vim.type("Tab", "Enter", "teh more", "Escape")
     vim.wait_for(r"last x = foo\(teh, 1\) *\nthe more")
     vim.type("u")
+    vim.wait_for(r"first *\nlast x = *\n~")
+    vim.type("u")
     vim.wait_for(r"first *\nlast *\n~")
-    vim.type("C-r")
+    vim.type("C-r", "C-r")
     vim.wait_for(r"last x = foo\(teh, 1\) *\nthe more")
     vim.type("g", "g", ".")
     vim.wait_for(r"first x = foo\(teh, 1\) *\nthe more *\nlast x")
-    vim.type("u", "u")
+    vim.type("u", "u", "u")
     vim.wait_for(r"first *\nlast *\n~")
     vim.type("g", "g", "2", "A", " x = ")
     vim.wait_for(r"first x = foo\(teh, 1\)")
@@ -183,8 +190,10 @@ def test_an_abbreviation_ends_with_the_ghost_and_none_is_in_it(
     vim.type("Tab", "\\;", "Escape")
     vim.wait_for(r"\n  the = teh\.teh if teh *\nthe; *\n")
     vim.type("u")
+    vim.wait_for(r"\n  last *\n  the *\n~")
+    vim.type("u")
     vim.wait_for(r"\n  last *\n~")
-    vim.type("C-r", "G", ".")
+    vim.type("C-r", "C-r", "G", ".")
     vim.wait_for(r"(\n *the = teh\.teh if teh *\nthe; *){2}\n~")
     vim.type("o", "oteh")
     vim.wait_for(r"\noteh = teh\.teh if teh *\nteh *\n~")
@@ -207,9 +216,9 @@ def test_an_accepted_block_is_what_was_shown_and_is_repeated(
     vim.wait_for(r"\n {0,2}one two\( *\n {8}three *\n *\n\)\.")
     vim.type(":set ai? si? cin? tw? fo?", "Enter")
     vim.wait_for(r"(?s)\bautoindent.*\bsmartindent.*\bcindent.*textwidth=9.*formatoptions=tcro")
-    vim.type("Enter", "u")
+    vim.type("Enter", "u", "u")
     vim.wait_for(r"first *\n  last *\n~")
-    vim.type(":set noai nosi nocin tw=0 fo=", "Enter", "C-r", "G", ".")
+    vim.type(":set noai nosi nocin tw=0 fo=", "Enter", "C-r", "C-r", "G", ".")
     block = "one two(\n\tthree\n\n)."
     assert vim.written() == f"first\n  last\n  {block}\n{block}\n"
 
@@ -278,7 +287,6 @@ for line in sys.stdin:
             file.write(f"{request['accepted'] - number} {request['characters']}|")
         continue
     if request.get("max_tokens") == 0:
-        (directory / "read").write_text(request["prefix"])
         continue
     number = request["id"]
     if request.get("temperature") == 0.8 and request["explicit"]:
@@ -316,18 +324,121 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     assert (tmp_path / "accepted").read_text() == "0 3|0 4|0 7|"
 
 
-def test_the_place_where_the_cursor_rests_is_read_ahead(terminal: Terminal, tmp_path: Path) -> None:
-    settings = helper(tmp_path, SLOW_HELPER) + "let g:akunu_filetypes = {'text': v:false}\n"
-    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings + "set ft=python\n")
-    for keys, expected in (("", ""), ("j", "first\n"), ("l", "first\nl")):
-        if keys:
-            vim.type(keys)
-        end = time.monotonic() + 60
-        while not (read := tmp_path / "read").exists() or read.read_text() != expected:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-    vim.type(":set ft=text", "Enter", "o", ":", "Escape", ":echo akunu#Status()", "Enter")
+# Writes every request into the file `log`, and completes nothing.
+LOGGING_HELPER = """
+import json, pathlib, sys
+with pathlib.Path(sys.argv[0]).with_name("log").open("a", buffering=1) as log:
+    for line in sys.stdin:
+        log.write(line)
+        request = json.loads(line)
+        if "prefix" in request:
+            print(json.dumps({"id": request["id"], "text": ""}), flush=True)
+"""
+
+
+def requests(directory: Path, count: int) -> list[dict[str, Any]]:
+    """The requests so far, as soon as there are `count`."""
+    end = time.monotonic() + 60
+    log = directory / "log"
+    while True:
+        lines = log.read_text().splitlines() if log.exists() else []
+        found = [line for line in map(json.loads, lines) if "prefix" in line]
+        if len(found) >= count:
+            return found
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+
+
+def test_only_after_a_change_the_place_where_the_cursor_rests_is_read_ahead(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    settings = helper(tmp_path, LOGGING_HELPER) + "let g:akunu_rest = 50\n"
+    settings += "let g:akunu_filetypes = {'text': v:false}\nset ft=python\n"
+    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings)
+    for keys in ("j", "k", "l"):  # the cursor rests each time
+        vim.type(keys)
+        time.sleep(0.2)
+    vim.type("x")
+    (read,) = requests(tmp_path, 1)
+    assert (read["prefix"], read["max_tokens"]) == ("f", 0)
+    vim.type("j")
+    time.sleep(0.2)
+    vim.type("A")  # entering insert mode, and then the request
+    found = requests(tmp_path, 3)[1:]
+    assert [(each["prefix"], each.get("max_tokens")) for each in found] == [
+        ("frst\nlast", 0),
+        ("frst\nlast", None),
+    ]
+    vim.type("Escape", ":set ft=text", "Enter", "o", ":", "Escape", ":echo akunu#Status()", "Enter")
     vim.wait_for(r"\noff")
+    vim.type(":set ft=gitcommit", "Enter", ":echo akunu#Status()", "Enter")
+    vim.wait_for(r"\noff")
+
+
+def test_requests_have_other_files_recent_texts_and_the_root(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """With 'nohidden', buffers are unloaded; large ones are sent in part."""
+    project = tmp_path / "project"
+    (project / ".git").mkdir(parents=True)
+    (project / "never.py").write_text("never = 1\n")
+    (project / "large.py").write_text("".join(f"large_{n} = {n}\n" for n in range(20_000)))
+    settings = helper(tmp_path, LOGGING_HELPER) + "set nohidden noswapfile\n"
+    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings)
+    vim.type(f":args {project}/large.py {project}/never.py {project}/own.py", "Enter")
+    vim.wait_for("large_0")
+    vim.type(":10000", "Enter", "yy", f":e {project}/own.py", "Enter")
+    vim.wait_for("own.py")
+    vim.type("i", "saved()", "Escape", ":w", "Enter", "o")
+    asked = next(each for each in reversed(requests(tmp_path, 3)) if "max_tokens" not in each)
+    files = {Path(file["path"]).name: file["text"] for file in asked["files"]}
+    assert set(files) == {"a.py", "never.py", "large.py"}
+    assert files["a.py"] == "first\nlast"
+    assert files["never.py"] == "never = 1"
+    assert "large_9999 = 9999\n" in files["large.py"]
+    assert len(files["large.py"]) <= 100_000
+    assert asked["root"] == str(project)
+    assert asked["recent"] == ["saved()", "large_9999 = 9999"]
+
+
+PACE = """
+vim9script
+import autoload 'akunu/pace.vim'
+def Type(ms: number, keys = 3)
+  for _ in range(keys)
+    execute $'sleep {ms}m'
+    pace.Key()
+  endfor
+enddef
+var found: list<number> = []
+found->add(pace.Delay())
+Type(150)
+found->add(pace.Delay())
+pace.Asked()
+sleep 300m
+pace.Answered()
+Type(150)
+found->add(pace.Delay())
+Type(1600, 1)
+found->add(pace.Delay())
+pace.Battery(true)
+found->add(pace.Delay())
+writefile([json_encode(found)], $OUT)
+quitall!
+"""
+
+
+def test_the_delay_follows_typing_and_latency(tmp_path: Path) -> None:
+    """No request while the next key is likely to come before the answer."""
+    (tmp_path / "pace.vim").write_text(PACE)
+    command = ["vim", "-Nu", "NONE", "-es", "--cmd", f"set rtp^={PLUGIN}"]
+    environment = os.environ | {"OUT": str(tmp_path / "out")}
+    subprocess.run([*command, "-S", f"{tmp_path}/pace.vim"], env=environment, timeout=60)
+    first, fast_answers, slow_answers, after_a_pause, battery = json.loads(
+        (tmp_path / "out").read_text()
+    )
+    assert (first, fast_answers, after_a_pause, battery) == (100, 100, 100, 200)
+    assert 1.3 * 150 <= slow_answers <= 1000
 
 
 def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:

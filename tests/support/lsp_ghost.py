@@ -75,7 +75,7 @@ def next_edit(request: CompletionRequest) -> Change | None:
 def load(directory: Path) -> ScriptedLoop:
     while not (directory / "model").exists():
         if (directory / "missing").exists():
-            raise UsageError("no such model")
+            raise UsageError((directory / "missing").read_text() or "no such model")
         time.sleep(0.01)
     return ScriptedLoop("ghost", Ghost().complete)
 

@@ -1,8 +1,8 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
-// JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "accept"?}, asks for
+// JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "edited"?, "accept"?, "whole"?}, asks for
 // a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
 // again. With "changes", texts that are typed one after the other, it makes as many next edits as "times"
-// says, and prints what was shown of each and the text after it. VS Code itself is as much of it as the
+// says (with "undo" it undoes each and types that text later), and prints what was shown of each and the text after it. VS Code itself is as much of it as the
 // extension uses.
 'use strict'
 
@@ -40,20 +40,30 @@ class Selection {
 class ThemeColor {}
 
 const nothing = { dispose() {} }
+const tabOf = (fsPath) => ({ input: { uri: { scheme: 'file', fsPath } } })
 const settings = {
-  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, timeMs: 200000,
+  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, maxDelay: 0,
+  timeMs: 200000,
   maxLines: 0, nextEdit: process.env.NEXT_EDIT === '1',
 }
 const statusBar = { show() {}, dispose() {} }
-let again = 0
+const again = [] // commands of the editor
 const commands = {}
 let cursorMoved = null
+let rangesChanged = null
 // The cursor rests at once; a helper has its time to end.
 const later = setTimeout
 global.setTimeout = (call, ms) => later(call, ms >= 500 && ms < 5000 ? 0 : ms)
 let contextSet = () => {}
-let documentChanged = null
-const executed = (name, ...given) => (name === 'setContext' ? contextSet(...given) : again++)
+const onChange = []
+const documentChanged = (document, contentChanges = [], reason = undefined) =>
+  onChange.forEach((listener) => listener({ document, contentChanges, reason }))
+let onTrigger = () => {}
+function executed(name, ...given) {
+  if (name === 'setContext') return contextSet(...given)
+  again.push(name)
+  if (name.endsWith('.trigger')) onTrigger()
+}
 const vscode = {
   Range,
   Position,
@@ -61,6 +71,8 @@ const vscode = {
   ThemeColor,
   InlineCompletionItem,
   StatusBarAlignment: { Right: 2 },
+  TextDocumentChangeReason: { Undo: 1, Redo: 2 },
+  TextEditorRevealType: { InCenter: 2 },
   InlineCompletionTriggerKind: { Invoke: 0, Automatic: 1 },
   commands: { registerCommand: (name, run) => ((commands[name] = run), nothing), executeCommand: executed },
   languages: {
@@ -71,8 +83,10 @@ const vscode = {
   },
   window: {
     activeTextEditor: undefined,
+    tabGroups: { all: [{ tabs: (process.env.TABS || '').split(':').filter(Boolean).map(tabOf) }] },
     visibleTextEditors: [],
     onDidChangeActiveTextEditor: () => nothing,
+    onDidChangeTextEditorVisibleRanges: (listener) => ((rangesChanged = listener), nothing),
     onDidChangeTextEditorSelection(listener) {
       cursorMoved = listener
       return nothing
@@ -86,7 +100,9 @@ const vscode = {
     onDidChangeConfiguration: () => nothing,
     textDocuments: [],
     onDidOpenTextDocument: () => nothing,
-    onDidChangeTextDocument: (listener) => ((documentChanged = listener), nothing),
+    onDidChangeTextDocument: (listener) => (onChange.push(listener), nothing),
+    onDidSaveTextDocument: () => nothing,
+    getWorkspaceFolder: () => ({ uri: { fsPath: '/tmp' } }),
   },
 }
 
@@ -94,7 +110,14 @@ const load = Module._load
 Module._load = (name, ...rest) => (name === 'vscode' ? vscode : load(name, ...rest))
 const { activate, deactivate } = require(extension)
 
+const documents = new Map()
 function documentOf(text, languageId = 'python') {
+  const key = `${languageId} ${text}`
+  if (!documents.has(key)) documents.set(key, makeDocument(text, languageId))
+  return documents.get(key)
+}
+
+function makeDocument(text, languageId) {
   const starts = [0]
   for (let at = text.indexOf('\n'); at >= 0; at = text.indexOf('\n', at + 1)) starts.push(at + 1)
   return {
@@ -111,10 +134,10 @@ function documentOf(text, languageId = 'python') {
 function editorOf(text) {
   const its = { version: 0, decorations: new Map() }
   const lines = () => text.split('\n')
-  const change = (now) => {
+  const change = (now, reason) => {
     text = now
     its.document.version++
-    documentChanged({ document: its.document })
+    documentChanged(its.document, [], reason)
   }
   its.document = {
     ...documentOf(text),
@@ -123,11 +146,18 @@ function editorOf(text) {
     get lineCount() { return lines().length },
     offsetAt: ({ line, character }) => documentOf(text).offsetAt({ line, character }),
     lineAt: (line) => ({
+      text: lines()[line],
       range: new Range(new Position(line, 0), new Position(line, lines()[line].length)),
     }),
   }
   its.setDecorations = (kind, ranges) => its.decorations.set(kind, ranges)
-  its.revealRange = () => {}
+  const [visible] = [{ start: new Position(0, 0), end: new Position(9, 0) }]
+  its.visibleRanges = [visible] // ten lines
+  its.revealRange = ({ start: { line } }, type) => {
+    if (type === undefined) return
+    Object.assign(visible, { start: new Position(line - 5, 0), end: new Position(line + 5, 0) })
+    setTimeout(() => rangesChanged({ textEditor: its }), 0)
+  }
   its.edit = async (build) => {
     build({
       replace: ({ start, end }, now) => {
@@ -144,7 +174,7 @@ async function nextEdits(asked) {
   const { its, change } = editorOf(asked.text)
   its.selection = { active: new Position(asked.line, asked.character) }
   vscode.window.activeTextEditor = its
-  documentChanged({ document: its.document })
+  documentChanged(its.document)
   let isShown = () => {}
   contextSet = (_, shown) => shown && isShown()
   const found = []
@@ -152,19 +182,26 @@ async function nextEdits(asked) {
   for (let time = 0; time < asked.times; time++) {
     await new Promise((resolve) => (isShown = resolve))
     const shown = [...its.decorations.values()].flat()
-    const made = commands['akunu.acceptNextEdit']()
-    const rows = shown.map(({ start, range, renderOptions }) =>
-      range ? [range.start.line, renderOptions.after.contentText] : [start.line])
-    await made
+    const before = its.document.getText()
+    const rows = shown.map(({ start, end, range, renderOptions }) =>
+      range
+        ? [range.start.line, renderOptions.after.contentText]
+        : [start.line, its.document.lineAt(start.line).text.slice(start.character, end.character)])
+    await commands['akunu.acceptNextEdit']()
     found.push({ rows, text: its.document.getText(), cursor: its.selection.active })
+    if (!asked.undo || time === asked.times - 1) continue
+    change(before, 1)
+    later(() => change(asked.undo), 500) // typed later
   }
   console.log(JSON.stringify(found))
 }
 
 async function answer(asked) {
+  const triggered = asked.whole && new Promise((resolve) => (onTrigger = resolve))
   if (asked.changes) return nextEdits(asked)
   const document = documentOf(asked.text, asked.language)
   const position = { line: asked.line, character: asked.character }
+  if (asked.edited) documentChanged(document, [{ text: '', rangeLength: 1, rangeOffset: 0 }])
   if (asked.rest) return cursorMoved({ textEditor: { document, selection: { active: position } } })
   const listeners = []
   const token = {
@@ -186,6 +223,9 @@ async function answer(asked) {
   if (asked.accept) commands[items[0].command.command](...items[0].command.arguments)
   const status = statusBar.tooltip
   console.log(JSON.stringify({ items, warnings: warnings.splice(0), status, again }))
+  if (!triggered) return
+  await triggered
+  await answer({ ...asked, whole: false, byHand: true })
 }
 
 const context = { subscriptions: [] }

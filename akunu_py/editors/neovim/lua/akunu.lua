@@ -17,6 +17,8 @@ local failures = 0 -- of the helper, since the model last loaded
 local rest = nil
 -- Whether Neovim's own item answers an earlier request; it is hidden until the next answer.
 local outdated = false
+-- What Neovim shows of its item: {buf, row, col, text}, nil if nothing.
+local shown = nil
 local accepted = nil -- cursor position after the last accepted ghost: {buf, tick, row, col}
 local last_request = nil
 
@@ -69,8 +71,29 @@ local function hide_outdated()
   if outdated then api.nvim_buf_clear_namespace(0, native, 0, -1) end
 end
 
+-- Remembers the text that Neovim shows, because its item is private.
+local function remember()
+  local mark = api.nvim_buf_get_extmarks(0, native, 0, -1, { details = true, limit = 1 })[1]
+  shown = nil
+  if not mark then return end
+  local lines = { mark[4].virt_text and mark[4].virt_text[1][1] or '' }
+  for _, line in ipairs(mark[4].virt_lines or {}) do
+    table.insert(lines, line[1] and line[1][1] or '')
+  end
+  shown = { buf = api.nvim_get_current_buf(), row = mark[2], col = mark[3] }
+  shown.text = table.concat(lines, '\n')
+end
+
+-- Whether what Neovim shows still continues the text at the cursor.
+local function fits()
+  if not shown or shown.buf ~= api.nvim_get_current_buf() then return false end
+  local text = left(shown.text, shown.row, shown.col)
+  return text ~= nil and text ~= ''
+end
+
 -- The cursor moved, or something was typed.
 local function follow()
+  if shown and not fits() then outdated, shown = true, nil end
   hide_outdated()
   if not rest then return end
   local here = rest.buf == api.nvim_get_current_buf()
@@ -103,21 +126,23 @@ end
 local insert -- runs after CTRL-]
 
 -- Inserts the start of `text` that `pattern` matches, keeps the rest as a ghost, and notifies the
--- server. `text`: the rest of the item. CTRL-] expands an abbreviation typed just before.
+-- server. `text`: the rest of the item. CTRL-] expands an abbreviation typed just before. CTRL-G u
+-- lets undo remove the ghost and keep what was typed.
 local function take(text, item, pattern)
-  local part = text:match(pattern)
-  local ends_word = vim.fn.match(part, [[^\k]]) < 0 and not vim.deep_equal(accepted, place())
+  local part = vim.fn.matchstr(text, pattern)
+  local continues = vim.deep_equal(accepted, place()) -- a ghost accepted just before
+  local ends_word = not continues and vim.fn.match(part, [[^\k]]) < 0
   insert = function()
     insert = nil
     api.nvim_paste(part, false, -1)
     accepted = place()
     keep(text:sub(#part + 1), item)
   end
-  if ends_word then
-    local keys = "<C-]><Cmd>lua require('akunu').insert()<CR>"
-    api.nvim_feedkeys(vim.keycode(keys), 'ni', false)
-  else
+  if continues then
     insert()
+  else
+    local keys = (ends_word and '<C-]>' or '') .. "<C-G>u<Cmd>lua require('akunu').insert()<CR>"
+    api.nvim_feedkeys(vim.keycode(keys), 'ni', false)
   end
   local client = vim.lsp.get_client_by_id(item.client_id)
   if item.command and client then
@@ -126,18 +151,22 @@ local function take(text, item, pattern)
   end
 end
 
-local function on_accept(pattern)
+local function on_accept(pattern, otherwise)
   return function(item)
     local text = item.insert_text
     if type(text) ~= 'string' or (item.range and not item.range:is_empty()) then
-      if type(text) == 'string' then item.insert_text = text:match(pattern) end
+      if type(text) == 'string' then item.insert_text = vim.fn.matchstr(text, pattern) end
       return item
     end
     if item.range then
       local row, col = item.range:to_extmark()
       text = left(text, row, col) -- its first letters may have been typed since
     end
-    if text then take(text, item, pattern) end
+    if text then
+      take(text, item, pattern)
+    else -- another letter was typed just before the key
+      api.nvim_feedkeys(vim.keycode(otherwise), 'im', false)
+    end
     return nil
   end
 end
@@ -148,9 +177,9 @@ function M.insert()
 end
 
 local PATTERNS = {
-  accept = '.*', -- all of it
-  ['accept-word'] = '^%s*[%w_]*[^%w_%s]*',
-  ['accept-line'] = '^\n?[^\n]*',
+  accept = [[^\_.*]], -- all of it
+  ['accept-word'] = [[^\_s*\k*\%(\k\@!\S\)*]],
+  ['accept-line'] = [[^\n\=[^\n]*]],
 }
 
 -- For the keys of `map`.
@@ -159,15 +188,41 @@ function M.accept_rest(action)
   if rest then take(rest.text, rest.item, PATTERNS[action]) end
 end
 
+-- Maps the earlier function of `key` to the returned keys.
+local function keep_mapping(key, action)
+  local otherwise = ('<Plug>(akunu-else-%s)'):format(action)
+  local before = vim.fn.maparg(key, 'i', false, true)
+  if vim.tbl_isempty(before) then
+    -- The form feed of CTRL-L would be useless.
+    vim.keymap.set('i', otherwise, key:upper() == '<C-L>' and '<Nop>' or key)
+  else
+    before.lhs, before.lhsraw, before.lhsrawalt, before.buffer = otherwise, vim.keycode(otherwise), nil, 0
+    vim.fn.mapset('i', false, before)
+  end
+  return otherwise
+end
+
 -- Maps `key` to accept a part of a ghost, of a partial one, or of the rest of one, before the next key
--- is processed. Without a ghost, `key` keeps its function, except for the form feed of CTRL-L.
+-- is processed. Without a ghost, `key` keeps its function.
 local function map(key, action)
+  local otherwise = keep_mapping(key, action)
   vim.keymap.set('i', key, function()
     local get = vim.lsp.inline_completion.get
-    if not outdated and get({ on_accept = on_accept(PATTERNS[action]) }) then return '' end
+    if not outdated and fits() and get({ on_accept = on_accept(PATTERNS[action], otherwise) }) then return '' end
     if rest then return ("<Cmd>lua require('akunu').accept_rest('%s')<CR>"):format(action) end
-    return key == '<C-L>' and '' or key
-  end, { expr = true, desc = 'Accept an inline completion' })
+    return otherwise
+  end, { expr = true, remap = true, desc = 'Accept an inline completion' })
+end
+
+-- Maps the keys after the user's configuration, so that its mappings are known.
+local function map_keys(keys)
+  if vim.v.vim_did_enter == 0 then
+    api.nvim_create_autocmd('VimEnter', { once = true, callback = function() map_keys(keys) end })
+    return
+  end
+  for action, key in pairs(keys) do
+    if key ~= '' then map(key, action) end
+  end
 end
 
 -- ---- the helper
@@ -182,8 +237,10 @@ local function make_room()
   if api.nvim_get_mode().mode ~= 'r' then vim.cmd.redraw() end
 end
 
+-- Cuts the text, because a message longer than the screen needs Enter, too.
 local function tell(status, text)
   make_room()
+  text = vim.fn.strcharpart(text:gsub('%s+', ' '), 0, math.max(20, vim.o.columns - 25))
   api.nvim_echo({ { text } }, false, {
     kind = 'progress', id = 'akunu.helper', title = 'akunu', source = 'akunu', status = status,
   })
@@ -200,7 +257,8 @@ local function on_progress(event)
   elseif value.kind == 'end' then
     set_state(value.message == 'failed' and 'failed' or 'ready')
     if state == 'ready' then failures = 0 end
-    tell(state == 'ready' and 'success' or 'failed', value.message)
+    if state == 'ready' then tell('success', value.message)
+    elseif not known then tell('failed', why) end
   end
 end
 
@@ -210,8 +268,22 @@ local function on_request(event)
   if request.type == 'pending' then
     last_request = event.data.request_id
   elseif request.type == 'complete' and event.data.request_id == last_request then
-    outdated = false
+    outdated, shown = false, nil
     drop() -- Neovim shows the answer now
+    vim.schedule(remember)
+  end
+end
+
+-- Follows the cursor in a buffer, and requests a ghost if the server attached in insert mode.
+local function on_attach(buf)
+  if not api.nvim_buf_is_valid(buf) then return end
+  local events = { 'CursorMovedI', 'TextChangedI' }
+  api.nvim_clear_autocmds({ group = 'akunu', event = events, buffer = buf })
+  api.nvim_create_autocmd(events, { group = 'akunu', buffer = buf, callback = follow })
+  local typing = vim.startswith(api.nvim_get_mode().mode, 'i') and buf == api.nvim_get_current_buf()
+  if typing and vim.lsp.inline_completion.is_enabled({ bufnr = buf }) then
+    local group = ('nvim.lsp.inline_completion:%d'):format(buf)
+    api.nvim_exec_autocmds('CursorMovedI', { group = group, buffer = buf })
   end
 end
 
@@ -233,10 +305,33 @@ local function on_exit(code, signal)
   end)
 end
 
+-- Whether the program exists; says once if it does not.
+local function can_run(command)
+  local program = type(command) == 'table' and command[1]
+  if not program or vim.fn.executable(program) == 1 then return true end
+  why = program .. ': no such program'
+  if state ~= 'failed' then
+    set_state('failed') -- vim.lsp.enable is silent about it
+    vim.schedule(function() tell('failed', why .. '; install akunu or set cmd') end)
+  end
+  return false
+end
+
+-- Starts the server in a buffer without a file type, which vim.lsp.enable skips.
+local function attach_untyped(buf)
+  local bo = vim.bo[buf]
+  local wanted = bo.buftype == '' and bo.modifiable and vim.lsp.is_enabled('akunu')
+  if not wanted or not can_run(vim.lsp.config.akunu.cmd) then return end
+  if bo.filetype == '' and #vim.lsp.get_clients({ bufnr = buf, name = 'akunu' }) == 0 then
+    vim.lsp.start(vim.tbl_extend('force', vim.lsp.config.akunu, { root_dir = vim.NIL }), { bufnr = buf })
+  end
+end
+
 -- cmd: the command of the server. keys: keys by action, '' for none. filetypes: false for file types
 -- without ghosts. next_edit: true shows the next edit instead, with models that predict edits.
 function M.setup(options)
-  local filetypes = options.filetypes or {}
+  local filetypes = { gitcommit = false, gitrebase = false }
+  filetypes = vim.tbl_extend('force', filetypes, options.filetypes or {})
   vim.lsp.config('akunu', {
     cmd = options.cmd,
     root_dir = function(buf, start)
@@ -246,11 +341,10 @@ function M.setup(options)
     init_options = { inlineCompletionParts = true },
     handlers = {
       [PART] = on_part,
-      ['window/showMessage'] = function(err, params, context)
+      ['window/showMessage'] = function(_, params)
         why = params.message:gsub('^akunu: ', '')
         set_state(state)
-        make_room()
-        return vim.lsp.handlers['window/showMessage'](err, params, context)
+        tell('failed', why)
       end,
     },
   })
@@ -261,26 +355,21 @@ function M.setup(options)
     require('akunu.next_edit').enable(keys.accept)
   else
     vim.lsp.inline_completion.enable()
-    for action, key in pairs(keys) do
-      if key ~= '' then map(key, action) end
-    end
+    map_keys(keys)
   end
   local group = api.nvim_create_augroup('akunu', {})
   local function on(events, callback)
     api.nvim_create_autocmd(events, { group = group, callback = callback })
   end
   on('LspAttach', function(event)
-    vim.schedule(function() -- after Neovim's own autocommands, which show outdated items
-      if not api.nvim_buf_is_valid(event.buf) then return end
-      local events = { 'CursorMovedI', 'TextChangedI' }
-      api.nvim_clear_autocmds({ group = group, event = events, buffer = event.buf })
-      api.nvim_create_autocmd(events, { group = group, buffer = event.buf, callback = follow })
-    end)
+    -- Twice, because Neovim schedules its own autocommands, which show outdated items, once.
+    vim.schedule(function() vim.schedule(function() on_attach(event.buf) end) end)
   end)
   on({ 'InsertLeave', 'BufLeave' }, function()
-    outdated = false
+    outdated, shown = false, nil
     drop()
   end)
+  on({ 'BufEnter', 'InsertEnter' }, function(event) attach_untyped(event.buf) end)
   on('LspProgress', on_progress)
   on('LspRequest', on_request)
 end

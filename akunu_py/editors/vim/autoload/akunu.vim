@@ -3,11 +3,13 @@ vim9script
 # and accepts it, whole or in part. All buffers share one job; in the helper, a newer request
 # supersedes the older one ("channel").
 
+import autoload 'akunu/context.vim'
+import autoload 'akunu/pace.vim'
+
 const PROP = 'AkunuGhost'
 const MAX_LINES = 2000  # on either side of the cursor
-const MAX_FILES = 8
-const MAX_FILE_BYTES = 100'000
 const REST_MS = 500 # without cursor movement in normal mode, before a prefill
+const FILETYPES = {gitcommit: false, gitrebase: false} # unless the user says otherwise
 
 var job: job
 var last_error = ''            # the last line that the helper wrote to stderr
@@ -24,6 +26,7 @@ var ghost = ''
 var ghost_id = 0 # id of its answer
 var timer = -1
 var rest_timer = -1
+var read_ticks: dict<number> = {} # changedtick of buffers whose text was prefilled
 var rest_to_show = ''          # rest of a ghost while a part of it is typed
 var accepted_to: dict<any> = {} # cursor position after the part was typed
 var typed_options: dict<any> = {} # their values before the typing
@@ -41,7 +44,8 @@ def Here(): dict<any>
 enddef
 
 def IsEnabled(): bool
-  const of_type = get(g:, 'akunu_filetypes', {})->get(&filetype, get(g:, 'akunu_enabled', true))
+  const of_type = FILETYPES->extendnew(get(g:, 'akunu_filetypes', {}))
+    ->get(&filetype, get(g:, 'akunu_enabled', true))
   return get(b:, 'akunu_enabled', of_type) && &buftype ==# '' && &modifiable
 enddef
 
@@ -62,10 +66,15 @@ enddef
 
 # ---- events
 
-# Runs after the delay, because mode() is outdated when insert mode starts.
-export def AskSoon()
+# Insert mode starts. Timers, because mode() is outdated.
+export def Enter()
+  timer_start(0, (_) => ReadAhead())
+  AskSoon()
+enddef
+
+def AskSoon()
   timer_stop(timer)
-  timer = timer_start(get(g:, 'akunu_delay', 150), (_) => Ask())
+  timer = timer_start(pace.Delay(), (_) => Ask())
 enddef
 
 # The text or the cursor changed in insert mode.
@@ -79,6 +88,7 @@ export def Update()
   if now == spot
     return
   endif
+  pace.Key()
   const rest = ghost ==# '' ? '' : Rest(ghost, spot, now)
   spot = now
   if rest !=# ''
@@ -112,11 +122,40 @@ export def Sweep()
   endif
 enddef
 
-# The cursor moved in normal mode: prefill its position once it rests.
+# The cursor moved in normal mode. Once it rests, its position is prefilled if the buffer has
+# changed since the last time.
 export def Rests()
   timer_stop(rest_timer)
-  if get(g:, 'akunu_read_ahead', true) && IsEnabled()
-    rest_timer = timer_start(get(g:, 'akunu_rest', REST_MS), (_) => ReadAhead())
+  if IsEnabled()
+    rest_timer = timer_start(get(g:, 'akunu_rest', REST_MS), (_) => Rested())
+  endif
+enddef
+
+def Rested()
+  if mode() !=# 'n' || !IsEnabled()
+    return
+  endif
+  context.Visited()
+  if !read_ticks->has_key($'{bufnr()}')
+    read_ticks[$'{bufnr()}'] = b:changedtick
+    if get(g:, 'akunu_read_ahead', true)
+      Start()  # the model loads before the first request
+    endif
+  elseif read_ticks[$'{bufnr()}'] != b:changedtick
+    ReadAhead()
+  endif
+enddef
+
+# For TextYankPost, BufWritePost.
+export def Yanked()
+  if IsEnabled() && v:event.regname !=# '_'
+    context.Yanked()
+  endif
+enddef
+
+export def Saved()
+  if IsEnabled()
+    context.Saved()
   endif
 enddef
 
@@ -130,21 +169,25 @@ export def Ask(more: dict<any> = {})
   spot = Here()
   last_id += 1
   asked = {id: last_id, spot: spot, text: ''}
+  pace.Asked()
   Send(Request(spot)->extend({stream: true})->extend(more))
 enddef
 
 def ReadAhead()
-  if mode() ==# 'n' && IsEnabled() && Start()
+  if mode() =~# '[ni]' && get(g:, 'akunu_read_ahead', true) && IsEnabled() && Start()
     last_id += 1
+    read_ticks[$'{bufnr()}'] = b:changedtick
     Send(Request(Here())->extend({max_tokens: 0}))
   endif
 enddef
 
 def Request(at: dict<any>): dict<any>
   const [prefix, suffix] = Around(at)
+  const path = expand('%:p')
   var request = {
-    id: last_id, channel: 'vim', prefix: prefix, suffix: suffix, path: expand('%:p'),
-    language: &filetype, files: OtherFiles(), time_ms: get(g:, 'akunu_time_ms', 3000),
+    id: last_id, channel: 'vim', prefix: prefix, suffix: suffix, path: path,
+    language: &filetype, files: context.OtherFiles(), recent: context.Recent(),
+    root: context.Root(path), time_ms: get(g:, 'akunu_time_ms', 3000),
   }
   for name in ['max_tokens', 'max_lines', 'temperature']
     if has_key(g:, $'akunu_{name}')
@@ -163,21 +206,6 @@ def Around(at: dict<any>): list<string>
   var before = getline(first, at.lnum - 1)->add(at.before)
   var after = [at.after] + getline(at.lnum + 1, final)
   return [before->join("\n"), after->join("\n")]
-enddef
-
-# The other buffers, the last used one first.
-def OtherFiles(): list<dict<string>>
-  var files: list<dict<string>> = []
-  var others = getbufinfo({buflisted: 1, bufloaded: 1})
-    ->filter((_, buffer) => buffer.bufnr != bufnr() && getbufvar(buffer.bufnr, '&buftype') ==# '')
-    ->sort((a, b) => b.lastused - a.lastused)
-  for buffer in others[: MAX_FILES - 1]
-    const text = getbufline(buffer.bufnr, 1, MAX_LINES)->join("\n")
-    if text !=# '' && strlen(text) <= MAX_FILE_BYTES
-      files->add({path: buffer.name, text: text})
-    endif
-  endfor
-  return files
 enddef
 
 # Starts the helper if needed; returns whether it runs.
@@ -229,6 +257,7 @@ def Answered(line: string)
     return
   endtry
   if reply->has_key('status')
+    pace.Forget()
     Loading()
     return
   endif
@@ -236,6 +265,7 @@ def Answered(line: string)
   # The reply to an invalid line has no id.
   const is_ours = !asked->empty() && (reply.id == v:null || reply.id == asked.id)
   if reply->has_key('error')
+    pace.Forget()
     asked = is_ours ? {} : asked
     Notify(reply.error)
     return
@@ -246,6 +276,8 @@ def Answered(line: string)
     shown_messages = {}
   endif
   if is_ours
+    pace.Answered()
+    pace.Battery(reply->get('battery', false))
     const then = asked.spot
     const text = reply->get('text', asked.text .. reply->get('delta', ''))
     asked.text = text
@@ -274,13 +306,13 @@ def Loaded()
 enddef
 
 # Shows each message once, because the next keystroke may repeat it. Also as a popup, because
-# "-- INSERT --" covers echoed text in insert mode.
+# "-- INSERT --" covers echoed text in insert mode. Cut, because a long message needs Enter.
 def Notify(message: string)
   trouble = message
   if !shown_messages->has_key(message)
     shown_messages[message] = true
     echohl WarningMsg
-    echomsg $'akunu: {message}'
+    echomsg strcharpart($'akunu: {message}', 0, &columns - 15)
     echohl None
     popup_notification($'akunu: {message}', {time: 8000, maxwidth: 60})
   endif
@@ -346,8 +378,9 @@ export def Accept(part: string)
   Send({accepted: ghost_id, characters: strchars(text)})
   Hide()
   # CTRL-] expands an abbreviation that the user typed just before the ghost.
-  const ends_word = text !~# '^\k' && !IsAccepted()
-  feedkeys((ends_word ? "\<C-]>" : '') .. "\<Cmd>call akunu#TypeLiterally()\<CR>"
+  # CTRL-G u lets undo remove the ghost and keep what was typed.
+  const before = IsAccepted() ? '' : text =~# '^\k' ? "\<C-G>u" : "\<C-]>\<C-G>u"
+  feedkeys(before .. "\<Cmd>call akunu#TypeLiterally()\<CR>"
     .. Keys(text) .. "\<Cmd>call akunu#Accepted()\<CR>", 'ni')
 enddef
 

@@ -23,8 +23,10 @@ augroup akunu
   autocmd!
   " After the vimrc and the other plugins, so that their keys are known.
   autocmd VimEnter * call akunu#MapKeys()
-  autocmd BufEnter,CursorMoved * call akunu#Rests()
-  autocmd InsertEnter * call akunu#AskSoon()
+  autocmd BufEnter,CursorMoved,TextChanged * call akunu#Rests()
+  autocmd TextYankPost * call akunu#Yanked()
+  autocmd BufWritePost * call akunu#Saved()
+  autocmd InsertEnter * call akunu#Enter()
   autocmd TextChangedI,CursorMovedI * call akunu#Update()
   autocmd TextChangedP,CompleteChanged * call akunu#Dismiss()
   autocmd InsertLeave,BufLeave * call akunu#Leave()

@@ -3,22 +3,26 @@
 
 const vscode = require('vscode')
 const { Helper, windowStart } = require('./helper.js')
+const { Context } = require('./context.js')
 const { NextEdit } = require('./next_edit.js')
+const { Pace } = require('./pace.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
-const MAX_FILES = 8
-const MAX_FILE_CHARACTERS = 100000
 const FIRST_LINE_MS = 50 // before a first line is shown without the rest
 const ALTERNATIVES = { count: 2, temperature: 0.8 } // for an explicit request
 const REST_MS = 500 // without cursor movement, before a prefill
 
 let helper = null
 let statusBar = null
-let used = [] // documents, the last shown one first
 let resting = null
-let askedAgain = false // the next request is for the rest of the shown text
+let asked = null // the place of the last request: {document, offset}
+let whole = null // the completion whose first line is shown: {document, prefix, suffix, reply}
 let nextEdit = null // set to predict the next edit instead of text at the cursor
-let given = null // the last ghost: {document, end}; end: the text up to its end after acceptance
+// The last ghost: {document, end, id, rest, offset, taken, typed}; end: the text up to its end.
+let given = null
+const edited = new WeakSet() // documents that changed since the last prefill
+const related = new Context()
+const pace = new Pace()
 
 function settings() {
   return vscode.workspace.getConfiguration('akunu')
@@ -55,16 +59,6 @@ function rests(ms, token) {
   })
 }
 
-function otherFiles(document) {
-  const files = []
-  for (const other of used) {
-    if (other === document || other.isClosed || files.length === MAX_FILES) continue
-    const text = other.getText()
-    if (text && text.length <= MAX_FILE_CHARACTERS) files.push({ path: other.fileName, text })
-  }
-  return files
-}
-
 // chosen: the selected entry of the suggestion menu, which counts as typed.
 function requestAt(document, position, chosen) {
   const text = document.getText()
@@ -76,7 +70,9 @@ function requestAt(document, position, chosen) {
     suffix: text.slice(end, end + MAX_CHARACTERS),
     path: document.fileName,
     language: document.languageId,
-    files: otherFiles(document),
+    files: related.otherFiles(document),
+    recent: related.recent,
+    root: related.root(document),
     time_ms: settings().get('timeMs'),
   }
   const lines = settings().get('maxLines')
@@ -85,19 +81,20 @@ function requestAt(document, position, chosen) {
 }
 
 // {text, id} of a completion, or of its first line if the rest takes longer. Then the editor requests
-// the whole completion again, from the helper's cache.
-function firstLineOrAll(request, token) {
-  const whole = askedAgain // this time
-  askedAgain = false
+// the completion again, and gets all of it. It keeps a shown item, so that is hidden first.
+function firstLineOrAll(document, request, token) {
   return new Promise((resolve) => {
     let written = ''
     let early = false
     let timer = null
+    let onFirstText = pace.asked()
     const onCancel = (cancel) => token.onCancellationRequested(cancel)
     const onText = (text, id) => {
+      onFirstText()
+      onFirstText = () => {}
       written += text
       const line = /^\s*\S.*(?=\n)/.exec(written)
-      if (whole || timer || !line) return
+      if (timer || !line) return
       timer = setTimeout(() => {
         early = true
         resolve({ text: line[0], id })
@@ -105,13 +102,26 @@ function firstLineOrAll(request, token) {
     }
     helper.ask(request, onCancel, onText).then((reply) => {
       clearTimeout(timer)
+      if (reply) {
+        onFirstText()
+        pace.onBattery = Boolean(reply.battery)
+      }
       if (!early) resolve(reply || { text: '' })
       else if (reply && !token.isCancellationRequested) {
-        askedAgain = true
+        whole = { document, prefix: request.prefix, suffix: request.suffix, reply }
+        vscode.commands.executeCommand('editor.action.inlineSuggest.hide')
         vscode.commands.executeCommand('editor.action.inlineSuggest.trigger')
       }
     })
   })
+}
+
+// The completion of `request` whose first line is shown, or null.
+function wholeOf(document, request) {
+  const found = whole
+  whole = null
+  const same = found && found.document === document && found.prefix === request.prefix
+  return same && found.suffix === request.suffix ? found.reply : null
 }
 
 // The completion and other samples, each as in `firstLineOrAll`.
@@ -131,14 +141,29 @@ const provider = {
     if (nextEdit || !isEnabled(document)) return []
     const chosen = context.selectedCompletionInfo
     const request = requestAt(document, position, chosen)
-    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke && !askedAgain
-    // The next ghost after a whole one was generated ahead.
+    const rest = wholeOf(document, request)
+    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke
+    // The next ghost after a whole one may have been generated ahead.
     const accepted = given && given.document === document && given.end === request.prefix
-    if (!accepted && !byHand && !(await rests(settings().get('delay'), token))) return []
-    const replies = byHand ? await alternatives(request, token) : [await firstLineOrAll(request, token)]
+    const delay = pace.delay(settings().get('delay'), settings().get('maxDelay'))
+    if (!rest && !accepted && !byHand && !(await rests(delay, token))) return []
+    if (!rest) asked = { document, offset: document.offsetAt(position) }
+    const replies = rest
+      ? [rest]
+      : byHand
+        ? await alternatives(request, token)
+        : [await firstLineOrAll(document, request, token)]
     const found = replies.filter(({ text }) => text.trim())
     if (!found.length || token.isCancellationRequested) return []
-    given = { document, end: request.prefix + found[0].text }
+    given = {
+      document,
+      end: request.prefix + found[0].text,
+      id: found[0].id,
+      rest: found[0].text,
+      offset: document.offsetAt(chosen ? chosen.range.start : position) + (chosen ? chosen.text.length : 0),
+      taken: 0, // characters accepted in parts
+      typed: 0,
+    }
     const range = chosen ? chosen.range : new vscode.Range(position, position)
     return found.map(({ text, id }) => {
       const command = { command: 'akunu.accepted', title: '', arguments: [id, [...text].length] }
@@ -147,15 +172,53 @@ const provider = {
   },
 }
 
-// Requests a prefill for the cursor position once the cursor rests.
+// Requests a prefill for the cursor position once the cursor rests, if the document has changed since
+// the last time. The model loads as soon as it rests in any document.
 function cursorMoved(editor) {
   clearTimeout(resting)
   if (nextEdit || !editor || editor.document.uri.scheme === 'output') return
-  if (!settings().get('readAhead')) return
+  const { document } = editor
   resting = setTimeout(() => {
-    if (!isEnabled(editor.document) || editor.document.isClosed) return
-    helper.readAhead(requestAt(editor.document, editor.selection.active))
+    if (!isEnabled(document) || document.isClosed) return
+    const position = editor.selection.active
+    related.moved(document, position)
+    related.visited(document, position.line)
+    if (!settings().get('readAhead')) return
+    const known = asked && asked.document === document && asked.offset === document.offsetAt(position)
+    if (!edited.has(document)) helper.start()
+    else if (!known) {
+      edited.delete(document)
+      helper.readAhead(requestAt(document, position))
+    }
   }, REST_MS)
+}
+
+// Follows the shown ghost through what is typed, and counts the parts of it that are accepted: VS Code
+// reports only whole acceptances.
+function changed({ document, contentChanges }) {
+  if (document.uri.scheme === 'output' || !contentChanges.length) return
+  edited.add(document)
+  const editor = vscode.window.activeTextEditor
+  if (editor && editor.document === document) pace.key()
+  if (!given || given.document !== document) return
+  const [{ text, rangeLength, rangeOffset }] = contentChanges
+  const fits = text && !rangeLength && rangeOffset === given.offset && given.rest.startsWith(text)
+  if (contentChanges.length !== 1 || !fits) return
+  const characters = [...text].length
+  given.offset += text.length
+  given.rest = given.rest.slice(text.length)
+  if (characters === 1) given.typed++
+  else {
+    given.taken += characters
+    helper.accepted(given.id, characters)
+  }
+}
+
+// All of an item was accepted; `changed` may have counted it.
+function accepted(id, characters) {
+  const { taken, typed } = given && given.id === id ? given : { taken: 0, typed: 0 }
+  const more = taken ? characters - taken - typed : characters
+  if (more > 0) helper.accepted(id, more)
 }
 
 // The reply to a request for the next edit, or null.
@@ -173,15 +236,19 @@ function watchEdits(context) {
   context.subscriptions.push(
     nextEdit,
     vscode.workspace.onDidOpenTextDocument((document) => nextEdit.opened(document)),
-    vscode.workspace.onDidChangeTextDocument(({ document }) => nextEdit.changed(document)),
+    vscode.workspace.onDidChangeTextDocument(({ document, reason }) => nextEdit.changed(document, reason)),
     vscode.commands.registerCommand('akunu.acceptNextEdit', () => nextEdit.accept()),
     vscode.commands.registerCommand('akunu.hideNextEdit', () => nextEdit.hide()),
   )
 }
 
 function shown(editor) {
-  if (!editor || editor.document.uri.scheme === 'output') return
-  used = [editor.document, ...used.filter((other) => other !== editor.document)].slice(0, 50)
+  if (editor && editor.document.uri.scheme !== 'output') related.shown(editor.document)
+}
+
+function saved(document) {
+  const at = given && given.document === document ? given.offset : related.offsets.get(String(document.uri))
+  if (isEnabled(document) && at !== undefined) related.remember(document, document.positionAt(at).line)
 }
 
 function activate(context) {
@@ -199,7 +266,9 @@ function activate(context) {
     vscode.window.onDidChangeActiveTextEditor(cursorMoved),
     vscode.window.onDidChangeTextEditorSelection((change) => cursorMoved(change.textEditor)),
     vscode.commands.registerCommand('akunu.restart', restart),
-    vscode.commands.registerCommand('akunu.accepted', (...which) => helper.accepted(...which)),
+    vscode.commands.registerCommand('akunu.accepted', accepted),
+    vscode.workspace.onDidChangeTextDocument(changed),
+    vscode.workspace.onDidSaveTextDocument(saved),
     vscode.workspace.onDidChangeConfiguration((change) => {
       if (change.affectsConfiguration('akunu.command')) restart()
     }),

@@ -6,6 +6,21 @@ const { RecentEdits } = require('./recent_edits.js')
 
 const PAUSE_MS = 200 // without a change, before a request
 
+// The changed words of two lines: {from, oldEnd}, as characters of the old one.
+function changedWords(before, after) {
+  const inWord = /[\p{L}\p{N}_]/u
+  const shorter = Math.min(before.length, after.length)
+  let from = 0
+  while (from < shorter && before[from] === after[from]) from++
+  while (from > 0 && inWord.test(before[from - 1])) from--
+  let same = 0 // characters at the end
+  while (same < shorter - from && before.at(-1 - same) === after.at(-1 - same)) same++
+  while (same > 0 && inWord.test(before.at(-same))) same--
+  return { from, oldEnd: before.length - same }
+}
+
+const keyOf = (edit) => JSON.stringify([edit.first, edit.last, edit.lines])
+
 class NextEdit {
   // ask(document, position, edits, onCancel): returns the helper's reply or null.
   // accepted(id, characters): reports an applied edit.
@@ -14,10 +29,11 @@ class NextEdit {
     this.accepted = accepted
     this.recent = new RecentEdits()
     this.shown = null // {editor, version, edit, id}
+    this.made = null // the last applied edit: {document, key}
+    this.undone = new Set() // keys of edits that the user undid
     this.timer = null
     this.cancel = () => {}
     this.going = vscode.window.createTextEditorDecorationType({
-      isWholeLine: true,
       backgroundColor: new vscode.ThemeColor('diffEditor.removedLineBackground'),
     })
     this.coming = vscode.window.createTextEditorDecorationType({
@@ -29,7 +45,9 @@ class NextEdit {
     this.recent.opened(document.fileName, document.getText())
   }
 
-  changed(document) {
+  changed(document, reason) {
+    const undo = reason === vscode.TextDocumentChangeReason.Undo
+    if (undo && this.made && this.made.document === document) this.undone.add(this.made.key)
     this.recent.changed(document.fileName, document.getText())
     this.hide()
     const editor = vscode.window.activeTextEditor
@@ -44,16 +62,32 @@ class NextEdit {
     if (!edits.length) return
     const onCancel = (cancel) => (this.cancel = cancel)
     const reply = await this.ask(document, editor.selection.active, edits, onCancel)
-    if (reply && reply.edit && document.version === version) this.show(editor, reply)
+    const wanted = reply && reply.edit && !this.undone.has(keyOf(reply.edit))
+    if (wanted && document.version === version) this.show(editor, reply)
   }
 
+  // Marks the removed words and shows the new lines. An edit outside the window is only announced.
   show(editor, { edit, id }) {
     this.hide()
     this.shown = { editor, version: editor.document.version, edit, id }
+    const lineRange = (row) => editor.document.lineAt(row).range
+    this.setContext(true)
+    if (!this.isVisible(editor, edit)) {
+      const { line } = editor.selection.active
+      const text = `${edit.first > line ? '↓' : '↑'} next edit in line ${edit.first + 1}`
+      editor.setDecorations(this.coming, [
+        { range: lineRange(line), renderOptions: { after: { contentText: text } } },
+      ])
+      return
+    }
     const rows = []
     for (let row = edit.first; row < edit.last; row++) rows.push(row)
-    const lineRange = (row) => editor.document.lineAt(row).range
-    editor.setDecorations(this.going, rows.map(lineRange))
+    const removed = rows.map((row, number) => {
+      if (number >= edit.lines.length) return lineRange(row)
+      const { from, oldEnd } = changedWords(editor.document.lineAt(row).text, edit.lines[number])
+      return new vscode.Range(new vscode.Position(row, from), new vscode.Position(row, oldEnd))
+    })
+    editor.setDecorations(this.going, removed)
     // One new line after each old one; the remaining new lines after the last.
     const at = rows.length ? rows : [Math.max(0, edit.first - 1)]
     const texts = edit.lines.slice(0, at.length)
@@ -64,7 +98,11 @@ class NextEdit {
       renderOptions: { after: { contentText: (rows.length ? '→ ' : '⏎ ') + text } },
     }))
     editor.setDecorations(this.coming, coming)
-    this.setContext(true)
+  }
+
+  isVisible(editor, { first, last }) {
+    const end = Math.max(first, last - 1)
+    return editor.visibleRanges.some((range) => range.start.line <= first && end <= range.end.line)
   }
 
   hide() {
@@ -79,13 +117,22 @@ class NextEdit {
     this.setContext(false)
   }
 
-  // Applies the shown edit as one undo step, and moves the cursor to its end.
+  // Moves the cursor to the shown edit if it is outside the window. Otherwise applies it as one undo
+  // step, and moves the cursor to its end.
   async accept() {
     if (!this.shown || this.shown.editor.document.version !== this.shown.version) return
     const { editor, edit, id } = this.shown
     const { document } = editor
     const { first, last, lines } = edit
     this.hide()
+    if (!this.isVisible(editor, edit)) {
+      const start = new vscode.Position(Math.min(first, document.lineCount - 1), 0)
+      const range = new vscode.Range(start, start)
+      editor.selection = new vscode.Selection(start, start)
+      editor.revealRange(range, vscode.TextEditorRevealType.InCenter)
+      this.showWhenVisible(editor, { edit, id })
+      return
+    }
     const end = document.lineAt(document.lineCount - 1).range.end
     let range = new vscode.Range(new vscode.Position(first, 0), last < document.lineCount ? new vscode.Position(last, 0) : end)
     let text = lines.map((line) => line + '\n').join('')
@@ -99,7 +146,18 @@ class NextEdit {
     const cursor = document.lineAt(Math.min(row, document.lineCount - 1)).range.end
     editor.selection = new vscode.Selection(cursor, cursor)
     editor.revealRange(new vscode.Range(cursor, cursor))
+    this.made = { document, key: keyOf(edit) }
     this.accepted(id, [...lines.join('\n')].length + 1)
+  }
+
+  // VS Code reports the new lines of the window later.
+  showWhenVisible(editor, reply) {
+    const { version } = editor.document
+    const listener = vscode.window.onDidChangeTextEditorVisibleRanges((change) => {
+      if (change.textEditor !== editor) return
+      listener.dispose()
+      if (editor.document.version === version) this.show(editor, reply)
+    })
   }
 
   setContext(shown) {

@@ -1,4 +1,4 @@
--- Shows the next edit that the model predicts, at the changed lines, and applies it.
+-- Shows the next edit that the model predicts, beside the changed lines, and applies it.
 local M = {}
 
 local api = vim.api
@@ -8,6 +8,8 @@ local PAUSE = 200 -- milliseconds without a change before a request
 local shown = nil -- {buf, tick, client, first, last, lines, command}
 local timer = assert(vim.uv.new_timer())
 local cancel = nil -- cancels the current request
+local made = nil -- the last applied edit: {buf, key, undo}; undo: its number in the undo tree
+local undone = {} -- keys of edits that the user undid
 
 -- Whether a shown edit still fits the buffer.
 function M.visible()
@@ -25,18 +27,75 @@ function M.hide()
   shown, cancel = nil, nil
 end
 
--- Marks the removed text and shows the new text below.
+local function key_of(edit)
+  return table.concat({ edit.first, edit.last, unpack(edit.lines) }, '\n')
+end
+
+-- Returns the changed words of two lines as byte ranges: from, end in the old one, end in the new one.
+local function changed_words(old, new)
+  local in_word = '[%w_\128-\255]'
+  local from, shorter = 0, math.min(#old, #new)
+  while from < shorter and old:byte(from + 1) == new:byte(from + 1) do from = from + 1 end
+  while from > 0 and old:sub(from, from):match(in_word) do from = from - 1 end
+  local same = 0 -- bytes at the end
+  while same < shorter - from and old:byte(#old - same) == new:byte(#new - same) do same = same + 1 end
+  while same > 0 and old:sub(#old - same + 1, #old - same + 1):match(in_word) do same = same - 1 end
+  return from, #old - same, #new - same
+end
+
+-- Whether the lines of the edit are visible.
+local function is_visible(edit)
+  return edit.first + 1 >= vim.fn.line('w0') and math.max(edit.first + 1, edit.last) <= vim.fn.line('w$')
+end
+
+local function mark(edit, row, col, options)
+  api.nvim_buf_set_extmark(edit.buf, namespace, row, col, options)
+end
+
+-- Shows the new line beside the old one, or below it if there is no room. Returns the number of lines
+-- that were shown: 0 or 1.
+local function show_line(edit, row)
+  local old = api.nvim_buf_get_lines(edit.buf, row, row + 1, false)[1]
+  local new = edit.lines[row - edit.first + 1]
+  if not new then
+    mark(edit, row, 0, { end_row = row, end_col = #old, line_hl_group = 'DiffDelete' })
+    return 0
+  end
+  local from, old_end, new_end = changed_words(old, new)
+  if old_end > from then mark(edit, row, from, { end_row = row, end_col = old_end, hl_group = 'DiffDelete' }) end
+  local text = {
+    { new:sub(1, from), 'ComplHint' }, { new:sub(from + 1, new_end), 'DiffAdd' }, { new:sub(new_end + 1), 'ComplHint' },
+  }
+  local room = api.nvim_win_get_width(0) - vim.fn.strdisplaywidth(old) - 10
+  if vim.fn.strdisplaywidth(new) <= room then
+    table.insert(text, 1, { ' → ', 'ComplHint' })
+    mark(edit, row, #old, { virt_text = text, virt_text_pos = 'eol' })
+  else
+    mark(edit, row, 0, { virt_lines = { text } })
+  end
+  return 1
+end
+
+-- Marks the removed words and shows the new lines. An edit outside the window is only announced.
 local function show(edit)
   shown = edit
   vim.keymap.set('n', '<Esc>', M.hide, { buffer = edit.buf, desc = 'Hide the next edit' })
-  for row = edit.first, edit.last - 1 do
-    api.nvim_buf_set_extmark(edit.buf, namespace, row, 0, { line_hl_group = 'DiffDelete' })
+  if not is_visible(edit) then
+    local row = api.nvim_win_get_cursor(0)[1] - 1
+    local arrow = edit.first > row and '↓' or '↑'
+    local text = (' %s next edit in line %d'):format(arrow, edit.first + 1)
+    mark(edit, row, 0, { virt_text = { { text, 'ComplHint' } }, virt_text_pos = 'eol' })
+    return
   end
-  if #edit.lines == 0 then return end
-  api.nvim_buf_set_extmark(edit.buf, namespace, math.max(edit.last - 1, 0), 0, {
-    virt_lines = vim.tbl_map(function(line) return { { line, 'DiffAdd' } } end, edit.lines),
-    virt_lines_above = edit.last == 0,
-  })
+  local count = 0
+  for row = edit.first, edit.last - 1 do count = count + show_line(edit, row) end
+  local more = vim.list_slice(edit.lines, count + 1)
+  if #more > 0 then
+    mark(edit, math.max(edit.last - 1, 0), 0, {
+      virt_lines = vim.tbl_map(function(line) return { { line, 'DiffAdd' } } end, more),
+      virt_lines_above = edit.last == 0,
+    })
+  end
 end
 
 local function ask()
@@ -48,23 +107,40 @@ local function ask()
   local sent, id = client:request('akunu/nextEdit', params, function(failed, edit)
     cancel = nil
     local here = buf == api.nvim_get_current_buf() and tick == api.nvim_buf_get_changedtick(buf)
-    if failed or not here or not edit or edit == vim.NIL then return end
+    if failed or not here or not edit or edit == vim.NIL or undone[key_of(edit)] then return end
     show(vim.tbl_extend('error', edit, { buf = buf, tick = tick, client = client }))
   end, buf)
   cancel = sent and function() client:cancel_request(id) end or nil
 end
 
--- Applies the shown edit as one undo step, and moves the cursor to its end.
+-- Moves the cursor to the shown edit if it is outside the window. Otherwise applies it as one undo
+-- step, and moves the cursor to its end.
 function M.accept()
   if not M.visible() then return end
   local edit = shown
   M.hide()
+  if not is_visible(edit) then
+    vim.cmd("normal! m'")
+    api.nvim_win_set_cursor(0, { math.min(edit.first + 1, api.nvim_buf_line_count(edit.buf)), 0 })
+    vim.cmd('normal! zz')
+    vim.cmd.redraw() -- updates the first and last line of the window
+    show(edit)
+    return
+  end
   vim.cmd('let &g:undolevels = &g:undolevels') -- starts a new undo step
   api.nvim_buf_set_lines(edit.buf, edit.first, edit.last, false, edit.lines)
   local row = math.max(1, edit.first + #edit.lines)
   local line = api.nvim_buf_get_lines(edit.buf, row - 1, row, false)[1] or ''
   api.nvim_win_set_cursor(0, { math.min(row, api.nvim_buf_line_count(edit.buf)), #line })
+  made = { buf = edit.buf, key = key_of(edit), undo = vim.fn.undotree(edit.buf).seq_cur }
   edit.client:exec_cmd(edit.command)
+end
+
+-- Remembers an applied edit that the user undid.
+local function notice_undo()
+  if made and made.buf == api.nvim_get_current_buf() then
+    if vim.fn.undotree(made.buf).seq_cur < made.undo then undone[made.key] = true end
+  end
 end
 
 -- key: applies the edit; without one, it keeps its function.
@@ -79,6 +155,7 @@ function M.enable(key)
     group = group,
     callback = function()
       M.hide()
+      notice_undo()
       timer:start(PAUSE, 0, vim.schedule_wrap(ask))
     end,
   })

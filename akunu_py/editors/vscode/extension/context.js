@@ -1,0 +1,96 @@
+// What a request contains beside its own document: other files, recent texts, the project's directory.
+'use strict'
+
+const fs = require('node:fs')
+const vscode = require('vscode')
+
+const MAX_FILES = 8
+const MAX_CHARACTERS = 100000 // of another file, around its cursor
+const MAX_FILE_BYTES = 10000000 // larger files are not read from disk
+const STEP = 10000 // characters; parts move in steps, so that the helper's caches stay valid
+const MAX_RECENT = 8
+const NEAR = 10 // lines around a saved or visited place
+
+// The part of `text` around `offset`, from the start of a line.
+function part(text, offset) {
+  if (text.length <= MAX_CHARACTERS) return text
+  const latest = text.length - MAX_CHARACTERS
+  const from = Math.min(latest, Math.max(0, Math.floor((offset - MAX_CHARACTERS / 2) / STEP) * STEP))
+  const start = from ? text.indexOf('\n', from) + 1 : 0
+  return text.slice(start, from + MAX_CHARACTERS)
+}
+
+class Context {
+  constructor() {
+    this.used = [] // documents, the last shown one first
+    this.offsets = new Map() // of cursors, by URI
+    this.read = new Map() // files from disk, by path: {time, text}
+    this.recent = [] // saved or visited texts, the last one first
+    this.visitedPlace = null // {uri, line}
+  }
+
+  shown(document) {
+    this.used = [document, ...this.used.filter((other) => other !== document)].slice(0, 50)
+  }
+
+  moved(document, position) {
+    this.offsets.set(String(document.uri), document.offsetAt(position))
+  }
+
+  // The other open documents, the last used one first, then the files of other tabs from disk.
+  otherFiles(document) {
+    const files = []
+    const known = new Set([document.fileName])
+    const add = (path, uri, text) => {
+      known.add(path)
+      if (text) files.push({ path, text: part(text, this.offsets.get(String(uri)) || 0) })
+    }
+    for (const other of this.used) {
+      if (files.length === MAX_FILES) return files
+      if (!other.isClosed && !known.has(other.fileName)) add(other.fileName, other.uri, other.getText())
+    }
+    for (const tab of vscode.window.tabGroups.all.flatMap((group) => group.tabs)) {
+      if (files.length === MAX_FILES) return files
+      const uri = tab.input && tab.input.uri
+      if (uri && uri.scheme === 'file' && !known.has(uri.fsPath)) add(uri.fsPath, uri, this.onDisk(uri.fsPath))
+    }
+    return files
+  }
+
+  // The text of a file, '' if it cannot be read or is too large.
+  onDisk(path) {
+    try {
+      const { mtimeMs, size } = fs.statSync(path)
+      const known = this.read.get(path)
+      if (known && known.time === mtimeMs) return known.text
+      const text = size <= MAX_FILE_BYTES ? fs.readFileSync(path, 'utf8') : ''
+      this.read.set(path, { time: mtimeMs, text: text.includes('\0') ? '' : text })
+      return this.read.get(path).text
+    } catch {
+      return ''
+    }
+  }
+
+  remember(document, line) {
+    const lines = document.getText().split('\n').slice(Math.max(0, line - NEAR), line + NEAR + 1)
+    const text = lines.join('\n').slice(0, 4000)
+    if (!text.trim()) return
+    this.recent = [text, ...this.recent.filter((other) => other !== text)].slice(0, MAX_RECENT)
+  }
+
+  // The cursor rests in a line.
+  visited(document, line) {
+    const uri = String(document.uri)
+    const last = this.visitedPlace
+    if (last && last.uri === uri && Math.abs(last.line - line) <= NEAR) return
+    if (last) this.remember(document, line)
+    this.visitedPlace = { uri, line }
+  }
+
+  root(document) {
+    const folder = vscode.workspace.getWorkspaceFolder(document.uri)
+    return folder ? folder.uri.fsPath : ''
+  }
+}
+
+module.exports = { Context, part }
