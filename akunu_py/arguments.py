@@ -246,8 +246,8 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.force,
         args.prompt_cache_memory,
         args.memory_limit,
-        args.draft_model,
-        hosts,
+        draft_model=args.draft_model,
+        hosts=hosts,
     )
 
 

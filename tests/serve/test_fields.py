@@ -140,7 +140,7 @@ def test_unknown_members_change_no_answer(tiny: Served, path: str) -> None:
 
 
 def app_of(tiny: Served, records: RequestRecords, *, strict: bool = False) -> ASGIApp:
-    return create_app(replace(tiny.model.backend(records), strict=strict), AccessRules())
+    return create_app(replace(tiny.backend(records), strict=strict), AccessRules())
 
 
 USELESS = [

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Served, ask
@@ -247,7 +249,6 @@ REFUSED = [
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id"),
     (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format"),
-    (CHAT, {"model": "gpt-9"}, 404, "model"),
     (CHAT, {"temperature": "hot"}, 400, "temperature"),
     (CHAT, {"temperature": -1}, 400, "temperature"),
     (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -339,9 +340,16 @@ def test_default_options(tiny: Served) -> None:
 
 async def test_listing_models_does_not_load_the_model(tiny: Served) -> None:
     """Programs that poll the list must not reload a model that was unloaded when idle."""
-    listed = (await ask(tiny.app, "/v1/models")).json()["data"]
-    app = create_app(replace(tiny.model.backend(RequestRecords()), service=None), AccessRules())  # type: ignore[arg-type]
-    assert (await ask(app, "/v1/models")).json()["data"] == listed
-    assert (await ask(app, "/v1/models/alias")).json() == listed[0]
+    names, options = ("tiny", "alias"), tiny.options
+    pool = ModelPool([ServedModel(names, never_load, options.service, context_length=64)])
+    app = create_app(options.backend(pool, RequestRecords()), AccessRules())
+    [listed] = (await ask(app, "/v1/models")).json()["data"]
+    assert (listed["id"], listed["state"], listed["context_length"]) == ("tiny", "unloaded", 64)
+    assert (await ask(app, "/v1/models/alias")).json() == listed
     assert (await ask(app, "/v1/models/other")).status == 404
     assert (await ask(app, "/health")).status == 200
+    assert pool.models[0].host.state == "unloaded"
+
+
+def never_load(reserved: int) -> ModelLoop:
+    raise AssertionError("loaded")

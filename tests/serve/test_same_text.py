@@ -4,6 +4,7 @@ with and without drafts, alone and in a batch with three clients of other dialec
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import random
 import threading
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp
 
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode
 from tests.support.dialects import DIALECTS, DialectClient, DialectRequest, ReplyData
@@ -32,9 +34,12 @@ def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
 
     @cache
     def app(draft: DraftMode) -> ASGIApp:
-        backend, service = tiny.model.backend(RequestRecords()), tiny.model.service()
+        backend, service = tiny.backend(RequestRecords()), tiny.model.service()
         changed = replace(service, defaults=replace(service.defaults, draft=draft))
-        return create_app(replace(backend, service=lambda: changed), AccessRules(), heartbeat_s=60)
+        model = copy.copy(tiny.model)
+        model.service = lambda: changed  # type: ignore[method-assign]
+        backend = replace(backend, pool=ModelPool([model]))
+        return create_app(backend, AccessRules(), heartbeat_s=60)
 
     return app
 

@@ -28,7 +28,6 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Stats, TokenLogprobs, ToolCall
 
 DONE = b"data: [DONE]\n\n"
@@ -133,8 +132,9 @@ class Endpoint:
     path: str
     body: type[Body]
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
-    prepare: Callable[[Any, Service], PreparedRequest | Mapping[str, Any]]
+    prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, `Service`
     summary: str  # for the OpenAPI description
+    by_embedder: bool = False  # `prepare` gets the `Embedder`, if any, instead of a `Service`
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,6 +175,22 @@ async def _poll(
             next_event.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestError):
                 await next_event
+
+
+async def unless_disconnected(waiting: Awaitable[object], receive: Receive) -> None:
+    """Wait until `waiting` is done. If the client disconnects, cancel it and raise Disconnected."""
+    task = asyncio.ensure_future(waiting)
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Disconnected
+        task.result()
+    finally:
+        disconnected.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

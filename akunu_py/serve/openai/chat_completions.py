@@ -33,7 +33,7 @@ from akunu_py.serve.dialect.sampling_body import (
     schema_constraint,
     token_limit,
 )
-from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.openai.bodies import (
     ChatBody,
@@ -50,7 +50,6 @@ from akunu_py.types import Constraint, TokenLogprobs
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
-    check_model(body.model, service.names)
     messages = messages_of(body.messages)
     limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
     if body.top_logprobs is not None and not body.logprobs:
