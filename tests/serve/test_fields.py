@@ -21,7 +21,7 @@ from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from tests.support.serving import Reply, Served, ask
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-RESPONSES, INFILL = "/v1/responses", "/infill"
+RESPONSES, INFILL, OLLAMA = "/v1/responses", "/infill", "/api/chat"
 USER = {"role": "user", "content": "hello"}
 LOOK = {"name": "look", "description": "d", "parameters": {"type": "object"}}
 WHOLE: dict[str, dict[str, Any]] = {
@@ -66,6 +66,12 @@ WHOLE: dict[str, dict[str, Any]] = {
             {"type": "function_call_output", "call_id": "a", "output": [
                 {"type": "input_text", "text": "seen"}]}],
         "text": {"format": {"type": "text"}}, "tool_choice": "none",
+    },
+    OLLAMA: {
+        "messages": [USER, {"role": "assistant", "tool_calls": [
+            {"function": {"name": "look", "arguments": {}}}]}, {"role": "tool", "content": "x"}],
+        "tools": [{"type": "function", "function": LOOK}], "stream": False,
+        "options": {"num_predict": 1, "temperature": 0.0},
     },
     INFILL: {"input_prefix": "def f(", "input_extra": [{"filename": "a.py", "text": "x = 1"}],
              "n_predict": 2},
@@ -122,6 +128,8 @@ def answer(reply: Reply) -> Any:
     if "stop_type" in value:  # counts differ if the completion is cached
         return value["content"]
     for name in ("id", "created", "created_at", "completed_at", "akunu", "usage"):
+        value.pop(name, None)
+    for name in ("total_duration", "prompt_eval_duration", "eval_duration"):
         value.pop(name, None)
     for item in value.get("output", ()):
         del item["id"]

@@ -48,7 +48,7 @@ def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) ->
     """Return a request that no other test sends; the answer cache would answer it."""
     temperature, seed = rng.choice(SEEDS) if dialect.seeded else SEEDS[0]
     text = "".join(rng.choices("ab(\n", k=rng.randrange(1, 30))) * 2
-    return DialectRequest((f"{text}x{rng.random()}",), 12, temperature, seed, draft)
+    return DialectRequest((f"{text}x{rng.random()}",), 24, temperature, seed, draft)
 
 
 async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from akunu_py.decoding.events import (
     Event,
@@ -123,6 +123,7 @@ class PreparedRequest:
     encoder: Encoder | None = None  # None: not streamed
     short: bool = False  # small prompt and few tokens; see `Scheduler.submit`
     shows_thinking: bool = True  # the reply includes thinking
+    media_type: str = "text/event-stream; charset=utf-8"  # of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,11 @@ class Endpoint:
     path: str
     body: type[Body]
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
-    prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, `Service`
+    prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
     summary: str  # for the OpenAPI description
-    by_embedder: bool = False  # `prepare` gets the `Embedder`, if any, instead of a `Service`
+    # What `prepare` gets: the loaded model's `Service`, the `Embedder` if any, or a description of
+    # the model, loaded or not.
+    needs: Literal["service", "embedder", "description"] = "service"
 
 
 @dataclass(frozen=True, slots=True)

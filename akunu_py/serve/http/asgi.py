@@ -41,6 +41,7 @@ from akunu_py.serve.http.request_handler import (
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
+from akunu_py.serve.ollama import OLLAMA, tags, version
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.running import proof
@@ -55,7 +56,7 @@ IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 Run = Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, AKUNU)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
 
 
@@ -151,12 +152,25 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         text = backend.records.metrics(pool.counts(), pool.metrics())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
+    async def ollama_tags(request: Request) -> Response:
+        return JSONResponse(tags([model.description() for model in pool.models]))
+
+    async def ollama_ps(request: Request) -> Response:
+        ready = [model for model in pool.models if model.is_ready]
+        return JSONResponse(tags([model.description() for model in ready]))
+
+    async def ollama_version(request: Request) -> Response:
+        return JSONResponse(version())
+
     async def openapi(request: Request) -> Response:
         return JSONResponse(openapi_description(DIALECTS))
 
     return [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
+        Route("/api/tags", ollama_tags),
+        Route("/api/ps", ollama_ps),
+        Route("/api/version", ollama_version),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/openapi.json", openapi),
@@ -197,10 +211,12 @@ class _Post:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
-                name = None if endpoint.by_embedder else getattr(body, "model", None)
+                name = None if endpoint.needs == "embedder" else getattr(body, "model", None)
                 model = backend.pool.choose(name, strict=backend.strict)
-                if endpoint.by_embedder:
+                if endpoint.needs == "embedder":
                     prepared = await run_in_threadpool(endpoint.prepare, body, backend.embedder)
+                elif endpoint.needs == "description":
+                    prepared = endpoint.prepare(body, model.description())
                 else:
                     record.model = model.name if len(backend.pool.models) > 1 else ""
                     using = stack.enter_async_context(backend.pool.use(model))
@@ -299,6 +315,9 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 _GET = {
     "/v1/models": "List the served models.",
+    "/api/tags": "List the served models, for Ollama.",
+    "/api/ps": "List the loaded models, for Ollama.",
+    "/api/version": "Return akunu's version, for Ollama.",
     "/health": "Check that the server runs.",
     "/openapi.json": "Return this description.",
 }

@@ -95,7 +95,7 @@ class RequestHandler:
         send: Send,
     ) -> int:
         """Send the status with the first frame, so that an early error has its own status."""
-        stream, finished = _Stream(send), 0
+        stream, finished = _Stream(send, self.prepared.media_type), 0
         try:
             async for choice_event in _poll(
                 events, disconnected, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
@@ -119,9 +119,10 @@ class RequestHandler:
 
 
 class _Stream:
-    """A reply sent as server-sent events."""
+    """A streamed reply."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, media_type: str) -> None:
+        self._media_type = media_type.encode()
         self._send, self.started, self.last_sent = send, False, time.monotonic()
 
     async def write(self, frames: list[bytes]) -> None:
@@ -130,7 +131,7 @@ class _Stream:
         if not self.started:
             self.started = True
             headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"content-type", self._media_type),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
             ]
