@@ -93,7 +93,9 @@ def check(model: Served, path: str, body: bytes, headers: dict[str, str] | None 
     """Such a request is answered, or refused in the shape of its dialect."""
     reply = asyncio.run(ask(model.app, path, body, headers=headers or {}))
     if reply.status == 200:
-        if "json" in reply.headers["content-type"]:
+        if reply.headers["content-type"] == "application/x-ndjson":
+            assert all(json.loads(line) for line in reply.body.splitlines())
+        elif "json" in reply.headers["content-type"]:
             reply.json()
         else:
             reply.body.decode()

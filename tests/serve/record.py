@@ -1,12 +1,12 @@
 """Record requests of real clients for the tests: `python -m tests.serve.record CLIENT ...`.
 
-The clients must be installed: PYTHON_CLIENTS names a Python with openai, anthropic, litellm and
-llm; aider, claude, codex, opencode and pi are found on PATH. Each client talks to the real server
-on loopback; the recording fails if the client does. The packages force the starter to call a tool.
-The prompts of agents are too long for the starter, so agents use a tiny model of random weights
-with the starter's tokenizer. The recorder answers its first requests with calls of harmless tools,
-because random weights generate none. An agent's session has two prompts: the second one continues
-the conversation in a new process.
+The clients must be installed: PYTHON_CLIENTS names a Python with openai, anthropic, ollama,
+litellm and llm; aider, claude, codex, opencode and pi are found on PATH. Each client talks to the
+real server on loopback; the recording fails if the client does. The packages force the starter to
+call a tool. The prompts of agents are too long for the starter, so agents use a tiny model of
+random weights with the starter's tokenizer. The recorder answers its first requests with calls of
+harmless tools, because random weights generate none. An agent's session has two prompts: the
+second one continues the conversation in a new process.
 """
 
 from __future__ import annotations
