@@ -158,9 +158,9 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.force,
         args.prompt_cache_memory,
         args.memory_limit,
-        args.draft_model,
-        hosts,
-        args.wire,
+        draft_model=args.draft_model,
+        hosts=hosts,
+        wire=args.wire,
     )
 
 

@@ -81,6 +81,10 @@ class DoesNotFit(ModelError):
     """The model needs more memory than the limit."""
 
 
+class NoRoomLeft(DoesNotFit):
+    """A model fits into memory, but not next to the models that are loaded."""
+
+
 class DamagedCache(AkunuError):
     """A saved prompt cache is damaged or is another file."""
 

@@ -151,6 +151,7 @@ class LoadOptions:
     force: bool = False  # load a model that does not fit
     prompt_cache_memory: int | None = None  # bytes for prompt caches
     memory_limit: int | None = None  # bytes for model and caches
+    reserved: int = 0  # bytes of the limit that other models of this process may use
     draft_model: str | None = None  # name or directory; "": none, whatever the settings say
     hosts: str | None = None  # a number of processes, or a hostfile
     wire: WireMode | None = None  # memory that macOS must keep; None: as in the settings

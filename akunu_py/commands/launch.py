@@ -148,12 +148,11 @@ def run(args: argparse.Namespace) -> int:
     settings = serve_settings()
     args.port = args.port or settings.port
     url, key = f"http://127.0.0.1:{args.port}", settings.api_key
-    found = find_server(url, key)
-    if found is None or args.model:
-        name = args.model or settings.model or load_settings().model
-        wanted = model_store.resolve(name).name
-    else:
-        wanted = found.model
+    wanted = model_store.resolve(args.model).name if args.model else ""
+    found = find_server(url, key, wanted)
+    if not wanted:
+        first = settings.model.partition(",")[0].strip() or load_settings().model
+        wanted = found.model if found else model_store.resolve(first).name
     if args.show:
         print(
             for_output(shell_command(_launch(args, found or ModelEndpoint(url, wanted, key=key))))
@@ -191,14 +190,18 @@ def _wait(launch: Launch) -> int:
             continue
 
 
-def find_server(url: str, key: str) -> ModelEndpoint | None:
-    """Return the server at `url`, or None. Raises UsageError for a wrong key or another program."""
+def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
+    """Return the server at `url`, or None. Raises UsageError for a wrong key or another program.
+
+    name: the model to use, if the server has it (default: its first).
+    """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
-            model = json.load(reply)["data"][0]
+            models = json.load(reply)["data"]
+            model = next((each for each in models if each["id"] == name), models[0])
             return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
     except urllib.error.HTTPError as error:
         hint = f"; set its key in {KEY_VARIABLE}" if error.code == 401 else ""

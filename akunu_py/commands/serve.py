@@ -1,4 +1,4 @@
-"""`akunu serve`: serve a model over HTTP."""
+"""`akunu serve`: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import (
     add_drafting,
     add_hosts,
     add_loading,
-    add_model,
     loading_from,
 )
 from akunu_py.errors import HostLost, UsageError
@@ -26,13 +26,15 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import Parser, add_values, positive
-from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
+from akunu_py.settings import DEFAULT_PORT, ServeSettings, load_settings, serve_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions, LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.embedding import Embedder
     from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.serve.http.model_pool import ModelPool
+    from akunu_py.serve.http.server import ServeOptions
 
 
 KEY_VARIABLE = "AKUNU_API_KEY"
@@ -44,12 +46,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Without --model, --host, --port or --api-key, the values of AKUNU_MODEL, AKUNU_HOST, "
         "AKUNU_PORT and AKUNU_API_KEY apply, then those under [serve] in settings.toml."
     )
-    add_model(parser)
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME_OR_PATH",
+        help="Model to serve; repeatable: requests choose, and the first one answers to unknown "
+        "names (default: as in the settings)",
+    )
     parser.add_argument(
         "--alias",
         action="append",
-        metavar="NAME",
-        help="Additional model name accepted in requests; repeatable",
+        metavar="NAME[=MODEL]",
+        help="Additional name of a model (default: of the first) in requests; repeatable",
     )
     embedding = "Model for /v1/embeddings, such as Qwen3-Embedding (default: none)"
     add_values(parser, ("--embedding-model", "NAME_OR_PATH", str, None, embedding))
@@ -87,7 +95,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--idle", "MIN", float, 30.0, "Minutes without requests before unloading; 0: never"),
     )
     parser.add_argument(
-        "--strict", action="store_true", help="Refuse requests with fields that have no effect"
+        "--strict",
+        action="store_true",
+        help="Refuse requests with fields that have no effect, or with unknown names of models",
     )
     parser.add_argument("--quiet", action="store_true", help="Do not log requests")
     parser.add_argument(
@@ -111,11 +121,9 @@ def run(args: argparse.Namespace) -> int:
         add_options(parser)
         return manage_service(parser, args)
     settings = serve_settings()
-    args.model = args.model or settings.model or load_settings().model
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port
-    model = model_store.resolve(args.model)
-    model_store.check(model)
+    models = _models(args, settings)
     embedding = model_store.resolve(args.embedding_model) if args.embedding_model else None
     if embedding is not None:
         model_store.check(embedding)
@@ -125,19 +133,70 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = settings.api_key if args.api_key is None else args.api_key
-    from akunu_py.decoding.generate.model_host import ModelHost
-    from akunu_py.serve.http.guard import AccessRules, is_loopback
-    from akunu_py.serve.http.server import ServeOptions, listen, serve
-    from akunu_py.serve.own.running import RunningServer, loopback_url
+    from akunu_py.serve.http.guard import is_loopback
+    from akunu_py.serve.http.server import listen, serve
 
     if not key and not is_loopback(args.host):
         raise UsageError(
             f"other machines can reach {args.host}: set an API key in {KEY_VARIABLE} "
             "(or --api-key KEY), or leave out --host"
         )
-    options = ServeOptions(
-        names=tuple(dict.fromkeys((model.name, *(args.alias or ())))),
-        access=AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16)),
+    # A process cannot connect to hosts twice.
+    idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
+    warnings: list[str] = []  # of all loads
+    lost = threading.Event()
+
+    def shut_down(error: HostLost, reported: bool) -> None:
+        """Fail the waiting requests, then shut down as on SIGTERM."""
+        lost.set()
+        if not reported:
+            pool.abandon(error)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with listen(args.host, args.port) as listening:
+        port = listening.getsockname()[1]
+        url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+        embedder = _embedder(embedding, args, idle_s) if embedding is not None else None
+        options = _options(args, key, models[0], url, embedder)
+        pool = _pool(args, models, options, idle_s, warnings, shut_down)
+        serve(pool, listening, options, f"{url}/v1")
+    print_warnings(warnings)
+    if lost.is_set():
+        _restart()
+    return 0
+
+
+def _models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
+    """Return the models to serve, without duplicates. Raises UsageError, UnknownModel."""
+    names = args.model or [each.strip() for each in settings.model.split(",") if each.strip()]
+    found = [model_store.resolve(name) for name in names or [load_settings().model]]
+    for model in found:
+        model_store.check(model)
+    models = {model.name: model for model in found}
+    paths = {model.path.resolve() for model in found}
+    if len(paths) > len(models):
+        names = ", ".join(dict.fromkeys(model.name for model in found))
+        raise UsageError(f"two of the models have the same name: {names}")
+    if len(models) > 1 and args.hosts:
+        raise UsageError("--hosts serves one model; leave out the other --model options")
+    return list(models.values())
+
+
+def _options(
+    args: argparse.Namespace,
+    key: str,
+    first: StoredModel,
+    url: str,
+    embedder: Embedder | None,
+) -> ServeOptions:
+    """Return how to serve at an address. first: the model that akunu's own clients use."""
+    from akunu_py.serve.http.guard import AccessRules
+    from akunu_py.serve.http.server import ServeOptions
+    from akunu_py.serve.own.running import RunningServer, loopback_url
+
+    access = AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16))
+    return ServeOptions(
+        access=access,
         defaults=GenerateOptions(
             draft=args.draft,
             draft_tokens=args.draft_tokens,
@@ -149,48 +208,73 @@ def run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
         log_content=args.log_content,
         strict=args.strict,
-    )
-    warnings: list[str] = []  # of all loads
-    lost = threading.Event()
-
-    def shut_down(error: HostLost, reported: bool) -> None:
-        """Fail the waiting requests, then shut down as on SIGTERM."""
-        lost.set()
-        if not reported:
-            scheduler.abandon(error)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with listen(args.host, args.port) as listening:
-        port = listening.getsockname()[1]
-        url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
-        running = RunningServer(
+        embedder=embedder,
+        running=RunningServer(
             loopback_url(url),
-            options.access.token,
-            model.name,
-            str(model.path.resolve()),
+            access.token,
+            first.name,
+            str(first.path.resolve()),
             args.weights,
             args.kv_bits,
-        )
-        options = replace(options, running=running)
-        # A process cannot connect to hosts twice.
-        idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
-        scheduler = ModelHost(lambda: _load(args, warnings, shut_down), idle_s=idle_s)
-        if embedding is not None:
-            options = replace(options, embedder=_embedder(embedding, args, idle_s))
-        serve(scheduler, listening, options, f"{url}/v1")
-    print_warnings(warnings)
-    if lost.is_set():
-        _restart()
-    return 0
+        ),
+    )
+
+
+def _pool(
+    args: argparse.Namespace,
+    models: Sequence[StoredModel],
+    options: ServeOptions,
+    idle_s: float | None,
+    warnings: list[str],
+    on_lost: Callable[[HostLost, bool], None],
+) -> ModelPool:
+    """Return the models, not loaded, with their aliases. Raises UsageError."""
+    from akunu_py.serve.http.model_pool import ModelPool, ServedModel
+
+    names = {model.name: [model.name] for model in models}
+    for alias in args.alias or ():
+        name, separator, owner = alias.rpartition("=")
+        name, owner = (name, owner) if separator else (alias, models[0].name)
+        if owner not in names:
+            raise UsageError(
+                f"--alias {alias}: {owner!r} is none of the models: {', '.join(names)}"
+            )
+        names[owner].append(name)
+    return ModelPool(
+        [
+            ServedModel(
+                tuple(dict.fromkeys(names[model.name])),
+                partial(_load, args, model, warnings, on_lost, len(models) > 1),
+                options.service,
+                idle_s=idle_s,
+                context_length=model.context_length,
+            )
+            for model in models
+        ]
+    )
 
 
 def _load(
-    args: argparse.Namespace, warnings: list[str], on_lost: Callable[[HostLost, bool], None]
+    args: argparse.Namespace,
+    model: StoredModel,
+    warnings: list[str],
+    on_lost: Callable[[HostLost, bool], None],
+    has_others: bool,
+    reserved: int,
 ) -> StepLoop:
-    """Load the model; call in the scheduler's thread. on_lost: called if a host is lost."""
-    from akunu_py.decoding.load import engine_from_arguments, load_learned
+    """Load a model; call in the thread of its host.
 
-    engine = engine_from_arguments(args)
+    on_lost: called if a host is lost. has_others: the server has other models. reserved: see
+    `LoadOptions`.
+    """
+    from akunu_py.decoding.load import load_learned, load_stored
+
+    options, settings = replace(loading_from(args), reserved=reserved), load_settings()
+    if has_others and options.draft_model:  # for the models with the same tokenizer
+        settings = replace(settings, draft_model=options.draft_model)
+        options = replace(options, draft_model=None)
+    engine = load_stored(model_store.resolve(str(model.path)), options, settings)
+    print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
     from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
 

@@ -7,7 +7,7 @@ the shapes in its KV cache show the cost of each token, for every architecture o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from akunu_py.decoding import device, kv_cache
-from akunu_py.errors import UnsupportedModel, UsageError, one_line
+from akunu_py.errors import DoesNotFit, NoRoomLeft, UnsupportedModel, UsageError, one_line
 from akunu_py.models.load.fit import (
     CacheGrowth,
     FittedContext,
@@ -46,6 +46,12 @@ class LoadPlan:
     forced: bool  # load even if memory is too small
     wire: WireMode  # memory that macOS must keep
 
+    @property
+    def memory(self) -> int:
+        """The bytes that the model may use, with all its caches."""
+        most = self.fit.estimate
+        return most.weights + most.working + max(most.cache, self.prompt_cache_memory)
+
 
 def make_plan(
     name: str,
@@ -60,7 +66,7 @@ def make_plan(
 
     target, drafters: needs of the model and of its neural drafters. partitioned: split over several
     hosts, where KV caches cannot be quantized. Raises UsageError if the context is too long,
-    DoesNotFit if memory is too small.
+    DoesNotFit if memory is too small, NoRoomLeft if only the rest of it is.
     """
 
     def with_drafters(total: MemoryNeeds) -> MemoryNeeds:
@@ -76,14 +82,21 @@ def make_plan(
         except UsageError:  # the model's cache cannot be quantized
             return None
 
+    limit, total = memory_limit(options), with_drafters(target)
     fit = choose_context(
         name,
-        with_drafters(target),
-        memory_limit(options),
+        total,
+        limit,
         requested=options.context,
         force=options.force,
         with_8_bits=with_8_bits,
     )
+    if options.reserved:  # with the context that the model has alone
+        try:
+            shared = choose_context(name, total, limit - options.reserved, requested=fit.context)
+        except DoesNotFit as error:
+            raise NoRoomLeft(str(error)) from error
+        fit = replace(shared, note=fit.note)
     return LoadPlan(
         name=name,
         path=opened.files.path,
@@ -102,7 +115,11 @@ def make_plan(
 
 def memory_limit(options: LoadOptions) -> int:
     """Return the maximum bytes for model and caches together."""
-    return device.available_memory() if options.memory_limit is None else options.memory_limit
+    if options.memory_limit is not None:
+        return options.memory_limit
+    if options.reserved:  # as if the other models were not loaded
+        return device.memory_left() + mx.get_active_memory()
+    return device.available_memory()
 
 
 def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> MemoryNeeds:

@@ -35,7 +35,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options
-from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import error_body as openai_error
 from akunu_py.types import SamplingOptions
 
@@ -76,8 +76,6 @@ class InfillBody(Body):
 
 def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    if body.model and body.model.strip():
-        check_model(body.model, service.names)
     limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,

@@ -37,7 +37,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.sampling_body import generate_options, schema_constraint, token_limit
-from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
@@ -52,7 +52,6 @@ _TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    check_model(body.model, service.names)
     format = body.output_config.format if body.output_config else None
     constraint = schema_constraint(format.schema_) if format else None
     thinking = thinking_of(body, service)
@@ -81,7 +80,6 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """Return the number of prompt tokens. Raises RequestError."""
-    check_model(body.model, service.names)
     variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}

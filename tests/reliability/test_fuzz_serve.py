@@ -55,6 +55,16 @@ ASKED: dict[str, dict[str, Any]] = {
         "input_extra": [{"filename": "a.py", "text": "x = 1"}], "stop": ["b"], "seed": 1,
         "temperature": 0.1, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "stream": False,
     },
+    "/api/chat": {
+        "model": "alias", "stream": True, "think": True, "format": "json", "options": {
+            "num_predict": 4, "seed": 1, "temperature": 0.5, "stop": ["a"], "num_ctx": 99},
+        "messages": [*SAID, {"role": "assistant", "tool_calls": [
+            {"function": {"name": "look", "arguments": {"a": 1}}}]},
+            {"role": "tool", "content": "x", "tool_name": "look"}, *SAID],
+    },
+    "/api/generate": {"prompt": "x", "system": "s", "raw": True, "suffix": "y", "stream": False,
+                      "options": {"num_predict": 4}},
+    "/api/show": {"model": "alias"},
     "/akunu/chat": {
         "id": "1", "messages": [*SAID, {"role": "assistant", "content": "x"}, *SAID], "options": {
             "max_tokens": 4, "draft": "fixed", "draft_tokens": 3, "stop": ["a"], "sampling": {
@@ -83,7 +93,9 @@ def check(model: Served, path: str, body: bytes, headers: dict[str, str] | None 
     """Such a request is answered, or refused in the shape of its dialect."""
     reply = asyncio.run(ask(model.app, path, body, headers=headers or {}))
     if reply.status == 200:
-        if "json" in reply.headers["content-type"]:
+        if reply.headers["content-type"] == "application/x-ndjson":
+            assert all(json.loads(line) for line in reply.body.splitlines())
+        elif "json" in reply.headers["content-type"]:
             reply.json()
         else:
             reply.body.decode()

@@ -21,9 +21,9 @@ from akunu_py.commands import serve
 from akunu_py.decoding.events import Event, Failed, Finished, PromptProcessed
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.serve.http.guard import AccessRules
-from akunu_py.serve.http.server import ServedModel, ServeOptions
+from akunu_py.serve.http.server import ServeOptions
+from akunu_py.settings import ServeSettings
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.reliability.endurance import give_back, resident, tiny_model
 from tests.support.command import until
@@ -55,10 +55,11 @@ class Server:
         serve.add_options(parser)
         args = parser.parse_args(["--model", str(model), "--prompt-cache-memory", "10MB"])
         self.warnings: list[str] = []
-        self.host = ModelHost(lambda: serve._load(args, self.warnings, lambda *_: None))
-        options = ServeOptions(("tiny",), AccessRules(), GenerateOptions())
-        self.served = ServedModel(self.host, options)
-        self.host.start()
+        options = ServeOptions(AccessRules(), GenerateOptions())
+        [found] = serve._models(args, ServeSettings())
+        pool = serve._pool(args, [found], options, None, self.warnings, lambda *_: None)
+        self.served = pool.models[0]
+        self.host = self.served.host
         self.asked = 0
 
     def load_answer_unload(self) -> Held:

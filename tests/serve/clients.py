@@ -107,6 +107,32 @@ def anthropic(url: str, model: str) -> None:
     assert whole.usage.cache_read_input_tokens > 0
 
 
+def ollama(url: str, model: str) -> None:
+    from ollama import Client
+
+    client = Client(host=url)
+    assert client.generate(model=model).done_reason == "load"
+    assert client.list().models[0].model == client.ps().models[0].model == model
+    assert "tools" in client.show(model).capabilities
+    options: dict[str, Any] = {"num_predict": 64, "temperature": 0, "seed": 1}
+    common: dict[str, Any] = {"model": model, "tools": [FUNCTION], "options": options}
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    parts = [*client.chat(messages=messages, stream=True, **common)]
+    (call,) = [each for part in parts for each in part.message.tool_calls or ()]
+    assert call.function.arguments["city"] in CITIES
+    assert parts[-1].done_reason == "stop"
+    messages += [{"role": "assistant", "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_name": call.function.name, "content": RESULT}]
+    whole = client.chat(messages=messages, think=False, keep_alive="5m", **common)
+    assert whole.done_reason in ("stop", "length")
+    schema = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"]}
+    schema |= {"additionalProperties": False}
+    found = client.chat(model=model, messages=messages[:1], format=schema, options=options)
+    assert json.loads(found.message.content)["city"] in CITIES
+    done = client.generate(model=model, prompt="def f(", raw=True, options={"num_predict": 4})
+    assert done.eval_count <= 4
+
+
 def litellm(url: str, model: str) -> None:
     import litellm
 

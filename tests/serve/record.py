@@ -1,12 +1,12 @@
 """Record requests of real clients for the tests: `python -m tests.serve.record CLIENT ...`.
 
-The clients must be installed: PYTHON_CLIENTS names a Python with openai, anthropic, litellm and
-llm; aider, claude, codex, opencode and pi are found on PATH. Each client talks to the real server
-on loopback; the recording fails if the client does. The packages force the starter to call a tool.
-The prompts of agents are too long for the starter, so agents use a tiny model of random weights
-with the starter's tokenizer. The recorder answers its first requests with calls of harmless tools,
-because random weights generate none. An agent's session has two prompts: the second one continues
-the conversation in a new process.
+The clients must be installed: PYTHON_CLIENTS names a Python with openai, anthropic, ollama,
+litellm and llm; aider, claude, codex, opencode and pi are found on PATH. Each client talks to the
+real server on loopback; the recording fails if the client does. The packages force the starter to
+call a tool. The prompts of agents are too long for the starter, so agents use a tiny model of
+random weights with the starter's tokenizer. The recorder answers its first requests with calls of
+harmless tools, because random weights generate none. An agent's session has two prompts: the
+second one continues the conversation in a new process.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.request_handler import run_job
-from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
+from akunu_py.serve.http.server import ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.recorded import REQUESTS
 from tests.support.serving import LONG_CONTEXT, write_long_model
@@ -208,19 +209,22 @@ async def _answer(
 @contextlib.contextmanager
 def recording(model_path: Path, directory: Path) -> Iterator[tuple[str, Recorder]]:
     """Serve a model to a client in `directory`; yield the server's address and the recorder."""
-    scheduler = ModelHost(lambda: StepLoop(Session(Engine.load(model_path, name=MODEL))))
-    options = ServeOptions(
-        (MODEL,), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
+    options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16)
+    pool = ModelPool(
+        [
+            ServedModel(
+                [MODEL],
+                lambda reserved: StepLoop(Session(Engine.load(model_path, name=MODEL))),
+                options.service,
+            )
+        ]
     )
-    model = ServedModel(scheduler, options)
 
-    def run(job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
-        return _answer(scheduler, job, client, short)
+    def run(model: ServedModel, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+        return _answer(model.host, job, client, short)
 
-    recorder = Recorder(
-        create_app(replace(model.backend(RequestRecords()), run=run), AccessRules()), directory
-    )
-    scheduler.start()
+    backend = replace(options.backend(pool, RequestRecords()), run=run)
+    recorder = Recorder(create_app(backend, AccessRules()), directory)
     with listen("127.0.0.1", 0) as listening:
         server = uvicorn.Server(uvicorn.Config(recorder, log_level="warning", http="h11"))
         thread = threading.Thread(target=server.run, args=([listening],))
@@ -232,7 +236,7 @@ def recording(model_path: Path, directory: Path) -> Iterator[tuple[str, Recorder
         finally:
             server.should_exit = True
             thread.join()
-            scheduler.close()
+            pool.close()
 
 
 _ONCE: dict[str, list[list[str]]] = {  # arguments of the processes of a session

@@ -59,7 +59,7 @@ def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
     markers = [END, *(THINKING if thinks else ()), "<|im_start|>"]
     directory = write_model(tmp_path_factory.mktemp("tiny") / "m", byte_level(markers), end=END)
     (directory / "chat_template.jinja").write_text(template + TEMPLATE)
-    return Service(Engine.load(directory, name="tiny"), ("tiny",), GenerateOptions())
+    return Service(Engine.load(directory, name="tiny"), "tiny", GenerateOptions())
 
 
 @pytest.fixture

@@ -40,8 +40,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
 
 @pytest.fixture
 def app(tiny: Served, embedder: Embedder) -> ASGIApp:
-    service = replace(tiny.model.service(), embedder=embedder)
-    backend = replace(tiny.model.backend(RequestRecords()), service=lambda: service)
+    backend = replace(tiny.backend(RequestRecords()), embedder=embedder)
     return create_app(backend, AccessRules())
 
 

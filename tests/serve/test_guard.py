@@ -97,7 +97,7 @@ async def test_refusals_use_the_error_format_of_their_dialect(tiny: Served) -> N
 
 async def test_allowed_origin_may_send_requests(tiny: Served) -> None:
     access = AccessRules(origins=("https://good.example",))
-    app = create_app(tiny.model.backend(RequestRecords()), access)
+    app = create_app(tiny.backend(RequestRecords()), access)
     headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
     before = await ask(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
     assert before.status == 200
@@ -114,7 +114,7 @@ async def test_allowed_origin_may_send_requests(tiny: Served) -> None:
 async def test_content_is_recorded_only_if_enabled(tiny: Served, keep: bool) -> None:
     seen: list[RequestRecord] = []
     records = RequestRecords(seen.append, keep_content=keep)
-    app = create_app(tiny.model.backend(records), AccessRules())
+    app = create_app(tiny.backend(records), AccessRules())
     body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 3}
     reply = await ask(app, "/v1/chat/completions", body)
     said = reply.json()["choices"][0]["message"]["content"]
@@ -147,7 +147,7 @@ async def test_body_size_and_depth_are_limited(tiny: Served) -> None:
 
 async def test_number_of_waiting_requests_is_limited(tiny: Served) -> None:
     records = RequestRecords()
-    app = create_app(tiny.model.backend(records), AccessRules())
+    app = create_app(tiny.backend(records), AccessRules())
     with contextlib.ExitStack() as waiting:
         for _ in range(256):
             waiting.enter_context(records.request("/v1/completions"))

@@ -42,7 +42,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def service(engine: Engine) -> Service:
     """A service whose requests share a completer."""
     defaults = GenerateOptions(sampling=SamplingOptions(temperature=1.0))
-    return Service(engine, ("tiny",), defaults)
+    return Service(engine, "tiny", defaults)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_stream_ends_with_statistics(service: Service, session: Session) -> None
 
 def test_same_seed_gives_same_completion(service: Service, session: Session) -> None:
     body = {"input_prefix": "a", "n_predict": 9, "temperature": 1.0, "seed": 5, "top_k": 20}
-    other = Service(service.engine, ("tiny",), GenerateOptions())
+    other = Service(service.engine, "tiny", GenerateOptions())
     assert whole(service, session, body)["content"] == whole(other, session, body)["content"]
 
 

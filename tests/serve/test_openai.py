@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
+from akunu_py.serve.openai.bodies import MessageBody, messages_of
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Served, ask
 
@@ -247,7 +250,6 @@ REFUSED = [
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id"),
     (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format"),
-    (CHAT, {"model": "gpt-9"}, 404, "model"),
     (CHAT, {"temperature": "hot"}, 400, "temperature"),
     (CHAT, {"temperature": -1}, 400, "temperature"),
     (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -339,9 +341,66 @@ def test_default_options(tiny: Served) -> None:
 
 async def test_listing_models_does_not_load_the_model(tiny: Served) -> None:
     """Programs that poll the list must not reload a model that was unloaded when idle."""
-    listed = (await ask(tiny.app, "/v1/models")).json()["data"]
-    app = create_app(replace(tiny.model.backend(RequestRecords()), service=None), AccessRules())  # type: ignore[arg-type]
-    assert (await ask(app, "/v1/models")).json()["data"] == listed
-    assert (await ask(app, "/v1/models/alias")).json() == listed[0]
+    names, options = ("tiny", "alias"), tiny.options
+    pool = ModelPool([ServedModel(names, never_load, options.service, context_length=64)])
+    app = create_app(options.backend(pool, RequestRecords()), AccessRules())
+    [listed] = (await ask(app, "/v1/models")).json()["data"]
+    assert (listed["id"], listed["state"], listed["context_length"]) == ("tiny", "unloaded", 64)
+    assert (await ask(app, "/v1/models/alias")).json() == listed
     assert (await ask(app, "/v1/models/other")).status == 404
     assert (await ask(app, "/health")).status == 200
+    assert pool.models[0].host.state == "unloaded"
+
+
+def never_load(reserved: int) -> ModelLoop:
+    raise AssertionError("loaded")
+
+
+FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"const": "x"}},
+            "required": ["at"], "additionalProperties": False}}  # fmt: skip
+
+
+async def test_functions_are_the_older_form_of_tools(tiny: Served) -> None:
+    """The same prompt and call as with tools; the reply has `function_call`."""
+    said: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+    tool = {"type": "function", "function": FUNCTION}
+    named = {"type": "function", "function": {"name": "look"}}
+    spaces = tiny.in_thread(lambda engine: engine.tokens.encode(" \n\t\r"))
+    common = {
+        "messages": said,
+        "max_tokens": 99,
+        "logit_bias": dict.fromkeys(map(str, spaces), -99),
+    }
+    new = common | {"tools": [tool], "tool_choice": named}
+    old = common | {"functions": [FUNCTION], "function_call": {"name": "look"}}
+    replies = [(await ask(tiny.app, CHAT, body)).json() for body in (new, old)]
+    choices = [reply["choices"][0] for reply in replies]
+    call = choices[0]["message"]["tool_calls"][0]["function"]
+    assert choices[1]["message"]["function_call"] == call
+    assert "tool_calls" not in choices[1]["message"]
+    assert [each["finish_reason"] for each in choices] == ["tool_calls", "function_call"]
+    assert replies[0]["usage"]["prompt_tokens"] == replies[1]["usage"]["prompt_tokens"]
+    chunks = (await ask(tiny.app, CHAT, old | {"stream": True})).chunks()
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    parts = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert parts[0] == {"name": "look", "arguments": ""}
+    assert "".join(part["arguments"] for part in parts) == call["arguments"]
+    assert not any("tool_calls" in delta for delta in deltas)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+    said += [choices[1]["message"], {"role": "function", "name": "look", "content": "seen"}]
+    refused = await ask(tiny.app, CHAT, old | {"function_call": {"name": "other"}})
+    assert (refused.status, "'other'" in refused.json()["error"]["message"]) == (400, True)
+    after = await ask(tiny.app, CHAT, old | {"function_call": "none", "max_tokens": 3})
+    assert after.json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_results_of_functions_belong_to_their_calls() -> None:
+    call = {"name": "look", "arguments": "{}"}
+    bodies = [
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "look", "content": "seen"},
+    ]
+    asked, result = messages_of([MessageBody.model_validate(each) for each in bodies])
+    assert [(each.name, each.arguments) for each in asked.tool_calls] == [("look", "{}")]
+    assert (result.role, result.content, result.name) == ("tool", "seen", "look")
+    assert result.tool_call_id == asked.tool_calls[0].id

@@ -56,7 +56,7 @@ OPTIONS = CompleteOptions(prefix_tokens=64)
 def client(tiny: Served) -> Iterator[ServerClient]:
     """A client of a server with an unknown API key."""
     access = AccessRules(key="another key", token=TOKEN)
-    backend = tiny.model.backend(RequestRecords())
+    backend = tiny.backend(RequestRecords())
     with at_a_socket(create_app(backend, access)) as url:
         yield ServerClient(url, TOKEN)
 
@@ -249,7 +249,7 @@ def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
         return Completer(Engine.load(engine.path, name=NAME), OPTIONS)
 
     thread = CompletionQueue(load, on_state=states.append)
-    backend = tiny.model.backend(RequestRecords())
+    backend = tiny.backend(RequestRecords())
     with at_a_socket(create_app(backend, AccessRules(token=TOKEN))) as url:
         thread.start()
         thread.submit(Ticket(first, done.put))
@@ -359,9 +359,7 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
         client = ServerClient(url, TOKEN)
         return ServedLoop(client, client.facts().model)
 
-    with at_a_socket(
-        create_app(tiny.model.backend(RequestRecords()), AccessRules(token=TOKEN))
-    ) as url:
+    with at_a_socket(create_app(tiny.backend(RequestRecords()), AccessRules(token=TOKEN))) as url:
         heard = Heard(load)
         if in_the_middle:
             heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,8 @@ async def test_recorded_client_requests_are_answered(
     assert reply.status == 200, reply.body
     if not body.get("stream"):
         assert reply.json() or body.get("response_fields") == [""]
+    elif request_["path"].startswith("/api/"):
+        assert json.loads(reply.body.splitlines()[-1])["done"]
     elif request_["path"] == "/v1/messages":
         assert named_events(reply.frames)[-1]["type"] == "message_stop"
     elif request_["path"] == "/v1/responses":

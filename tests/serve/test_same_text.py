@@ -4,6 +4,7 @@ with and without drafts, alone and in a batch with three clients of other dialec
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import random
 import threading
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp
 
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode
 from tests.support.dialects import DIALECTS, DialectClient, DialectRequest, ReplyData
@@ -32,9 +34,12 @@ def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
 
     @cache
     def app(draft: DraftMode) -> ASGIApp:
-        backend, service = tiny.model.backend(RequestRecords()), tiny.model.service()
+        backend, service = tiny.backend(RequestRecords()), tiny.model.service()
         changed = replace(service, defaults=replace(service.defaults, draft=draft))
-        return create_app(replace(backend, service=lambda: changed), AccessRules(), heartbeat_s=60)
+        model = copy.copy(tiny.model)
+        model.service = lambda: changed  # type: ignore[method-assign]
+        backend = replace(backend, pool=ModelPool([model]))
+        return create_app(backend, AccessRules(), heartbeat_s=60)
 
     return app
 
@@ -43,7 +48,7 @@ def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) ->
     """Return a request that no other test sends; the answer cache would answer it."""
     temperature, seed = rng.choice(SEEDS) if dialect.seeded else SEEDS[0]
     text = "".join(rng.choices("ab(\n", k=rng.randrange(1, 30))) * 2
-    return DialectRequest((f"{text}x{rng.random()}",), 12, temperature, seed, draft)
+    return DialectRequest((f"{text}x{rng.random()}",), 24, temperature, seed, draft)
 
 
 async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:

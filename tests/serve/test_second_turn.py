@@ -28,6 +28,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, Prompt
 from akunu_py.models.load.fit import FittedContext
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ServedModel
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectClient, DialectRequest, ReplyData
@@ -122,7 +123,7 @@ async def disconnect_after(
     """Send a request, disconnect once `after` tokens are prefilled; return the prefilled tokens."""
     loop, hung_up, prefilled = asyncio.get_running_loop(), asyncio.Event(), 0
 
-    async def run(job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+    async def run(served: ServedModel, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         cancelled = threading.Event()
 
         def watch(event: PrefillProgress) -> None:
@@ -137,14 +138,14 @@ async def disconnect_after(
             return WatchedAnswer(begin(session), watch)
 
         try:
-            async with contextlib.aclosing(model.model.run(watched, client, short)) as events:
+            async with contextlib.aclosing(served.run(watched, client, short)) as events:
                 async for event in events:
                     yield event
         finally:
             cancelled.set()
 
     app = create_app(
-        replace(model.model.backend(RequestRecords()), run=run), AccessRules(), heartbeat_s=60
+        replace(model.backend(RequestRecords()), run=run), AccessRules(), heartbeat_s=60
     )
     reply = await ask(
         app, dialect.path, dialect.request_body(request, stream=True), hung_up=hung_up

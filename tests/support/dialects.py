@@ -77,6 +77,8 @@ class DialectClient:
         assert reply.status == 200, reply.body
         if reply.headers["content-type"].startswith("text/event-stream"):
             return self.collect([*_data(reply.body.decode())])
+        if reply.headers["content-type"] == "application/x-ndjson":
+            return self.collect([json.loads(line) for line in reply.body.splitlines()])
         return self.collect([reply.json()])
 
 
@@ -111,6 +113,10 @@ def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
 
 def _sampling_fields(request: DialectRequest) -> dict[str, Any]:
     return {"temperature": request.temperature, "seed": request.seed}
+
+
+def _ollama_options(request: DialectRequest) -> dict[str, Any]:
+    return _sampling_fields(request) | {"num_predict": request.tokens}
 
 
 def _limit_fields(request: DialectRequest) -> dict[str, Any]:
@@ -162,6 +168,17 @@ def _infill(values: list[dict[str, Any]]) -> ReplyData:
         timings["cache_n"] + timings["prompt_n"],
         timings["cache_n"],
         _drafted(values),
+    )
+
+
+def _ollama(values: list[dict[str, Any]]) -> ReplyData:
+    text = "".join(
+        value["message"]["content"] if "message" in value else value["response"] for value in values
+    )
+    end = values[-1]
+    assert [value["done"] for value in values] == [False] * (len(values) - 1) + [True]
+    return ReplyData(
+        text, end["prompt_eval_count"], end["akunu"]["cached_tokens"], _drafted(values)
     )
 
 
@@ -237,6 +254,22 @@ DIALECTS: dict[str, DialectClient] = {
         _infill,
         _complete,
     ),
+    "ollama chat": DialectClient(
+        "/api/chat",
+        lambda request: {"messages": _turns(request), "options": _ollama_options(request)},
+        _ollama,
+        _chat_run,
+    ),
+    "ollama generate": DialectClient(
+        "/api/generate",
+        lambda request: {
+            "prompt": request.text,
+            "raw": True,
+            "options": _ollama_options(request),
+        },
+        _ollama,
+        _text_run,
+    ),
     "own chat": DialectClient(
         "/akunu/chat",
         lambda request: {
@@ -259,4 +292,4 @@ DIALECTS: dict[str, DialectClient] = {
         seeded=False,
     ),
 }
-CONVERSATIONS = ("chat", "completions", "messages", "responses", "own chat")
+CONVERSATIONS = ("chat", "completions", "messages", "responses", "ollama chat", "own chat")

@@ -22,10 +22,11 @@ from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.http.server import ServedModel, ServeOptions
+from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_fim import byte_level, write_model
@@ -41,9 +42,9 @@ TEMPLATE = (
 )
 
 
-def write_served_model(directory: Path) -> Path:
+def write_served_model(directory: Path, seed: int = 0) -> Path:
     """Write a model for chat and fill-in-the-middle, with bytes as tokens."""
-    write_model(directory, byte_level(MARKERS), end=MARKERS[0])
+    write_model(directory, byte_level(MARKERS), end=MARKERS[0], seed=seed)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
 
@@ -72,10 +73,18 @@ def write_long_model(directory: Path, starter: Path) -> Path:
 class Served:
     """A tiny model with its scheduler and application. Default: 16 greedy tokens."""
 
-    scheduler: ModelHost
     model: ServedModel
+    options: ServeOptions
     records: RequestRecords
     app: ASGIApp
+
+    @property
+    def scheduler(self) -> ModelHost:
+        return self.model.host
+
+    def backend(self, records: RequestRecords) -> Backend:
+        """Return a backend of an application on this model."""
+        return self.options.backend(ModelPool([self.model]), records)
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
         """Call a function in the model's thread and return its result."""
@@ -89,17 +98,19 @@ def served(
     session: Callable[[Engine], Session] = Session,
 ) -> Iterator[Served]:
     """Serve the model in a directory. session: creates the session of the loaded engine."""
-    scheduler = ModelHost(lambda: StepLoop(session(Engine.load(directory, name=name))))
-    scheduler.start()
-    options = ServeOptions(
-        (name, "alias"), AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16
+    options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16)
+    model = ServedModel(
+        (name, "alias"),
+        lambda reserved: StepLoop(session(Engine.load(directory, name=name))),
+        options.service,
     )
-    model, records = ServedModel(scheduler, options), RequestRecords()
-    app = create_app(model.backend(records), AccessRules(), heartbeat_s=60)
+    model.host.start()
+    pool, records = ModelPool([model]), RequestRecords()
+    app = create_app(options.backend(pool, records), AccessRules(), heartbeat_s=60)
     try:
-        yield Served(scheduler, model, records, app)
+        yield Served(model, options, records, app)
     finally:
-        assert scheduler.close()
+        assert pool.close()
 
 
 @contextmanager
@@ -125,7 +136,7 @@ def scripted_app(
 ) -> ASGIApp:
     """Return an application whose jobs yield the events of `run`."""
     backend = replace(
-        model.model.backend(records or RequestRecords()), run=lambda job, client, short: run(job)
+        model.backend(records or RequestRecords()), run=lambda model, job, client, short: run(job)
     )
     return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
 

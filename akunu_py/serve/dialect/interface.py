@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from akunu_py.decoding.events import (
     Event,
@@ -28,7 +28,6 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Stats, TokenLogprobs, ToolCall
 
 DONE = b"data: [DONE]\n\n"
@@ -124,6 +123,7 @@ class PreparedRequest:
     encoder: Encoder | None = None  # None: not streamed
     short: bool = False  # small prompt and few tokens; see `Scheduler.submit`
     shows_thinking: bool = True  # the reply includes thinking
+    media_type: str = "text/event-stream; charset=utf-8"  # of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,11 @@ class Endpoint:
     path: str
     body: type[Body]
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
-    prepare: Callable[[Any, Service], PreparedRequest | Mapping[str, Any]]
+    prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
     summary: str  # for the OpenAPI description
+    # What `prepare` gets: the loaded model's `Service`, the `Embedder` if any, or a description of
+    # the model, loaded or not.
+    needs: Literal["service", "embedder", "description"] = "service"
 
 
 @dataclass(frozen=True, slots=True)

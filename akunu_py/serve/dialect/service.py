@@ -1,14 +1,10 @@
-"""State shared by all requests: the served model, its names and its defaults."""
+"""State shared by all requests to one model: the loaded model and its defaults."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import (
@@ -20,10 +16,8 @@ from akunu_py.completion.prompt.layout import (
     name_files,
 )
 from akunu_py.completion.request import CompleteOptions
-from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.types import GenerateOptions
 
 _MAX_COMPLETERS = 4  # kept, one for each set of options
@@ -35,18 +29,12 @@ class Service:
     """The loaded model."""
 
     engine: Engine
-    names: tuple[str, ...]  # accepted in requests; the model's own name first
+    name: str
     defaults: GenerateOptions
     max_tokens: int | None = None  # default limit; None: the context length
-    embedder: Embedder | None = None  # None: no embeddings
-    created: int = field(default_factory=lambda: int(time.time()))
     completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
     # ids of requests that akunu's own clients want to stop with the text so far
     ending: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_ENDING))
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
 
     @property
     def most_tokens(self) -> int:
@@ -65,33 +53,6 @@ class Service:
     def infill(self) -> Infill:
         """The model's fill-in-the-middle format."""
         return Infill(self.engine)
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """The model in the format of OpenAI's and Anthropic's model lists."""
-        date = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "akunu",
-            "type": "model",
-            "display_name": self.name,
-            "created_at": date,
-            "context_length": self.engine.plan.context_length,
-        }
-
-
-def check_model(requested: str | None, names: Sequence[str]) -> None:
-    """Raise RequestError unless `requested` is None or one of the served model's `names`."""
-    if requested is not None and requested not in names:
-        raise RequestError(
-            f"this server serves {names[0]}, not {requested[:100]!r}; request {names[0]}, or start "
-            "another server: akunu serve --model NAME",
-            "not_found",
-            param="model",
-            code="model_not_found",
-        )
 
 
 @dataclass(frozen=True, slots=True)

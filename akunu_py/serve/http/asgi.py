@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -21,19 +22,26 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
+from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.model_host import RequestCounts
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
-from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.http.guard import AccessRules, Guard
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import HEARTBEAT_S, Disconnected, RequestHandler, send_json
+from akunu_py.serve.http.request_handler import (
+    HEARTBEAT_S,
+    Disconnected,
+    RequestHandler,
+    send_json,
+    unless_disconnected,
+)
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
+from akunu_py.serve.ollama import OLLAMA, tags, version
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.running import proof
@@ -45,9 +53,10 @@ _MAX_WAITING = 256  # requests
 _BODY_TIMEOUT_S = 60.0  # for receiving a body
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
+Run = Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, AKUNU)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
 
 
@@ -79,15 +88,14 @@ def _unknown_path(path: str, root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The model behind the application."""
+    """The models behind the application."""
 
-    names: Sequence[str]  # accepted in requests; the model's own name first
-    service: Callable[[], Service]  # loads the model if needed; raises AkunuError
-    description: Callable[[], Mapping[str, Any]]  # the model's, even if it is unloaded
-    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
+    pool: ModelPool
     records: RequestRecords
-    counts: Callable[[], RequestCounts] = RequestCounts
-    strict: bool = False  # refuse unknown fields
+    embedder: Embedder | None = None  # None: no embeddings
+    strict: bool = False  # refuse unknown fields and names of models
+    # Runs a job: model, job, client, short; see `run_job`.
+    run: Callable[[ServedModel, Job, str, bool], AsyncGenerator[Event]] = ServedModel.run
 
 
 def create_app(
@@ -121,25 +129,38 @@ def create_app(
 def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     """Return the routes for GET."""
 
+    pool = backend.pool
+
     async def models(request: Request) -> Response:
-        description = await run_in_threadpool(backend.description)
-        page = {"first_id": description["id"], "last_id": description["id"], "has_more": False}
-        return JSONResponse({"object": "list", "data": [description]} | page)
+        data = [model.description() for model in pool.models]
+        page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": data} | page)
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["name"], backend.names)
-        return JSONResponse(await run_in_threadpool(backend.description))
+        return JSONResponse(pool.named(request.path_params["name"]).description())
 
     async def health(request: Request) -> Response:
         challenge = request.query_params.get("challenge", "")[:_MAX_CHALLENGE]
-        if not (challenge and access.token):
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "ok", "proof": proof(access.token, challenge)})
+        found: dict[str, Any] = {"status": "ok"}
+        if challenge and access.token:
+            found["proof"] = proof(access.token, challenge)
+        if len(pool.models) > 1 and not access.key:  # the path needs no key
+            found["models"] = {model.name: model.host.state for model in pool.models}
+        return JSONResponse(found)
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(
-            backend.records.metrics(backend.counts()), media_type="text/plain; version=0.0.4"
-        )
+        text = backend.records.metrics(pool.counts(), pool.metrics())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def ollama_tags(request: Request) -> Response:
+        return JSONResponse(tags([model.description() for model in pool.models]))
+
+    async def ollama_ps(request: Request) -> Response:
+        ready = [model for model in pool.models if model.is_ready]
+        return JSONResponse(tags([model.description() for model in ready]))
+
+    async def ollama_version(request: Request) -> Response:
+        return JSONResponse(version())
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(openapi_description(DIALECTS))
@@ -147,6 +168,9 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     return [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
+        Route("/api/tags", ollama_tags),
+        Route("/api/ps", ollama_ps),
+        Route("/api/version", ollama_version),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/openapi.json", openapi),
@@ -167,43 +191,69 @@ class _Post:
         with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
             send = _naming_ignored(send, record)
             try:
-                prepared = await self._prepare(Headers(scope=scope), receive, record)
+                async with self._prepared(Headers(scope=scope), receive, record) as (found, run):
+                    record.status = await self._reply(found, run, record, scope, receive, send)
             except RequestError as error:
                 body = self._dialect.error(error, scope["request_id"])
                 record.status = await send_json(send, error.status, body)
-                return
-            if not isinstance(prepared, PreparedRequest):
-                record.status = await send_json(send, 200, prepared)
-                return
-            # A connection is a client: programs with parallel requests open several.
-            client = "{}:{}".format(*(scope.get("client") or ("", 0)))
-            handler = RequestHandler(
-                prepared,
-                lambda job: self._backend.run(job, client, prepared.short),
-                self._dialect,
-                scope["request_id"],
-                record.add,
-                self._heartbeat_s,
-            )
-            record.status = await handler.reply(receive, send)
 
-    async def _prepare(self, headers: Headers, receive: Receive, record: RequestRecord) -> Any:
-        if self._backend.records.waiting > _MAX_WAITING:
+    @contextlib.asynccontextmanager
+    async def _prepared(
+        self, headers: Headers, receive: Receive, record: RequestRecord
+    ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], Run]]:
+        """Prepare a request; keep its model loaded while the block runs. Raises RequestError."""
+        backend, endpoint = self._backend, self._endpoint
+        if backend.records.waiting > _MAX_WAITING:
             raise RequestError("too many waiting requests; try again later", "unavailable")
         data = await _read_body(headers, receive)
         if record.keeps_content:
             record.body = data.decode(errors="replace")
-
-        def prepare() -> Any:
+        async with contextlib.AsyncExitStack() as stack:
             try:
-                body = parse(data, self._endpoint.body, strict=self._backend.strict)
-                prepared = self._endpoint.prepare(body, self._backend.service())
+                body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
+                name = None if endpoint.needs == "embedder" else getattr(body, "model", None)
+                model = backend.pool.choose(name, strict=backend.strict)
+                if endpoint.needs == "embedder":
+                    prepared = await run_in_threadpool(endpoint.prepare, body, backend.embedder)
+                elif endpoint.needs == "description":
+                    prepared = endpoint.prepare(body, model.description())
+                else:
+                    record.model = model.name if len(backend.pool.models) > 1 else ""
+                    using = stack.enter_async_context(backend.pool.use(model))
+                    await unless_disconnected(using, receive)
+                    prepared = await run_in_threadpool(
+                        lambda: endpoint.prepare(body, model.service())
+                    )
                 record.ignored = body.ignored
-                return prepared
+            except Disconnected:
+                raise
             except Exception as error:
                 raise request_error(error) from error
+            yield prepared, partial(backend.run, model)
 
-        return await run_in_threadpool(prepare)
+    async def _reply(
+        self,
+        prepared: PreparedRequest | Mapping[str, Any],
+        run: Run,
+        record: RequestRecord,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> int:
+        """Run a request, send the reply, and return its status."""
+        if not isinstance(prepared, PreparedRequest):
+            return await send_json(send, 200, prepared)
+        # A connection is a client: programs with parallel requests open several.
+        client = "{}:{}".format(*(scope.get("client") or ("", 0)))
+        handler = RequestHandler(
+            prepared,
+            lambda job: run(job, client, prepared.short),
+            self._dialect,
+            scope["request_id"],
+            record.add,
+            self._heartbeat_s,
+        )
+        return await handler.reply(receive, send)
 
 
 def _naming_ignored(send: Send, record: RequestRecord) -> Send:
@@ -264,7 +314,10 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 _GET = {
-    "/v1/models": "List the served model.",
+    "/v1/models": "List the served models.",
+    "/api/tags": "List the served models, for Ollama.",
+    "/api/ps": "List the loaded models, for Ollama.",
+    "/api/version": "Return akunu's version, for Ollama.",
     "/health": "Check that the server runs.",
     "/openapi.json": "Return this description.",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from akunu_py.decoding.events import (
@@ -36,6 +36,11 @@ _STATS_COUNTERS = {  # metric: (field of Stats, help)
     "prefill_seconds": ("prefill_s", "Seconds of prefill."),
     "decode_seconds": ("decode_s", "Seconds of decoding after the first tokens."),
 }
+_MODEL_HELP = {
+    "model_loaded": ("gauge", "Whether the model is loaded."),
+    "model_loads_total": ("counter", "Loads of the model."),
+    "model_requests": ("gauge", "Requests that use the model, waiting ones included."),
+}
 _HELP = _REQUEST_HELP | {name: help for name, (_, help) in _STATS_COUNTERS.items()}
 
 
@@ -46,6 +51,7 @@ class RequestRecord:
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int = _DISCONNECTED
+    model: str = ""  # if the server has several
     running: bool = False  # the model has produced an event
     answers: list[Finished] = field(default_factory=list)
     keeps_content: bool = False
@@ -75,7 +81,7 @@ class RequestRecord:
     def line(self) -> str:
         """Return the line for the terminal."""
         status = "client disconnected" if self.status == _DISCONNECTED else self.status
-        parts = [f"{self.path} {status}"]
+        parts = [f"{self.path} {status}", *filter(None, [self.model])]
         if self.answers:
             first, drafts = self.answers[0].stats, statistics(*self.answers)
             cached = f", {first.cached_tokens} cached" if first.cached_tokens else ""
@@ -138,8 +144,11 @@ class RequestRecords:
     def _add(self, series: str, value: float) -> None:
         self._sums[series] = self._sums.get(series, 0) + value
 
-    def metrics(self, counts: RequestCounts) -> str:
-        """Return the counters in Prometheus's text format, version 0.0.4."""
+    def metrics(self, counts: RequestCounts, models: Mapping[str, Mapping[str, int]] = {}) -> str:
+        """Return the counters in Prometheus's text format, version 0.0.4.
+
+        models: the metrics in `_MODEL_HELP` of each model, by its name.
+        """
         lines = []
         single = (
             ("requests_running", "gauge", "Running requests.", self.running),
@@ -167,4 +176,15 @@ class RequestRecords:
                 metric, brace, labels = series.partition("{")
                 if metric == name:
                     lines.append(f"{full}{brace}{labels} {value:.9g}")
+        for name, (kind, help) in _MODEL_HELP.items():
+            full = f"akunu_{name}"
+            lines += [f"# HELP {full} {help}", f"# TYPE {full} {kind}"]
+            lines += [
+                f'{full}{{model="{_escaped(model)}"}} {values[name]}'
+                for model, values in models.items()
+            ]
         return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

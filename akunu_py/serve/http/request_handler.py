@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class RequestHandler:
         send: Send,
     ) -> int:
         """Send the status with the first frame, so that an early error has its own status."""
-        stream, finished = _Stream(send), 0
+        stream, finished = _Stream(send, self.prepared.media_type), 0
         try:
             async for choice_event in _poll(
                 events, disconnected, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
@@ -119,9 +119,10 @@ class RequestHandler:
 
 
 class _Stream:
-    """A reply sent as server-sent events."""
+    """A streamed reply."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, media_type: str) -> None:
+        self._media_type = media_type.encode()
         self._send, self.started, self.last_sent = send, False, time.monotonic()
 
     async def write(self, frames: list[bytes]) -> None:
@@ -130,7 +131,7 @@ class _Stream:
         if not self.started:
             self.started = True
             headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"content-type", self._media_type),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
             ]
@@ -175,6 +176,22 @@ async def _poll(
             next_event.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestError):
                 await next_event
+
+
+async def unless_disconnected(waiting: Awaitable[object], receive: Receive) -> None:
+    """Wait until `waiting` is done. If the client disconnects, cancel it and raise Disconnected."""
+    task = asyncio.ensure_future(waiting)
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Disconnected
+        task.result()
+    finally:
+        disconnected.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

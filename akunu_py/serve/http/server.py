@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from pathlib import Path
@@ -19,16 +19,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.model_host import ModelHost, State
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.own.running import RunningServer, announce
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
@@ -41,9 +39,8 @@ _LAST_S = 5.0  # for the last bytes of replies after the grace period
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve a model."""
+    """How to serve models."""
 
-    names: tuple[str, ...]  # accepted in requests; the model's own name first
     access: AccessRules
     defaults: GenerateOptions
     temperature: float | None = None  # None: recommended by the model's makers
@@ -55,55 +52,16 @@ class ServeOptions:
     embedder: Embedder | None = None  # not started
     running: RunningServer | None = None  # announces the server to this user's other programs
 
+    def service(self, engine: Engine, name: str) -> Service:
+        """Return the service of a loaded model."""
+        sampling = model_defaults(engine.path, self.defaults.sampling)
+        if self.temperature is not None:
+            sampling = replace(sampling, temperature=self.temperature)
+        return Service(engine, name, replace(self.defaults, sampling=sampling), self.max_tokens)
 
-class ServedModel:
-    """The scheduler of a model that may be unloaded, as the application's backend."""
-
-    def __init__(self, scheduler: ModelHost, options: ServeOptions) -> None:
-        self._scheduler, self._options = scheduler, options
-        self._service: Service | None = None
-        self._description: dict[str, Any] = {}
-        scheduler.on_state = self._on_state
-
-    def _on_state(self, state: State) -> None:
-        if state == "unloaded":
-            self._service = None  # release the model
-
-    def service(self) -> Service:
-        """Return the service, after loading the model if needed; raises what loading raises."""
-        engine = self._scheduler.engine or self._scheduler.ask(lambda engine: engine).result()
-        if self._service is None or self._service.engine is not engine:
-            options = self._options
-            sampling = model_defaults(engine.path, options.defaults.sampling)
-            if options.temperature is not None:
-                sampling = replace(sampling, temperature=options.temperature)
-            defaults = replace(options.defaults, sampling=sampling)
-            self._service = Service(
-                engine, options.names, defaults, options.max_tokens, options.embedder
-            )
-        return self._service
-
-    def description(self) -> dict[str, Any]:
-        """Return the model as clients list it; loads the model only the first time."""
-        self._description = self._description or self.service().description
-        return self._description
-
-    def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
-        """Yield the events of a job; closing the generator cancels the job."""
-        return run_job(self._scheduler, job, client=client, short=short)
-
-    def backend(self, records: RequestRecords) -> Backend:
+    def backend(self, pool: ModelPool, records: RequestRecords) -> Backend:
         """Return the application's backend."""
-        names, counts = self._options.names, self._scheduler.counts
-        return Backend(
-            names,
-            self.service,
-            self.description,
-            self.run,
-            records,
-            counts,
-            self._options.strict,
-        )
+        return Backend(pool, records, self.embedder, self.strict)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -129,20 +87,19 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
-def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions, url: str) -> None:
+def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url: str) -> None:
     """Serve until SIGINT or SIGTERM, then until running requests end or the grace period is over.
 
-    scheduler: not started. Raises what loading the model raises.
+    The first model is loaded at once, the others by requests. Raises what loading it raises.
     """
-    model = ServedModel(scheduler, options)
     records = RequestRecords(_printer(options), keep_content=options.log_content)
     embedder = options.embedder
-    scheduler.start()
     try:
-        name = model.service().name
+        pool.models[0].service()
+        names = ", ".join(model.name for model in pool.models)
         if embedder is not None:
             embedder.host.start()
-        app = create_app(model.backend(records), options.access)
+        app = create_app(options.backend(pool, records), options.access)
         logging.getLogger("uvicorn.error").setLevel(
             logging.CRITICAL
         )  # the application reports errors
@@ -159,12 +116,12 @@ def serve(scheduler: ModelHost, listening: socket.socket, options: ServeOptions,
             timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
             h11_max_incomplete_event_size=_MAX_HEADERS,
         )
-        ready = f"akunu serves {name} at {url} (Ctrl-C to stop)"
+        ready = f"akunu serves {names} at {url} (Ctrl-C to stop)"
         running = options.running
         with announce(running) if running else contextlib.nullcontext():
-            _Server(config, ready, lambda: scheduler.close(options.grace_s)).run([listening])
+            _Server(config, ready, lambda: pool.close(options.grace_s)).run([listening])
     finally:
-        scheduler.close()
+        pool.close()
         if embedder is not None:
             embedder.host.close()
 

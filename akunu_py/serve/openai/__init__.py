@@ -19,7 +19,7 @@ OPENAI = Dialect(
             prepare_completions,
             "Continue texts, or fill in their middle.",
         ),
-        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, "Embed texts."),
+        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, "Embed texts.", needs="embedder"),
     ),
     error_body,
 )

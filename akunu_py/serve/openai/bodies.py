@@ -68,7 +68,7 @@ Part = Annotated[
 class MessageBody(Body):
     """A message of any role."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[CallBody] | None = None
@@ -80,7 +80,7 @@ class MessageBody(Body):
     annotations: Ignored = None
     parsed: Ignored = None
     audio: None = None
-    function_call: None = None
+    function_call: FunctionBody | None = None  # OpenAI's older form of `tool_calls`
 
     @property
     def text(self) -> str:
@@ -169,12 +169,34 @@ class ChatBody(SamplingBody):
     response_format: Format | None = None
     tools: list[ChatTool] | None = None
     tool_choice: ChoiceBody | None = None
+    # OpenAI's older form of `tools` and `tool_choice`, with at most one call in an answer.
+    functions: list[FunctionTool] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     parallel_tool_calls: bool | None = None
     prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     verbosity: Ignored = None  # no template supports it
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the reply has OpenAI's older form of a call."""
+        return bool(self.functions) and not self.tools
+
+    @property
+    def functions_offered(self) -> list[FunctionTool]:
+        """The functions of both forms."""
+        return [*(tool.function for tool in self.tools or ()), *(self.functions or ())]
+
+    @property
+    def choice(self) -> ChoiceBody | None:
+        """The tool choice of either form."""
+        if self.tool_choice is not None or self.function_call is None:
+            return self.tool_choice
+        if isinstance(self.function_call, FunctionName):
+            return NamedTool(type="function", function=self.function_call)
+        return self.function_call
 
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
@@ -184,6 +206,11 @@ def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
 
 
 def _message(body: MessageBody, param: str, tool_names: dict[str, str]) -> Message:
+    if body.role == "function":
+        if not body.name:
+            raise invalid(f"{param}.name", "expected the name of the function")
+        ids = [call for call, name in tool_names.items() if name == body.name]
+        return Message("tool", body.text, tool_call_id=ids[-1] if ids else param, name=body.name)
     if body.role == "tool":
         if not body.tool_call_id:
             raise invalid(f"{param}.tool_call_id", "expected the id of the tool call")
@@ -199,16 +226,18 @@ def _message(body: MessageBody, param: str, tool_names: dict[str, str]) -> Messa
         ToolCall(call.function.name, call.function.arguments, call.id)
         for call in body.tool_calls or ()
     )
+    if body.function_call is not None:
+        called = body.function_call
+        calls += (ToolCall(called.name, called.arguments, f"{param}.function_call"),)
     tool_names |= {call.id: call.name for call in calls}
     thinking = body.reasoning_content or body.reasoning or ""
     return Message("assistant", body.text or body.refusal or "", thinking, calls)
 
 
-def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
+def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
     """Return the tools. Raises RequestError if two have the same name."""
     tools: dict[str, Tool] = {}
-    for number, body in enumerate(bodies):
-        tool = body.function
+    for number, tool in enumerate(bodies):
         if tool.name in tools:
             param = f"tools.{number}.function.name"
             raise invalid(param, f"duplicate tool {tool.name[:100]!r}")

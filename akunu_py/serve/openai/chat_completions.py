@@ -33,7 +33,7 @@ from akunu_py.serve.dialect.sampling_body import (
     schema_constraint,
     token_limit,
 )
-from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.openai.bodies import (
     ChatBody,
@@ -50,7 +50,6 @@ from akunu_py.types import Constraint, TokenLogprobs
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
-    check_model(body.model, service.names)
     messages = messages_of(body.messages)
     limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
     if body.top_logprobs is not None and not body.logprobs:
@@ -59,8 +58,8 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     constraint = _constraint(body.response_format)
     thinking = plan_thinking(body, service)
     options = generate_options(body, service, limit, constraint, logprobs, thinking.budget)
-    tools = tools_of(body.tools or ())
-    choice = tool_choice_of(body.tool_choice, tools)
+    tools = tools_of(body.functions_offered)
+    choice = tool_choice_of(body.choice, tools)
     jobs = [
         chat_job(
             service.engine,
@@ -68,7 +67,7 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
             each,
             tools,
             choice,
-            parallel=body.parallel_tool_calls is not False,
+            parallel=body.parallel_tool_calls is not False and not body.has_functions,
             predicted=body.prediction.text if body.prediction else "",
             variables=thinking.variables,
         )
@@ -76,10 +75,11 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     ]
     head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
-    encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
+    old = body.has_functions
+    encoder = ChatEncoder(head, len(jobs), usage=usage, old=old) if body.stream else None
     return PreparedRequest(
         jobs,
-        lambda answers: build_chat_completion(head, answers),
+        lambda answers: build_chat_completion(head, answers, old=old),
         encoder,
         shows_thinking=thinking.shown,
     )
@@ -96,8 +96,14 @@ class ChatEncoder(CommentEncoder):
 
     error_body = staticmethod(error_body)
 
-    def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
-        """count: number of choices. usage: send the usage in the last chunk."""
+    def __init__(
+        self, head: ReplyHead, count: int = 1, *, usage: bool = False, old: bool = False
+    ) -> None:
+        """count: number of choices. usage: send the usage in the last chunk.
+
+        old: calls have OpenAI's older form, `function_call`.
+        """
+        self._old = old
         self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
         self._has_role = [False] * count
@@ -121,7 +127,9 @@ class ChatEncoder(CommentEncoder):
         if delta is None:
             return []
         self._choice = choice
-        if "tool_calls" in delta:
+        if "function_call" in delta:
+            self._kind = {"function_call": {"arguments": ""}}
+        elif "tool_calls" in delta:
             call = {"index": self._calls[choice] - 1, "function": {"arguments": ""}}
             self._kind = {"tool_calls": [call]}
         elif delta:
@@ -145,6 +153,8 @@ class ChatEncoder(CommentEncoder):
                 more = {"function": {"arguments": text}}
             case _:
                 return None
+        if self._old:
+            return {"function_call": more["function"]}
         return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
 
     def _start(self, choice: int) -> list[bytes]:
@@ -157,7 +167,7 @@ class ChatEncoder(CommentEncoder):
     def _end(self, event: Finished, choice: int) -> list[bytes]:
         self._finished.append(event)
         self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
-        reason = finish_reason(event, calls=self._calls[choice] > 0)
+        reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
         extra = {"akunu": statistics(event)}
         frames = [*self._start(choice), self._chunk(choice, {}, reason, extra)]
         if len(self._finished) < self._count:
@@ -183,18 +193,20 @@ class ChatEncoder(CommentEncoder):
         return frame(self._head.object("chat.completion.chunk", choices, **extra))
 
 
-def build_chat_completion(head: ReplyHead, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed."""
+def build_chat_completion(
+    head: ReplyHead, answers: Sequence[CollectedAnswer], *, old: bool = False
+) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed. old: as in `ChatEncoder`."""
     finished = [answer.finished for answer in answers if answer.finished]
     return head.object(
         "chat.completion",
-        [_choice(number, answer) for number, answer in enumerate(answers)],
+        [_choice(number, answer, old=old) for number, answer in enumerate(answers)],
         usage=usage(finished[:1], finished),
         akunu=statistics(*finished),
     )
 
 
-def _choice(index: int, answer: CollectedAnswer) -> dict[str, Any]:
+def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]:
     calls = [
         {
             "id": call.id,
@@ -208,9 +220,10 @@ def _choice(index: int, answer: CollectedAnswer) -> dict[str, Any]:
         "content": None if calls and not answer.text else answer.text,
         "refusal": None,
         **({"reasoning_content": answer.thinking} if answer.thinking else {}),
-        **({"tool_calls": calls} if calls else {}),
+        **({"tool_calls": calls} if calls and not old else {}),
+        **({"function_call": calls[0]["function"]} if calls and old else {}),
     }
     assert answer.finished is not None
-    reason = finish_reason(answer.finished, calls=bool(calls))
+    reason = finish_reason(answer.finished, calls=bool(calls), old=old)
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}

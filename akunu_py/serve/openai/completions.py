@@ -34,7 +34,7 @@ from akunu_py.serve.dialect.sampling_body import (
     includes_usage,
     token_limit,
 )
-from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.openai.shapes import (
     ReplyHead,
@@ -70,7 +70,6 @@ class _PromptRequest:
 
 def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
-    check_model(body.model, service.names)
     count = body.n or 1
     prompts = _prompts(body, service)
     if len(prompts) * count > _MAX_CHOICES:

@@ -48,11 +48,11 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
     }
 
 
-def finish_reason(event: Finished, *, calls: bool) -> str:
-    """Return OpenAI's finish reason. calls: the answer calls tools."""
+def finish_reason(event: Finished, *, calls: bool, old: bool = False) -> str:
+    """Return OpenAI's finish reason. calls: the answer calls tools. old: as a `function_call`."""
     if event.reason in ("length", "context"):
         return "length"
-    return "tool_calls" if calls else "stop"
+    return ("function_call" if old else "tool_calls") if calls else "stop"
 
 
 def usage(prompts: Sequence[Finished], answers: Sequence[Finished]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from akunu_py.serve.dialect.sampling_body import (
     schema_constraint,
     token_limit,
 )
-from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.openai.shapes import error_body
@@ -66,7 +66,6 @@ _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
-    check_model(body.model, service.names)
     _refuse(body)
     tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():

@@ -1,0 +1,287 @@
+"""The served models, which share one memory limit.
+
+A request uses its model while it runs. A model that does not fit next to the loaded ones waits
+until the least recently used of them is idle and unloaded. All state belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from akunu_py.decoding.events import Event
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, RequestCounts, State
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import AkunuError, NoRoomLeft
+from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
+from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.http.request_handler import run_job
+
+_LATEST = ":latest"  # Ollama's clients add it to names
+
+
+class ServedModel:
+    """A model of the server, loaded or not."""
+
+    def __init__(
+        self,
+        names: Sequence[str],  # accepted in requests; the model's own name first
+        load: Callable[[int], ModelLoop],  # bytes reserved for other models; see `ModelHost`
+        make_service: Callable[[Engine, str], Service],  # for the loaded engine and its name
+        *,
+        idle_s: float | None = None,  # see `ModelHost`
+        context_length: int = 0,  # the model's own maximum, in tokens
+    ) -> None:
+        self.names = tuple(names)
+        self.requests = 0  # that use the model now
+        self.last_use = 0  # sequence number of the last request
+        self.loads = 0
+        self.reserved = 0  # bytes for other models at the next load
+        self.unloading = False  # no new request may use the model
+        self._load, self.make_service, self._idle_s = load, make_service, idle_s
+        self._context_length = context_length
+        self._created = int(time.time())
+        self._service: Service | None = None
+        self._earlier = RequestCounts()  # of closed hosts
+        self.host = self._new_host()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can use the model at once."""
+        return self.host.engine is not None and not self.unloading
+
+    @property
+    def memory(self) -> int:
+        """The bytes that the loaded model may use."""
+        engine = self.host.engine
+        return 0 if engine is None else engine.plan.memory
+
+    def _new_host(self) -> ModelHost:
+        return ModelHost(
+            lambda: self._load(self.reserved), idle_s=self._idle_s, on_state=self._on_state
+        )
+
+    def _on_state(self, state: State) -> None:
+        self.loads += state == "ready"
+        if state == "unloaded":
+            self._service = None  # release the model
+
+    def service(self) -> Service:
+        """Return the service, after loading the model if needed; raises what loading raises."""
+        self.host.start()
+        engine = self.host.engine or self.host.ask(lambda engine: engine).result()
+        if self._service is None or self._service.engine is not engine:
+            self._service = self.make_service(engine, self.name)
+            self._context_length = engine.plan.context_length
+        return self._service
+
+    def description(self) -> dict[str, Any]:
+        """Return the model in the format of OpenAI's and Anthropic's model lists."""
+        date = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "akunu",
+            "type": "model",
+            "display_name": self.name,
+            "created_at": date,
+            "context_length": self._context_length,
+            "state": self.host.state,
+        }
+
+    def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+        """Yield the events of a job; closing the generator cancels the job."""
+        return run_job(self.host, job, client=client, short=short)
+
+    def counts(self) -> RequestCounts:
+        """Return the counters of the model's requests, and of those before it was unloaded."""
+        counts, earlier = self.host.counts(), self._earlier
+        counts.shared_passes += earlier.shared_passes
+        counts.shared_requests += earlier.shared_requests
+        return counts
+
+    def unload(self) -> None:
+        """Unload the model. Its next host loads it at once, even after a failed load."""
+        self._service = None
+        self.host.close(cancel_s=None)
+        self._earlier = self.counts()
+        self.host = self._new_host()
+
+
+class ModelPool:
+    """The models of the server."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.models = tuple(models)
+        self._by_name = {name: model for model in self.models for name in model.names}
+        self._waiting: list[tuple[ServedModel, asyncio.Future[None]]] = []  # in order of arrival
+        self._loader: asyncio.Task[None] | None = None  # loads one model after the other
+        self._changed = asyncio.Event()  # a request ended, or stopped waiting
+        self._uses = 0
+        self._closing = False
+
+    def choose(self, name: str | None, *, strict: bool = False) -> ServedModel:
+        """Return the model for a request; the first one for an unknown name.
+
+        Agents request names such as claude-haiku, and an error would end their session. strict:
+        raise RequestError for an unknown name.
+        """
+        if name is None or not name.strip():
+            return self.models[0]
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(_LATEST))
+        return found or (self.named(name) if strict else self.models[0])
+
+    def named(self, name: str) -> ServedModel:
+        """Return the model with a name. Raises RequestError if there is none."""
+        if name in self._by_name:
+            return self._by_name[name]
+        served = ", ".join(model.name for model in self.models)
+        raise RequestError(
+            f"this server serves {served}, not {name[:100]!r}; request {self.models[0].name}, or "
+            "start the server with: akunu serve --model NAME",
+            "not_found",
+            param="model",
+            code="model_not_found",
+        )
+
+    @contextlib.asynccontextmanager
+    async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
+        """Keep a model loaded while the block runs; loads it first if needed.
+
+        Raises what loading raises.
+        """
+        self._uses += 1
+        model.last_use = self._uses
+        await self._admit(model)
+        try:
+            yield model
+        finally:
+            model.requests -= 1
+            self._changed.set()
+
+    async def _admit(self, model: ServedModel) -> None:
+        """Wait until a request may use the model, and count it."""
+        if self._closing:
+            raise ServerStopping
+        if model.is_ready:
+            model.requests += 1
+            return
+        admitted = asyncio.get_running_loop().create_future()
+        entry = model, admitted
+        self._waiting.append(entry)
+        if self._loader is None or self._loader.done():
+            self._changed = asyncio.Event()
+            self._loader = asyncio.create_task(self._load_waiting())
+        try:
+            await admitted  # the loader counts the request
+        except asyncio.CancelledError:
+            if admitted.done() and not admitted.cancelled() and not admitted.exception():
+                model.requests -= 1
+            raise
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            self._changed.set()
+
+    async def _load_waiting(self) -> None:
+        """Load the models that requests wait for, in the order of the first request of each."""
+        while self._waiting:
+            model = self._waiting[0][0]
+            error: Exception | None = None
+            try:
+                await self._load(model)
+            except RequestError as failure:
+                error = failure
+            except AkunuError as failure:
+                error = RequestError(f"cannot load {model.name}: {failure}", "unavailable")
+            except Exception as failure:  # noqa: BLE001 - for the requests
+                error = failure
+            self._answer_waiting(model, error)
+
+    def _answer_waiting(self, model: ServedModel, error: Exception | None) -> None:
+        """Admit all requests that wait for a model, or give them an error."""
+        entries = [entry for entry in self._waiting if entry[0] is model]
+        self._waiting = [entry for entry in self._waiting if entry[0] is not model]
+        for _, admitted in entries:
+            if admitted.done():  # the client disconnected
+                continue
+            if error is None:
+                model.requests += 1
+                admitted.set_result(None)
+            else:
+                admitted.set_exception(error)
+
+    def _is_wanted(self, model: ServedModel) -> bool:
+        return any(each is model and not admitted.done() for each, admitted in self._waiting)
+
+    async def _load(self, model: ServedModel) -> None:
+        """Load a model, and unload others while it does not fit next to them."""
+        while self._is_wanted(model) and not model.is_ready:
+            if self._closing:
+                raise ServerStopping
+            loaded = [each for each in self.models if each is not model and each.memory]
+            model.reserved = sum(each.memory for each in loaded)
+            model.host.start()
+            try:
+                await asyncio.wrap_future(model.host.ask(lambda engine: None))
+                return
+            except NoRoomLeft:
+                pass
+            await asyncio.to_thread(model.unload)  # the thread that failed
+            least = min(loaded, key=lambda each: (each.requests > 0, each.last_use))
+            await self._unload(least, model)
+
+    async def _unload(self, model: ServedModel, wanted: ServedModel) -> None:
+        """Unload a model once its requests end, unless nothing waits for `wanted` any more."""
+        model.unloading = True  # new requests wait, so that this one comes to an end
+        try:
+            while model.requests and self._is_wanted(wanted) and not self._closing:
+                self._changed.clear()
+                await self._changed.wait()
+            if not model.requests:
+                await asyncio.to_thread(model.unload)
+        finally:
+            model.unloading = False
+
+    def close(self, finish_s: float = 0.0) -> bool:
+        """Close the models' threads, see `ModelHost.close`; return False if one is still busy."""
+        self._closing = True
+        with ThreadPoolExecutor(len(self.models)) as threads:
+            return all(threads.map(lambda model: model.host.close(finish_s), self.models))
+
+    def abandon(self, why: AkunuError) -> None:
+        """Fail all requests now; see `ModelHost.abandon`."""
+        self._closing = True
+        for model in self.models:
+            model.host.abandon(why)
+
+    def metrics(self) -> dict[str, dict[str, int]]:
+        """Return the metrics of each model, by its name."""
+        waiting = [model for model, _ in self._waiting]
+        return {
+            model.name: {
+                "model_loaded": int(model.host.engine is not None),
+                "model_loads_total": model.loads,
+                "model_requests": model.requests + waiting.count(model),
+            }
+            for model in self.models
+        }
+
+    def counts(self) -> RequestCounts:
+        """Return the counters of all models together."""
+        total = RequestCounts()
+        for counts in (model.counts() for model in self.models):
+            total.shared_passes += counts.shared_passes
+            total.shared_requests += counts.shared_requests
+        return total

@@ -1,0 +1,386 @@
+"""The API of Ollama, for its clients: /api/chat, /api/generate, /api/embed and the lists of models.
+
+Source: docs/api.md of Ollama. Streams are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from akunu_py.decoding.embedding import Embedder
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    Logprobs,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
+from akunu_py.decoding.generate.job import Job
+from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields
+from akunu_py.serve.dialect.interface import (
+    CollectedAnswer,
+    Dialect,
+    Endpoint,
+    PreparedRequest,
+    statistics,
+)
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
+from akunu_py.serve.dialect.sampling_body import (
+    JSON_OBJECT,
+    generate_options,
+    schema_constraint,
+    token_limit,
+)
+from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking
+from akunu_py.serve.dialect.unreadable import describe
+from akunu_py.serve.openai.bodies import ChatTool, tools_of
+from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
+from akunu_py.serve.openai.shapes import chat_logprobs
+from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
+from akunu_py.version import __version__
+
+NDJSON = "application/x-ndjson"
+
+
+class OptionsBody(GenerationFields):
+    """The `options` of a request. Those of Ollama's loader, such as num_ctx, are unknown."""
+
+    num_predict: Annotated[int, Field(ge=-2)] | None = None  # 0 or less: no limit
+
+
+class OllamaBody(ThinkingFields):
+    """Fields of both kinds of requests."""
+
+    model: str | None = None
+    stream: bool = True
+    options: OptionsBody | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
+class OllamaCall(Body):
+    name: str
+    arguments: dict[str, Any] = Field(default={})
+    index: Ignored = None
+    description: Ignored = None
+
+
+class OllamaCallBody(Body):
+    function: OllamaCall
+    id: Ignored = None
+
+
+class OllamaMessage(Body):
+    """A message of any role. Results of tools follow their calls in order, or name their tool."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None  # in base64
+    tool_calls: list[OllamaCallBody] | None = None
+    tool_name: str | None = None
+    tool_call_id: Ignored = None
+
+
+class OllamaChatBody(OllamaBody):
+    """The body of /api/chat."""
+
+    messages: list[OllamaMessage] = Field(default=[])
+    tools: list[ChatTool] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    """The body of /api/generate."""
+
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    raw: bool = False  # the prompt needs no template
+    images: list[str] | None = None
+
+
+class OllamaEmbedBody(Body):
+    """The body of /api/embed."""
+
+    model: str | None = None
+    input: str | list[str]
+    dimensions: int | None = Field(default=None, ge=1)
+    truncate: Ignored = None
+
+
+class OllamaShowBody(Body):
+    """The body of /api/show."""
+
+    model: str | None = None
+    name: Ignored = None  # of old clients
+    verbose: Ignored = None
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaHead:
+    """Fields that all lines of a reply share, and the form of its text."""
+
+    model: str
+    chat: bool  # the text is in a message
+    started: float = field(default_factory=time.monotonic)
+
+    def line(self, text: str = "", thinking: str = "", **more: Any) -> dict[str, Any]:
+        """Return a line, or a whole reply. more: further fields of the message, or `done`."""
+        calls = more.pop("tool_calls", None)
+        part: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if self.chat:
+            part |= {"role": "assistant", "content": text}
+            part |= {"tool_calls": calls} if calls else {}
+            part = {"message": part}
+        else:
+            part |= {"response": text}
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self.model, "created_at": now, **part, "done": False} | more
+
+    def end(self, event: Finished) -> dict[str, Any]:
+        """Return the fields of the last line."""
+        stats = event.stats
+        return {
+            "done": True,
+            "done_reason": "length" if event.reason in ("length", "context") else "stop",
+            "total_duration": _nanoseconds(time.monotonic() - self.started),
+            "load_duration": 0,
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(stats.prefill_s),
+            "eval_count": stats.generated_tokens,
+            "eval_duration": _nanoseconds(stats.decode_s),
+            "akunu": statistics(event) | {"cached_tokens": stats.cached_tokens},
+        }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Mapping[str, Any]:
+    """Return the job and the encoder. Raises RequestError."""
+    head = OllamaHead(service.name, chat=True)
+    if not body.messages:  # the client only loads the model
+        return head.line(done=True, done_reason="load")
+    messages, thinking = messages_of(body.messages), plan_thinking(body, service)
+    tools = tools_of([tool.function for tool in body.tools or ()])
+    options, variables = _options(body, service, thinking), thinking.variables
+    job = chat_job(service.engine, messages, options, tools, variables=variables)
+    return _prepared(job, head, body, thinking)
+
+
+def prepare_generate(
+    body: OllamaGenerateBody, service: Service
+) -> PreparedRequest | Mapping[str, Any]:
+    """Return the job and the encoder. Raises RequestError."""
+    head, engine = OllamaHead(service.name, chat=False), service.engine
+    if not (body.prompt or body.images):
+        return head.line(done=True, done_reason="load")
+    thinking = plan_thinking(body, service)
+    options = _options(body, service, thinking)
+    if body.suffix:
+        if service.infill.family is None:
+            raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
+        infill = service.infill.prompt(body.prompt, body.suffix)
+        job: Job = text_job(infill.tokens, options, infill.draft_context)
+    elif body.raw or not engine.tokens.tokenizer.has_chat_template:
+        job = text_job(engine.tokens.encode(body.prompt), options)
+    else:
+        system = [Message("system", body.system)] if body.system else []
+        user = Message("user", _with_images(body.prompt, body.images))
+        job = chat_job(engine, [*system, user], options, variables=thinking.variables)
+    return _prepared(job, head, body, thinking)
+
+
+def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> GenerateOptions:
+    options = body.options or OptionsBody()
+    requested = options.num_predict
+    limit = token_limit(-1 if requested is not None and requested <= 0 else requested, service)
+    constraint = JSON_OBJECT if body.format == "json" else None
+    if isinstance(body.format, dict):
+        constraint = schema_constraint(body.format)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return generate_options(options, service, limit, constraint, logprobs, thinking.budget)
+
+
+def _prepared(
+    job: Job, head: OllamaHead, body: OllamaBody, thinking: ThinkingPlan
+) -> PreparedRequest:
+    return PreparedRequest(
+        [job],
+        lambda answers: build_answer(head, answers[0]),
+        OllamaEncoder(head) if body.stream else None,
+        shows_thinking=thinking.shown and body.think is not False,
+        media_type=NDJSON,
+    )
+
+
+def messages_of(bodies: Sequence[OllamaMessage]) -> list[Message]:
+    """Return the conversation. Raises RequestError for a result without a call."""
+    messages: list[Message] = []
+    open_calls: list[ToolCall] = []  # without a result
+    for number, body in enumerate(bodies):
+        text = _with_images(body.content or "", body.images)
+        if body.role == "tool":
+            named = [call for call in open_calls if body.tool_name in (None, call.name)]
+            if not named:
+                raise invalid(f"messages.{number}", "expected a call before the result of a tool")
+            open_calls.remove(named[0])
+            messages.append(Message("tool", text, tool_call_id=named[0].id, name=named[0].name))
+            continue
+        calls = tuple(
+            ToolCall(call.function.name, json.dumps(call.function.arguments), f"{number}_{index}")
+            for index, call in enumerate(body.tool_calls or ())
+        )
+        open_calls += calls
+        messages.append(Message(body.role, text, body.thinking or "", calls))
+    return messages
+
+
+def _with_images(text: str, images: Sequence[str] | None) -> str:
+    """Return a text with a line for each image, which the model cannot read."""
+    return "\n".join([*(describe({"type": "image", "data": each}) for each in images or ()), text])
+
+
+def _call(name: str, arguments: str) -> dict[str, Any] | None:
+    """Return a call as a client expects it; None if its arguments were cut off."""
+    try:
+        values = json.loads(arguments or "{}")
+    except ValueError:
+        return None
+    function = {"name": name, "arguments": values}
+    return {"function": function} if isinstance(values, dict) else None
+
+
+def _logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {"logprobs": chat_logprobs(tokens)["content"]} if tokens else {}
+
+
+class OllamaEncoder:
+    """Encodes a stream of lines; a call is sent once it is complete."""
+
+    def __init__(self, head: OllamaHead) -> None:
+        self._head = head
+        self._call: tuple[str, str] | None = None  # name and arguments so far
+        self._logprobs: list[TokenLogprobs] = []
+
+    def heartbeat(self) -> bytes:
+        """Return a line without text."""
+        return _encoded(self._head.line())
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [_encoded(error_body(error))]
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        match event:
+            case TextDelta(text):
+                return [self._line(text)]
+            case ThinkingDelta(text):
+                return [self._line(thinking=text)]
+            case Logprobs(tokens):
+                self._logprobs += tokens
+            case ToolCallStarted(_, name):
+                self._call = name, ""
+            case ToolCallArguments(text) if self._call is not None:
+                self._call = self._call[0], self._call[1] + text
+            case ToolCallFinished() if self._call is not None:
+                call, self._call = _call(*self._call), None
+                return [self._line(tool_calls=[call])] if call else []
+            case Finished():
+                return [self._line(**self._head.end(event))]
+        return []
+
+    def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
+        logprobs, self._logprobs = _logprobs(self._logprobs), []
+        return _encoded(self._head.line(text, thinking, **more, **logprobs))
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed."""
+    assert answer.finished is not None
+    calls = [found for each in answer.calls if (found := _call(each.name, each.arguments))]
+    end, logprobs = head.end(answer.finished), _logprobs(answer.logprobs)
+    return head.line(answer.text, answer.thinking, tool_calls=calls, **end, **logprobs)
+
+
+def embed(body: OllamaEmbedBody, embedder: Embedder | None) -> Mapping[str, Any]:
+    """Return the embeddings of all texts. Raises RequestError."""
+    asked = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
+    found = embeddings(asked, embedder)
+    return {
+        "model": found["model"],
+        "embeddings": [each["embedding"] for each in found["data"]],
+        "prompt_eval_count": found["usage"]["prompt_tokens"],
+    }
+
+
+def show(body: OllamaShowBody, description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is known about a model without loading it."""
+    context = {"general.architecture": "mlx", "mlx.context_length": description["context_length"]}
+    return {
+        "modified_at": description["created_at"],
+        "details": _DETAILS,
+        "model_info": context,
+        "capabilities": ["completion", "tools"],
+        "template": "",
+        "parameters": "",
+    }
+
+
+_DETAILS = {"format": "mlx", "family": "", "parameter_size": "", "quantization_level": ""}
+
+
+def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the list of models."""
+    return {
+        "models": [
+            {
+                "name": each["id"],
+                "model": each["id"],
+                "modified_at": each["created_at"],
+                "size": 0,
+                "digest": "",
+                "details": _DETAILS,
+            }
+            for each in descriptions
+        ]
+    }
+
+
+def version() -> dict[str, str]:
+    return {"version": __version__}
+
+
+def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
+    """Return the body of an error."""
+    return {"error": error.message}
+
+
+OLLAMA = Dialect(
+    "ollama",
+    (
+        Endpoint("/api/chat", OllamaChatBody, prepare_chat, "Answer a conversation, for Ollama."),
+        Endpoint("/api/generate", OllamaGenerateBody, prepare_generate, "Continue, for Ollama."),
+        Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
+        Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),
+    ),
+    error_body,
+)

@@ -1,0 +1,341 @@
+"""Several models that share a memory limit: each answers as if it was alone, and none is lost."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from akunu_py.commands import serve
+from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.errors import UnknownModel, UsageError
+from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
+from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.server import ServeOptions
+from akunu_py.settings import ServeSettings, serve_settings, settings_file
+from akunu_py.types import GenerateOptions
+from tests.support.serving import Reply, ask, write_served_model
+from tests.support.tiny import write_tiny_llama
+
+CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+NAMES = ("a", "b", "c")
+pytestmark = pytest.mark.usefixtures("own_directories")
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    parent = tmp_path_factory.mktemp("pool")
+    return [write_served_model(parent / name, seed) for seed, name in enumerate(NAMES)]
+
+
+@contextmanager
+def pool_of(directories: list[Path], *words: str) -> Iterator[ModelPool]:
+    """Make the pool of `akunu serve` with these models and options."""
+    parser = argparse.ArgumentParser()
+    serve.add_options(parser)
+    models = [word for path in directories for word in ("--model", str(path))]
+    args = parser.parse_args([*models, "--no-answer-cache", *words])
+    options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=6)
+    found = serve._models(args, ServeSettings())
+    pool = serve._pool(args, found, options, None, [], lambda *_: None)
+    yield pool
+    assert pool.close()
+
+
+def app_of(pool: ModelPool, records: RequestRecords | None = None, **more: Any) -> ASGIApp:
+    backend = ServeOptions(AccessRules(), GenerateOptions()).backend(
+        pool, records or RequestRecords()
+    )
+    return create_app(replace(backend, **more), AccessRules(), heartbeat_s=60)
+
+
+@pytest.fixture(scope="module")
+def size(directories: list[Path]) -> int:
+    """Return the bytes that one model needs with its whole context."""
+    with pool_of(directories[:1]) as pool:
+        return pool.models[0].service().engine.plan.fit.estimate.total
+
+
+def body_of(path: str, model: str, text: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "max_tokens": 6}
+    if path == COMPLETIONS:
+        return body | {"prompt": text}
+    return body | {"messages": [{"role": "user", "content": text}]}
+
+
+def text_of(reply: Reply) -> tuple[str, str]:
+    """Return the model that answered, and its text."""
+    assert reply.status == 200, reply.body
+    found = reply.json()
+    if "content" in found:
+        return found["model"], "".join(block["text"] for block in found["content"])
+    choice = found["choices"][0]
+    return found["model"], choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def asked(choose: random.Random) -> tuple[str, str, str]:
+    """Return a path, a model and a text, of few kinds."""
+    return choose.choice([CHAT, MESSAGES, COMPLETIONS]), choose.choice(NAMES), choose.choice("xyz")
+
+
+@pytest.fixture(scope="module")
+def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
+    """Return the answer of each model alone to each request of `asked`."""
+    found = {}
+    for directory in directories:
+        with pool_of([directory]) as pool:
+            app = app_of(pool)
+            for path in (CHAT, MESSAGES, COMPLETIONS):
+                for text in "xyz":
+                    reply = asyncio.run(ask(app, path, body_of(path, directory.name, text)))
+                    name, said = text_of(reply)
+                    assert name == directory.name
+                    found[path, name, text] = said
+    assert len(set(found.values())) > 6
+    return found
+
+
+@pytest.mark.parametrize(("room", "seed"), [(1.2, 0), (2.6, 1), (20, 2)])  # one model, two, all
+async def test_each_model_answers_as_if_it_was_alone(
+    directories: list[Path],
+    alone: dict[tuple[str, str, str], str],
+    size: int,
+    room: float,
+    seed: int,
+) -> None:
+    """Requests arrive in any order, some clients disconnect, and the limit always holds."""
+    choose = random.Random(seed)
+    limit = int(room * size)
+    with pool_of(directories, "--memory-limit", f"{limit / 1e9:.9f}GB") as pool:
+        most = watch_memory(pool)
+        app = app_of(pool)
+
+        async def one() -> None:
+            for _ in range(choose.randint(0, 9)):
+                await asyncio.sleep(0)
+            path, model, text = asked(choose)
+            leaves = choose.random() < 0.2
+            hung_up = asyncio.Event()
+            if leaves:
+                asyncio.get_running_loop().call_later(choose.random() / 20, hung_up.set)
+            reply = await ask(app, path, body_of(path, model, text), hung_up=hung_up)
+            if not leaves:
+                assert text_of(reply) == (model, alone[path, model, text])
+
+        for count in (1, 2, 12):
+            await asyncio.gather(*(one() for _ in range(count)))
+        assert [model.requests for model in pool.models] == [0, 0, 0]
+        assert max(most) <= limit
+        assert sum(model.memory > 0 for model in pool.models) <= (room if room < 3 else 3)
+        if room == 20:
+            assert max(model.loads for model in pool.models) == 1
+
+
+def watch_memory(pool: ModelPool) -> list[int]:
+    """Record the memory of all loaded models after each load."""
+    most = [0]
+
+    def watch(model: ServedModel) -> Callable[[State], None]:
+        before = model._on_state
+
+        def on_state(state: State) -> None:
+            before(state)
+            if state == "ready":
+                most.append(sum(each.memory for each in pool.models))
+
+        return on_state
+
+    for model in pool.models:
+        model._on_state = watch(model)  # type: ignore[method-assign, assignment]
+        model.host = model._new_host()
+    return most
+
+
+def limited(size: int) -> tuple[str, str]:
+    """Return the option for the memory of one model."""
+    return "--memory-limit", f"{1.2 * size / 1e9:.9f}GB"
+
+
+async def test_the_least_recently_used_idle_model_is_unloaded(
+    directories: list[Path], size: int
+) -> None:
+    with pool_of(directories, "--memory-limit", f"{2.6 * size / 1e9:.9f}GB") as pool:
+        app, (a, b, c) = app_of(pool), pool.models
+        for name in ("a", "b", "a", "c"):
+            await ask(app, CHAT, body_of(CHAT, name, "x"))
+        assert [model.memory > 0 for model in pool.models] == [True, False, True]
+        async with pool.use(a):  # used longest ago, but busy
+            await ask(app, CHAT, body_of(CHAT, "b", "x"))
+        assert [model.memory > 0 for model in pool.models] == [True, True, False]
+        assert (a.loads, b.loads, c.loads) == (1, 2, 1)
+
+
+async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], size: int) -> None:
+    """The next model waits for it; new requests wait behind that, so it comes to an end."""
+    with pool_of(directories[:2], *limited(size)) as pool:
+        app, (a, b) = app_of(pool), pool.models
+        async with pool.use(a):
+            second = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "b", "x")))
+            await until(lambda: a.unloading)
+            third = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+            await until(lambda: len(pool._waiting) == 2)
+            assert (a.memory > 0, b.loads) == (True, 0)
+            text = (await ask(app, "/metrics")).body.decode()
+            assert 'akunu_model_loaded{model="a"} 1' in text
+            assert 'akunu_model_requests{model="a"} 2' in text
+            assert 'akunu_model_requests{model="b"} 1' in text
+        assert [text_of(await each)[0] for each in (second, third)] == ["b", "a"]
+        assert (a.loads, b.loads) == (2, 1)
+
+
+async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
+    directories: list[Path], size: int
+) -> None:
+    with pool_of(directories[:2], *limited(size)) as pool:
+        app, (a, b), hung_up = app_of(pool), pool.models, asyncio.Event()
+        async with pool.use(a):
+            asked = ask(app, CHAT, body_of(CHAT, "b", "x"), hung_up=hung_up)
+            second = asyncio.create_task(asked)
+            await until(lambda: a.unloading)
+            third = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+            await until(lambda: len(pool._waiting) == 2)
+            hung_up.set()
+            assert (await second).status == 0
+            assert text_of(await third)[0] == "a"
+        assert (a.loads, b.loads, a.requests, b.requests) == (1, 0, 0, 0)
+
+
+async def test_a_client_disconnects_while_its_model_loads(
+    directories: list[Path], size: int
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    with pool_of(directories[:2], *limited(size)) as pool:
+        app, (a, b), hung_up = app_of(pool), pool.models, asyncio.Event()
+        load = b._load
+
+        def slow(reserved: int) -> ModelLoop:
+            loading.set()
+            assert go_on.wait(60)
+            return load(reserved)
+
+        b._load = slow
+        first = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "b", "x"), hung_up=hung_up))
+        assert await asyncio.to_thread(loading.wait, 60)
+        other = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+        hung_up.set()
+        await first
+        go_on.set()
+        assert text_of(await other)[0] == "a"
+        assert (await ask(app, "/v1/models")).json()["data"][0]["state"] == "ready"
+        assert (a.requests, b.requests) == (0, 0)
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
+    directories: list[Path], tmp_path: Path
+) -> None:
+    broken = write_served_model(tmp_path / "broken")
+    with pool_of([directories[0], broken]) as pool:
+        app = app_of(pool)
+        config = json.loads((broken / "config.json").read_text())
+        (broken / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
+        replies = [await ask(app, CHAT, body_of(CHAT, name, "x")) for name in ("broken", "a")]
+        assert replies[0].status == 503
+        message = replies[0].json()["error"]["message"]
+        assert message.startswith("cannot load broken: ")
+        assert "nonesuch" in message
+        assert text_of(replies[1])[0] == "a"
+        states = (await ask(app, "/health")).json()["models"]
+        assert states == {"a": "ready", "broken": "failed"}
+        listed = (await ask(app, "/v1/models")).json()
+        assert [each["state"] for each in listed["data"]] == ["ready", "failed"]
+        assert (listed["first_id"], listed["last_id"]) == ("a", "broken")
+
+
+async def test_a_model_that_never_fits_is_refused_and_the_others_stay(
+    directories: list[Path], size: int, tmp_path: Path
+) -> None:
+    large = write_served_model(tmp_path / "large")
+    write_tiny_llama(large, vocab_size=200_000, hidden_size=8)
+    with pool_of([directories[0], large], *limited(size)) as pool:
+        app = app_of(pool)
+        await ask(app, CHAT, body_of(CHAT, "a", "x"))
+        reply = await ask(app, CHAT, body_of(CHAT, "large", "x"))
+        assert reply.status == 503
+        assert "cannot load large: " in reply.json()["error"]["message"]
+        assert "needs about" in reply.json()["error"]["message"]
+        await ask(app, CHAT, body_of(CHAT, "a", "x"))
+        assert pool.models[0].loads == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, COMPLETIONS])
+async def test_unknown_names_are_answered_by_the_first_model(
+    directories: list[Path], path: str
+) -> None:
+    """Agents request names such as claude-haiku; a strict server refuses them."""
+    seen: list[RequestRecord] = []
+    with pool_of(directories[:2], "--alias", "gpt-4o", "--alias", "claude-haiku=b") as pool:
+        app = app_of(pool, RequestRecords(seen.append))
+        names = {"gpt-4o": "a", "claude-haiku": "b", "b": "b", "b:latest": "b", "gpt-9": "a"}
+        for name, answering in names.items():
+            assert text_of(await ask(app, path, body_of(path, name, "x")))[0] == answering
+        assert [record.model for record in seen] == list(names.values())
+        assert f"{path} 200 · b · " in seen[1].line()
+        strict = app_of(pool, strict=True)
+        reply = await ask(strict, path, body_of(path, "gpt-9", "x"))
+        assert reply.status == 404
+        assert "serves a, b, not 'gpt-9'" in reply.json()["error"]["message"]
+        assert text_of(await ask(strict, path, body_of(path, "b", "x")))[0] == "b"
+
+
+def test_wrong_lists_are_named(directories: list[Path], tmp_path: Path) -> None:
+    a, b = directories[:2]
+    same = write_served_model(tmp_path / "a")
+    for words, message in (
+        (("--alias", "x=z"), "'z' is none of the models: a, b"),
+        (("--model", str(same)), "two of the models have the same name: a"),
+        (("--hosts", "2"), "--hosts serves one model"),
+    ):
+        with pytest.raises(UsageError, match=message), pool_of([a, b], *words):
+            pass
+    with pytest.raises(UnknownModel, match="nothing-here"), pool_of([a], "--model", "nothing-here"):
+        pass
+    with pool_of([a, b, a]) as pool:
+        assert [model.name for model in pool.models] == ["a", "b"]
+
+
+def test_settings_and_environment_list_models(
+    directories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Separated by commas; --model takes their place."""
+    parser = argparse.ArgumentParser()
+    serve.add_options(parser)
+    a, b, c = map(str, directories)
+
+    def names(*words: str) -> list[str]:
+        args = parser.parse_args(words)
+        return [model.name for model in serve._models(args, serve_settings())]
+
+    settings_file().parent.mkdir(parents=True, exist_ok=True)
+    settings_file().write_text(f"[serve]\nmodel = '{a}, {b}'\n")
+    assert names() == ["a", "b"]
+    monkeypatch.setenv("AKUNU_MODEL", f"{c},{a}")
+    assert names() == ["c", "a"]
+    assert names("--model", b) == ["b"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
