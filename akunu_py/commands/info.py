@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from akunu_py import paths
 from akunu_py.commands.uninstall import removal_command
-from akunu_py.errors import UsageError
+from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models.store import model_store
+from akunu_py.serve.own.running import RunningServer, running_servers
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import human_size, say
 from akunu_py.version import __version__
@@ -35,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         ("memory", f"{total}, {human_size(device.available_memory())} available for models"),
         ("blas", ", ".join(filter(None, [device.blas_name(), blas_threads.describe()]))),
         *((package, package_version(package)) for package in _PACKAGES),
+        *(("server", _server(server)) for server in running_servers()),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
         ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
@@ -45,6 +49,22 @@ def run(args: argparse.Namespace) -> int:
     for name, value in rows:
         say(f"{name:<{width}}  {value}")
     return 0
+
+
+def _server(server: RunningServer) -> str:
+    """Return the address of a running server, and its models."""
+    from akunu_py.serve.own.client import ServerClient
+
+    try:
+        models = ServerClient(server.url, server.token).models()
+    except (AkunuError, KeyError, TypeError):
+        return f"{server.url} (does not answer)"
+    return f"{server.url} serves {', '.join(map(_served, models))}"
+
+
+def _served(model: Mapping[str, Any]) -> str:
+    why = model.get("not_batched")
+    return f"{model['id']} ({f'requests take turns: {why}' if why else model['state']})"
 
 
 def _settings() -> str:

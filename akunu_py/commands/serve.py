@@ -281,7 +281,10 @@ def _load(
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
     learned = load_learned(engine, no_answer_cache=args.no_answer_cache, warnings=warnings)
-    return StepLoop(Session(engine, learned))
+    loop = StepLoop(Session(engine, learned))
+    if not loop.runner.can_batch():  # decided here, so that no request waits for the trial
+        print_warnings([f"requests to {engine.name} take turns: {loop.runner.not_batched}"])
+    return loop
 
 
 def _embedder(found: StoredModel, args: argparse.Namespace, idle_s: float | None) -> Embedder:

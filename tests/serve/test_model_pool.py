@@ -194,6 +194,7 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
             assert (a.memory > 0, b.loads) == (True, 0)
             text = (await ask(app, "/metrics")).body.decode()
             assert 'akunu_model_loaded{model="a"} 1' in text
+            assert 'akunu_model_batched{model="a"} 1' in text
             assert 'akunu_model_requests{model="a"} 2' in text
             assert 'akunu_model_requests{model="b"} 1' in text
         assert [text_of(await each)[0] for each in (second, third)] == ["b", "a"]

@@ -44,6 +44,7 @@ class LoadedModelFacts:
     context_length: int
     no_draft: str | None
     note: str  # how it fits into memory
+    not_batched: str | None = None  # why requests take turns, None if they share passes
     server: str = ""  # address of the server that runs it; "": loaded here
 
 

@@ -23,22 +23,21 @@ class ModelRunner:
         self._engine = engine
         self._curve = curve
         self._planner: JointPlanner | None = None
-        self._why_not: str | None = None  # valid once there is a planner
+        self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
         self._last = 0.0  # end of the previous pass, or start of this one
         self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
         self.passes = self.requests = 0  # shared passes so far, and the requests in them
 
-    @property
-    def why_not_batched(self) -> str | None:
-        """Why every request has passes of its own, None if they are shared. Runs a trial once."""
+    def can_batch(self) -> bool:
+        """Return whether requests can share passes. Runs a trial once: about eight passes."""
         if self._planner is None:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
-            self._why_not = batched_pass.why_not_batched(model, kv_bits)
+            self.not_batched = batched_pass.why_not_batched(model, kv_bits)
             known = self._curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False
             self._planner = JointPlanner(costs)
-        return self._why_not
+        return self.not_batched is None
 
     def prefers_alone(self, request: Request, sharing: int) -> bool:
         """Return whether a draft in a pass of its own is worth more than a shared plain pass.

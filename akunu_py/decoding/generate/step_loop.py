@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import Answering, BeginJob, JobHandle, PreparedJob, PromptJob
@@ -48,7 +48,7 @@ class StepLoop:
 
     @property
     def facts(self) -> LoadedModelFacts:
-        return facts_of(self.engine)
+        return replace(facts_of(self.engine), not_batched=self.runner.not_batched)
 
     @property
     def shared(self) -> tuple[int, int]:
@@ -151,7 +151,7 @@ class StepLoop:
             else:
                 crowded = True
         ready = ready or self._running[:1]  # none: all wait for a helper thread
-        if len(ready) > 1 and self.runner.why_not_batched is None:
+        if len(ready) > 1 and self.runner.can_batch():
             self._find_sharing(ready)
         return ready
 

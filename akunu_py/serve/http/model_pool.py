@@ -61,6 +61,12 @@ class ServedModel:
         return self.host.engine is not None and not self.unloading
 
     @property
+    def is_batched(self) -> bool:
+        """Whether requests share passes; False while the model is not loaded."""
+        facts = self.host.facts
+        return facts is not None and facts.not_batched is None
+
+    @property
     def memory(self) -> int:
         """The bytes that the loaded model may use."""
         engine = self.host.engine
@@ -98,6 +104,7 @@ class ServedModel:
             "created_at": date,
             "context_length": self._context_length,
             "state": self.host.state,
+            "not_batched": None if self.host.facts is None else self.host.facts.not_batched,
         }
 
     def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
@@ -272,6 +279,7 @@ class ModelPool:
         return {
             model.name: {
                 "model_loaded": int(model.host.engine is not None),
+                "model_batched": int(model.is_batched),
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }

@@ -79,6 +79,11 @@ class ServerClient:
         except (KeyError, TypeError) as error:
             raise AkunuError(f"the server at {self.url} has another version of akunu") from error
 
+    def models(self) -> list[dict[str, Any]]:
+        """Return the server's models as `/v1/models` lists them. Raises AkunuError."""
+        models: list[dict[str, Any]] = self._request("GET", "/v1/models")["data"]
+        return models
+
     def end(self, request: str) -> None:
         """End a request with the text so far."""
         with contextlib.suppress(AkunuError):

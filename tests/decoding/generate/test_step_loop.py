@@ -323,6 +323,14 @@ def test_recurrent_model_drafts_alone_where_that_beats_sharing(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("name", "why"), [("llama", None), ("llama4", "ChunkedKVCache")])
+def test_facts_tell_why_requests_take_turns(name: str, why: str | None, tiny: Engine) -> None:
+    loop = StepLoop(Session(engine_of(tiny, name)))
+    assert loop.runner.can_batch() == (why is None)
+    assert (loop.facts.not_batched is None) == (why is None)
+    assert why is None or why in str(loop.facts.not_batched)
+
+
 def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
     """Grammars, stop texts, penalties, logprobs and filters, each beside all others."""
     engine = tiny
