@@ -86,6 +86,14 @@ def test_text_equals_run(server: Server) -> None:
     assert text == expected["text"]
 
 
+def test_info_lists_the_running_server(server: Server) -> None:
+    served = server.ask("/v1/models")["data"][0]
+    assert served["not_batched"] is None
+    line = next(line for line in run_here("info").stdout.splitlines() if "127.0.0.1" in line)
+    assert line.startswith("server")
+    assert f"serves {served['id']} (ready)" in line
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("loaded_shallow_starter")
 def test_complete_uses_the_running_server(server: Server, shallow_directory: Path) -> None:
