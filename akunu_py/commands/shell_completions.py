@@ -9,6 +9,7 @@ from typing import Any
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
 from akunu_py.models.store import model_store
+from akunu_py.text import for_output, say
 
 SHELLS = ("bash", "zsh", "fish")
 _MODELS = {"NAME_OR_PATH", "MODEL"}  # values of options and arguments that are models
@@ -26,13 +27,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.shell == "models":
         for name in model_names():
-            print(name)
+            say(name)
         return 0
     import shtab
 
     parser = args.whole_parser()
     _mark(parser)
-    print(shtab.complete(parser, args.shell))
+    print(for_output(shtab.complete(parser, args.shell)))
     return 0
 
 
