@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
         port = listening.getsockname()[1]
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
         embedder = _embedder(embedding, args, idle_s) if embedding is not None else None
-        options = _options(args, key, models[0], url, embedder)
+        options = _options(args, key, models, url, embedder)
         pool = _pool(args, models, options, idle_s, warnings, shut_down)
         serve(pool, listening, options, f"{url}/v1")
     print_warnings(warnings)
@@ -185,11 +185,11 @@ def _models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredMod
 def _options(
     args: argparse.Namespace,
     key: str,
-    first: StoredModel,
+    models: Sequence[StoredModel],
     url: str,
     embedder: Embedder | None,
 ) -> ServeOptions:
-    """Return how to serve at an address. first: the model that akunu's own clients use."""
+    """Return how to serve at an address."""
     from akunu_py.serve.http.guard import AccessRules
     from akunu_py.serve.http.server import ServeOptions
     from akunu_py.serve.own.running import RunningServer, loopback_url
@@ -212,8 +212,7 @@ def _options(
         running=RunningServer(
             loopback_url(url),
             access.token,
-            first.name,
-            str(first.path.resolve()),
+            {model.name: str(model.path.resolve()) for model in models},
             args.weights,
             args.kv_bits,
         ),

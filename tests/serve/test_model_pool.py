@@ -24,9 +24,11 @@ from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
+from akunu_py.serve.own.client import matching_server
+from akunu_py.serve.own.running import RunningServer, announce
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
-from akunu_py.types import GenerateOptions
-from tests.support.serving import Reply, ask, write_served_model
+from akunu_py.types import GenerateOptions, LoadOptions
+from tests.support.serving import Reply, ask, at_a_socket, write_served_model
 from tests.support.tiny import write_tiny_llama
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
@@ -298,6 +300,28 @@ async def test_unknown_names_are_answered_by_the_first_model(
         assert reply.status == 404
         assert "serves a, b, not 'gpt-9'" in reply.json()["error"]["message"]
         assert text_of(await ask(strict, path, body_of(path, "b", "x")))[0] == "b"
+
+
+def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
+    token = "a token of this test"
+    with pool_of(directories[:2]) as pool:
+        backend = ServeOptions(AccessRules(), GenerateOptions()).backend(pool, RequestRecords())
+        paths = {path.name: str(path) for path in directories[:2]}
+        with (
+            at_a_socket(create_app(backend, AccessRules(token=token))) as url,
+            announce(RunningServer(url, token, paths)),
+        ):
+            for path in directories[:2]:
+                found = matching_server(path, LoadOptions())
+                assert found is not None
+                client, facts = found
+                assert facts.name == path.name
+                said = {"messages": [{"role": "user", "content": "x"}], "options": {}, "id": "1"}
+                frames = [*client.frames("/akunu/chat", said, lambda: None)]
+                assert "ended" in frames[-1]
+            assert matching_server(directories[2], LoadOptions()) is None
+        assert [model.loads for model in pool.models] == [1, 1]
+        assert [model.host.counts().ended for model in pool.models] == [1, 1]
 
 
 def test_wrong_lists_are_named(directories: list[Path], tmp_path: Path) -> None:

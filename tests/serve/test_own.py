@@ -193,7 +193,7 @@ def test_matching_server_compares_model_and_options(
 ) -> None:
     monkeypatch.setattr("akunu_py.paths.servers_dir", lambda: tmp_path / "servers")
     model, plain = tmp_path / "model", LoadOptions()
-    running = RunningServer(client.url, TOKEN, NAME, str(model), kv_bits=None)
+    running = RunningServer(client.url, TOKEN, {NAME: str(model)}, kv_bits=None)
     (tmp_path / "servers").mkdir()
     (tmp_path / "servers" / "1.json").write_text('{"url": 1')  # cut off
     with announce(running):
@@ -218,13 +218,13 @@ def test_matching_server_compares_model_and_options(
         with pytest.raises(UsageError, match=f"serves {NAME}, not other"):
             server_at(client.url, "other")
     assert running_servers() == []
-    with announce(RunningServer(client.url, "of another", NAME, str(model))):
+    with announce(RunningServer(client.url, "of another", {NAME: str(model)})):
         assert matching_server(model, plain) is None  # whatever has its port now is another
-    with announce(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
+    with announce(RunningServer("http://127.0.0.1:9", TOKEN, {NAME: str(model)})):
         assert matching_server(model, plain) is None  # it was killed
     killed = subprocess.Popen(["true"])
     killed.wait()
-    with announce(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):
+    with announce(RunningServer(client.url, TOKEN, {NAME: str(model)}, process=killed.pid)):
         assert running_servers() == []
         assert list((tmp_path / "servers").iterdir()) == []
     with pytest.raises(ServerGone):

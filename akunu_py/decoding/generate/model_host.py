@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed", "unloaded"]
 
 _RETRY_S = 1.0, 60.0  # first and longest delay before a failed load is retried; doubles
-_LAST_SAVE_S = 0.5  # time limit for saving a prompt cache on shutdown
+_LAST_SAVE_S = 0.5  # time limit for saving prompt caches on shutdown
 _CANCEL_S = 10.0  # time limit for cancelled passes to end
 _SAVE_AFTER_S = 2.0  # idle time before saving
 _WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memory pressure
@@ -145,6 +145,7 @@ class ModelHost:
         self._questions: list[Callable[[Engine | None], None]] = []
         self._counts = RequestCounts()
         self._reload = self._closing = self._abandoned = False
+        self._save_s = _LAST_SAVE_S
         self._wake = threading.Event()  # set when there is something to do
         # A daemon, because loading a model cannot be interrupted.
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -224,14 +225,19 @@ class ModelHost:
         self._add_shared(counts)
         return counts
 
-    def close(self, finish_s: float = 0.0, cancel_s: float | None = _CANCEL_S) -> bool:
+    def close(
+        self,
+        finish_s: float = 0.0,
+        cancel_s: float | None = _CANCEL_S,
+        save_s: float = _LAST_SAVE_S,
+    ) -> bool:
         """Stop the thread; return False if it is still busy.
 
         Running answers get `finish_s` seconds and are then cancelled, which may take `cancel_s`
-        (None: no limit); waiting jobs fail at once.
+        (None: no limit); waiting jobs fail at once. save_s: time limit for saving prompt caches.
         """
         with self._lock:
-            self._closing = True
+            self._closing, self._save_s = True, save_s
             waiting, self._waiting = self._waiting, []
         if self._abandoned:
             return False
@@ -277,7 +283,9 @@ class ModelHost:
                     self._wait()
         finally:
             try:
-                self._save(lambda: False, _LAST_SAVE_S)
+                end = time.monotonic() + self._save_s
+                while (left := end - time.monotonic()) > 0 and self._save(lambda: False, left):
+                    pass
                 self._unload()
             finally:
                 release_streams()

@@ -23,6 +23,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.request_handler import run_job
 
+_SAVE_S = 10.0  # for the prompt caches of a model; loading the next one takes about as long
 _LATEST = ":latest"  # Ollama's clients add it to names
 
 
@@ -121,7 +122,7 @@ class ServedModel:
     def unload(self) -> None:
         """Unload the model. Its next host loads it at once, even after a failed load."""
         self._service = None
-        self.host.close(cancel_s=None)
+        self.host.close(cancel_s=None, save_s=_SAVE_S)
         self._earlier = self.counts()
         self.host = self._new_host()
 

@@ -41,10 +41,11 @@ class ServerFacts:
 
 
 class ServerClient:
-    """A client of one server. Raises UsageError for an invalid address."""
+    """A client of one model of a server. Raises UsageError for an invalid address."""
 
-    def __init__(self, url: str, key: str = "") -> None:
-        self.url, self._key = url, key
+    def __init__(self, url: str, key: str = "", model: str = "") -> None:
+        """model: its name; "": the server's first."""
+        self.url, self._key, self._model = url, key, model
         try:
             parts = urlsplit(url)
             self._host, self._port = parts.hostname or "", parts.port or 80
@@ -71,7 +72,7 @@ class ServerClient:
 
     def facts(self) -> ServerFacts:
         """Return the model's facts. Raises ServerGone, AkunuError."""
-        reply = self._request("POST", "/akunu/model", {})
+        reply = self._request("POST", "/akunu/model", {"model": self._model})
         try:
             return ServerFacts(
                 LoadedModelFacts(**reply["model"], server=self.url), reply["fills_in"]
@@ -87,7 +88,7 @@ class ServerClient:
     def end(self, request: str) -> None:
         """End a request with the text so far."""
         with contextlib.suppress(AkunuError):
-            self._request("POST", "/akunu/end", {"id": request})
+            self._request("POST", "/akunu/end", {"id": request, "model": self._model})
 
     def frames(
         self, path: str, body: Mapping[str, Any], end_reason: Callable[[], CompletionReason | None]
@@ -98,7 +99,7 @@ class ServerClient:
         so far. Closing the generator cancels the answer. Raises ServerGone, AkunuError.
         """
         deadline = 0.0
-        with AnswerStream(self, path, body) as answer:
+        with AnswerStream(self, path, {**body, "model": self._model}) as answer:
             while True:
                 reason = end_reason()
                 if reason == "cancelled" or (deadline and time.monotonic() > deadline):
@@ -217,10 +218,10 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
 
     Raises UsageError if it has another model than `name`, AkunuError if it does not respond.
     """
-    client = ServerClient(url, key)
+    client = ServerClient(url, key, name or "")
     for server in running_servers():
         if urlsplit(server.url).netloc == urlsplit(url).netloc and client.has_token(server.token):
-            client = ServerClient(url, server.token)
+            client = ServerClient(url, server.token, name or "")
     facts = client.facts()
     if name is not None and facts.name != name:
         raise UsageError(f"{url} serves {facts.name}, not {name}; leave out --model or --server")
@@ -230,10 +231,11 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
 def matching_server(model: Path, options: LoadOptions) -> tuple[ServerClient, ServerFacts] | None:
     """Return this user's server on this machine with the model loaded as in `options`, or None."""
     for server in running_servers():
-        if not server.serves(model, options):
+        name = server.name_of(model, options)
+        if name is None:
             continue
         try:
-            client = ServerClient(server.url, server.token)
+            client = ServerClient(server.url, server.token, name)
             if client.has_token(server.token):
                 facts = client.facts()
                 if (options.context or 0) <= facts.model.context_length:

@@ -38,10 +38,12 @@ Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """The empty body of /akunu/model."""
+    """The body of /akunu/model."""
+
+    model: str = ""  # its name; "": the server's first
 
 
-class RequestBody(Body):
+class RequestBody(ModelBody):
     id: str = Field(max_length=64)  # request id, chosen by the client
 
 

@@ -25,25 +25,23 @@ class RunningServer:
 
     url: str  # on this machine
     token: str  # API key of akunu's own clients
-    name: str  # the model's
-    path: str  # the model's
+    models: dict[str, str]  # directories by name
     weights: str = "auto"
     kv_bits: int | None = None
     version: str = __version__
     process: int = field(default_factory=os.getpid)
 
-    def serves(self, model: Path, options: LoadOptions) -> bool:
-        """Return True if the server has the model loaded as in `options`, with any context length.
+    def name_of(self, model: Path, options: LoadOptions) -> str | None:
+        """Return the name of a model if the server loads it as in `options`, else None.
 
-        Options with a memory limit never match.
+        Any context length matches. Options with a memory limit never match.
         """
         expected = LoadOptions(options.weights, self.kv_bits, options.context)
-        return (
-            self.path == str(model.resolve())
-            and options.weights in ("auto", self.weights)
-            and options == expected
-            and self.version == __version__
-        )
+        same = options.weights in ("auto", self.weights) and options == expected
+        if not same or self.version != __version__:
+            return None
+        found = (name for name, path in self.models.items() if path == str(model.resolve()))
+        return next(found, None)
 
 
 def loopback_url(url: str) -> str:

@@ -313,3 +313,20 @@ def test_a_job_without_output_begins_again_after_its_server_is_gone() -> None:
         assert isinstance(all_of(events)[-1], expected)
     assert len(tries) == 4
     assert host.close()
+
+
+@pytest.mark.parametrize(("save_s", "saved"), [(60.0, 3), (0.0, 0)])
+def test_closing_saves_all_prompt_caches_within_the_time_limit(save_s: float, saved: int) -> None:
+    """Another model needs the memory, but the next prompts of this one shall not start again."""
+    limits: list[float | None] = []
+
+    class Saving(ScriptedLoop):
+        def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+            limits.append(seconds)
+            return len(limits) < 3
+
+    host = ModelHost(lambda: Saving("scripted", lambda *_: pytest.fail("no completion")))
+    host.start()
+    assert host.close(save_s=save_s)
+    assert len(limits) == saved
+    assert all(limit is not None and 0 < limit <= save_s for limit in limits)
