@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -222,6 +223,21 @@ def test_buffers_without_a_type_or_a_name_have_ghosts(
     terminal.wait_for(r"ready\.")
     terminal.type(*([] if name else [":enew", "Enter"]), "o")
     terminal.wait_for(r"one two three *\nfour *\n")
+
+
+def test_requests_have_recent_texts_and_files_that_are_not_loaded(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "model").touch()
+    (tmp_path / "never.py").write_text("never = 1\n")
+    open_with_ghosts(terminal, tmp_path, init=f"vim.cmd('badd {tmp_path}/never.py')")
+    terminal.wait_for(r"ready\.")
+    terminal.type("yy", "o")
+    terminal.wait_for("one two three")
+    terminal.type("s", "Escape", ":w", "Enter", "o")
+    terminal.wait_for(r"first *\ns *\none two three")
+    found = [json.loads(line) for line in (tmp_path / "requests").read_text().splitlines()]
+    assert found[-1] == [[[f"{tmp_path}/never.py", "never = 1\n"]], ["first\ns\nlast", "first"]]
 
 
 def test_the_next_edit_is_shown_and_made(terminal: Terminal, tmp_path: Path) -> None:

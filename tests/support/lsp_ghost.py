@@ -10,6 +10,7 @@ once somebody did. With --jsonl it speaks JSON lines.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -38,6 +39,9 @@ class Ghost:
         ended: EndCheck,
         on_text: Callable[[str], None],
     ) -> Completion:
+        with (directory / "requests").open("a") as log:
+            files = [(file.path, file.text) for file in request.files]
+            log.write(json.dumps([files, request.recent]) + "\n")
         if not request.max_tokens:
             return Completion("", "length", Stats())
         if request.edits is not None:

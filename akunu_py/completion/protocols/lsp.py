@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -22,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import unquote
 
@@ -55,6 +57,7 @@ from akunu_py.completion.request import (
 )
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
+from akunu_py.files import read_bounded
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
 
@@ -70,6 +73,9 @@ _ACCEPTED = "akunu.accepted"  # a command: number of an item, number of accepted
 _ALTERNATIVES = 2  # samples for an explicit request
 _TEMPERATURE = 0.8  # of the alternatives
 _PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
+CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that are not open
+_MAX_FILES = 8  # of these paths
+_MAX_FILE = 1 << 20  # bytes of such a file
 NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of a position request
 _SHOWS_PARTS = "inlineCompletionParts"  # of initializationOptions
 PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
@@ -119,6 +125,8 @@ class InlineCompletions:
         self.protocol = cast(StrictProtocol, self.server.protocol)
         self.pause: asyncio.TimerHandle | None = None
         self.edits = RecentEdits()
+        self.recent: tuple[str, ...] = ()  # texts that the client sent
+        self.closed_files: tuple[str, ...] = ()  # paths of files to read from disk
         self.wants_edits = False  # the client requests next edits, not text at the cursor
         self.shows_parts = False  # the client shows parts of an unfinished answer
         self.partial: _PartialAnswer | None = None  # the last one
@@ -159,6 +167,11 @@ class InlineCompletions:
             params: types.InlineCompletionParams,
         ) -> types.InlineCompletionList:
             return await self.complete(params)
+
+        @feature(CONTEXT)
+        def context(params: Any) -> None:
+            self.recent = _texts(params, "recent")
+            self.closed_files = _texts(params, "files")[:_MAX_FILES]
 
         @feature(NEXT_EDIT)
         async def next_edit(params: Any) -> dict[str, Any] | None:
@@ -288,6 +301,10 @@ class InlineCompletions:
             for other in reversed(self.server.workspace.text_documents.values())
             if other is not document and other.source
         )
+        known = {file.path for file in files} | {_path(document)}
+        for path in self.closed_files:
+            if path not in known and (text := _on_disk(path)):
+                files += (SourceFile(path, text),)
         return replace(
             self.base,
             prefix=before,
@@ -296,6 +313,7 @@ class InlineCompletions:
             language=document.language_id or "",
             files=files,
             root=self.server.workspace.root_path or "",
+            recent=self.recent,
         )
 
     def _call_soon(self, call: Callable[[], object]) -> None:
@@ -454,6 +472,27 @@ def _item(
         return types.InlineCompletionItem(chosen.text + text, range=chosen.range)
     # With a range, clients keep showing the item while its first letters are typed.
     return types.InlineCompletionItem(text, range=types.Range(position, position))
+
+
+def _texts(params: Any, name: str) -> tuple[str, ...]:
+    """Return the texts of a list in a notification, without invalid ones."""
+    found = getattr(params, name, None)
+    return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+
+
+def _on_disk(path: str) -> str:
+    """Return the text of a file, empty if it cannot be read or is too large."""
+    try:
+        modified = os.stat(path).st_mtime_ns
+        return _read_text(path, modified)
+    except (OSError, ValueError):
+        return ""
+
+
+@functools.lru_cache(_MAX_FILES)
+def _read_text(path: str, modified: int) -> str:
+    """Return the text of a file. modified: its time, for the cache. Raises OSError, ValueError."""
+    return read_bounded(Path(path), _MAX_FILE).decode()
 
 
 def _path(document: TextDocument) -> str:

@@ -14,7 +14,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.acceptance import read_counts
-from akunu_py.completion.protocols.lsp import NEXT_EDIT, PART
+from akunu_py.completion.protocols.lsp import CONTEXT, NEXT_EDIT, PART
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 from tests.support.lsp_ghost import GHOST
@@ -345,6 +345,24 @@ async def test_the_next_edit_follows_from_what_was_changed(editor: Editor, tmp_p
     assert await editor.leave() == 0
     counts = read_counts(tmp_path / "counts")["python", "next edit"]
     assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
+
+
+async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Path) -> None:
+    """Files are read from disk, unless they are open or unreadable; garbage is ignored."""
+    (tmp_path / "model").touch()
+    await editor.start([*GHOST, str(tmp_path)])
+    closed = tmp_path / "closed.py"
+    closed.write_text("old")
+    (tmp_path / "binary").write_bytes(b"\xff")
+    editor.open("file:///a.py", "\n")
+    paths = [str(closed), "/a.py", str(tmp_path / "none"), str(tmp_path / "binary"), "\0", 3]
+    seen = []
+    for sent in (None, {"recent": 3}, {"recent": ["r", 1], "files": paths}):
+        editor.client.protocol.notify(CONTEXT, sent)
+        await editor.complete("file:///a.py", 0, 0)
+        seen.append(json.loads((tmp_path / "requests").read_text().splitlines()[-1]))
+    assert seen == [[[], []], [[], []], [[[str(closed), "old"]], ["r"]]]
+    assert await editor.leave() == 0
 
 
 @pytest.mark.long

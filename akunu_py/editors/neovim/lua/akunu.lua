@@ -356,6 +356,7 @@ function M.setup(options)
   else
     vim.lsp.inline_completion.enable()
     map_keys(keys)
+    require('akunu.context').enable()
   end
   local group = api.nvim_create_augroup('akunu', {})
   local function on(events, callback)
