@@ -97,10 +97,10 @@ class SteadyDriver(LinuxDriver):
     """Textual's driver for Linux and Macs, without the faults above."""
 
     is_suspended = False
+    _writes = 0  # since the start
 
     def __init__(self, app: App[object], **options: Any) -> None:
         super().__init__(app, **options)
-        self._writes = 0
         self.on_flush: Callable[[], None] = lambda: None  # called in the writer's thread
         self._output = CountingFile(cast(IO[str], self._file), lambda: self.on_flush())
         self._file = cast(Any, self._output)

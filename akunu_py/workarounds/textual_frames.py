@@ -35,13 +35,15 @@ class PacedApp(App[Result]):
         self._is_check_pending = False
         self._is_frame_lost = False
         self._unanswered_pings = 0
+        self._answers_pings = True
+        self._waits = 0  # how often updates were held back
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         self._is_frame_lost |= self._batch_count > 0
         super()._display(screen, renderable)
         if not isinstance(self._driver, SteadyDriver) or self._batch_count:
             return
-        if self._sync_available:
+        if self._sync_available and self._answers_pings:
             self._unanswered_pings += 1
             self._driver.write(_PING)
         if not self._is_check_pending:
@@ -58,6 +60,7 @@ class PacedApp(App[Result]):
         if not self._is_behind or self._is_waiting or not isinstance(self._driver, SteadyDriver):
             return
         self._is_waiting = True
+        self._waits += 1
         self._begin_batch()
         loop = asyncio.get_running_loop()
 
@@ -66,7 +69,7 @@ class PacedApp(App[Result]):
                 loop.call_soon_threadsafe(self._resume)
 
         self._driver.on_flush = resume_soon
-        loop.call_later(_ANSWER_TIMEOUT_S, self._forget_pings)
+        loop.call_later(_ANSWER_TIMEOUT_S, self._forget_pings, self._waits)
         self._resume()  # the terminal may have caught up just now
 
     def on_terminal_supports_synchronized_output(
@@ -76,10 +79,11 @@ class PacedApp(App[Result]):
         self._unanswered_pings = max(0, self._unanswered_pings - 1)
         self._resume()
 
-    def _forget_pings(self) -> None:
-        """Expect no more answers: another program, such as an editor, may have read them."""
-        self._unanswered_pings = 0
-        self._resume()
+    def _forget_pings(self, wait: int) -> None:
+        """Send no more pings if one stays unanswered: an editor may have read the answer."""
+        if self._is_waiting and self._waits == wait and self._unanswered_pings:
+            self._unanswered_pings, self._answers_pings = 0, False
+            self._resume()
 
     def _resume(self) -> None:
         """Draw what has changed meanwhile, unless the terminal is still behind."""

@@ -14,6 +14,7 @@ from textual.color import Color
 
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp
+from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
@@ -229,6 +230,35 @@ async def test_with_the_terminals_own_colours_what_is_typed_and_code_stand_out()
         assert lines[row].strip().startswith("│")
         assert lines[row].strip().endswith("│")
         assert lines[row + 1].strip().startswith("╰")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("background", ["dark", "light"])
+async def test_with_the_terminals_own_colours_the_chosen_row_can_be_read(
+    background: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever color a word has, it differs from the ground; and Tab fills no answer with color."""
+    theme = f"terminal-{background}"
+    monkeypatch.setattr(ChatApp, "show_theme", lambda app, _setting: setattr(app, "theme", theme))
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(size=(110, 30), store=store) as it:
+        await answered(it)
+        await it.press("tab")
+        await at_rest(it.pilot)
+        region = it.app.query_one(AnswerView).region
+        for strip in it.app.screen._compositor.render_strips()[region.y : region.bottom - 1]:
+            for _, style, _ in strip.crop(region.x + 1, region.right):
+                assert style is None or style.bgcolor is None or style.bgcolor.is_default
+        await it.press("escape")
+        for keys in (["ctrl+o", *"show"], ["f4"], ["ctrl+p", *"mo"], ["/"]):
+            await it.press(*keys)
+            await at_rest(it.pilot)
+            for strip in it.app.screen._compositor.render_strips():
+                for text, style, _ in strip:
+                    if style is not None and text.strip() and style.color is not None:
+                        assert style.color != style.bgcolor or style.color.is_default, text
+            await it.press("escape", "escape")
+    await asyncio.to_thread(store.close, 10)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The theme gallery: the highlighted theme colors the whole chat, with a sample beside the list."""
+"""The theme gallery: the highlighted theme colors the whole chat, with a sample next to the list."""
 
 from __future__ import annotations
 
