@@ -25,6 +25,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.long
 async def test_one_empty_line_between_any_two_blocks() -> None:
     pairs = [block for one in BLOCKS for other in BLOCKS for block in (one, other)]
     async with chat(size=(80, 1000)) as it:

@@ -1,4 +1,4 @@
-"""The theme gallery: the highlighted theme colors the whole chat, with a sample next to the list."""
+"""The theme gallery: the highlighted theme colors the whole chat, next to a sample."""
 
 from __future__ import annotations
 
