@@ -15,6 +15,7 @@ from akunu_py.types import (
     DEFAULT_MAX_TOKENS,
     DEFAULT_WIRE,
     DRAFT_MODES,
+    MAX_TEMPERATURE,
     NEURAL_MODES,
     WEIGHT_MODES,
     WIRE_MODES,
@@ -37,6 +38,17 @@ def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> l
             text = f"{each / 1e9:.9f}GB" if action.type is _size else str(each)
             arguments += [option] if each is True else [option, text]
     return arguments
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_TEMPERATURE:
+        expected = f"expected a number from 0 to {MAX_TEMPERATURE:g}"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
+    return value
 
 
 def _size(text: str) -> int:
@@ -77,9 +89,10 @@ def add_generation(
         ("--typical", "E", float, 0.0, f"{accept} above 0: typical acceptance, 0: exact"),
     )
     default = "as in the settings" if temperature is None else "%(default)g, greedy"
+    about_temperature = f"Sampling temperature, 0 to {MAX_TEMPERATURE:g} (default: {default})"
     add_values(
         parser.add_argument_group("sampling"),
-        ("--temperature", "T", float, temperature, f"Sampling temperature (default: {default})"),
+        ("--temperature", "T", _temperature, temperature, about_temperature),
         ("--top-p", "P", float, top_p, "Sample from tokens up to this total probability; 1: all"),
         ("--top-k", "K", int, 0, "Sample from the K most likely tokens; 0: all"),
         ("--min-p", "P", float, 0.0, "Minimum probability relative to the most likely token"),

@@ -57,6 +57,13 @@ class Parser(argparse.ArgumentParser):
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown arguments here: the parser of all commands would name its own help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         for old in re.findall(r"--[a-z-]+", message) if "unrecognized" in message else []:
             message += f"; {old} is now {_RENAMED[old]}" if old in _RENAMED else ""

@@ -16,12 +16,11 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.text import is_size, print_warnings
-from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, WIRE_MODES
+from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, MAX_TEMPERATURE, WIRE_MODES
 
 if TYPE_CHECKING:  # imported only to save settings
     from tomlkit import TOMLDocument
 
-MAX_TEMPERATURE = 5.0  # above this, models generate nonsense
 MAX_BYTES = 1 << 20  # of the file
 _MAX_VALUE = 80  # characters of a wrong value in an error
 # The meaning of an empty size; "": a size is required.

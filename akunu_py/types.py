@@ -19,6 +19,7 @@ WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 WIRE_MODES: tuple[WireMode, ...] = ("off", "weights", "all")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
+MAX_TEMPERATURE = 5.0  # of the command line and the settings; above, models write nonsense
 DEFAULT_MAX_TOKENS = 1024
 
 

@@ -16,6 +16,7 @@ from textual import on
 from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Markdown
 
@@ -43,6 +44,7 @@ from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
+from akunu_py.tui.screens.theme_gallery import ThemesScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background
@@ -53,6 +55,7 @@ from akunu_py.tui.workers.chat_client import AnswerMessage, ChatClient
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions
+from akunu_py.workarounds.textual_frames import PacedApp
 from akunu_py.workarounds.textual_keys import OrderedInputApp
 
 _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
@@ -99,12 +102,13 @@ class ChatConfig:
     background: Background | None = None  # of the terminal
     server: str = ""  # address that receives the prompts, "" for this machine
     missing: bool = False  # The model must be downloaded first.
+    memory_limit: int | None = None  # bytes for model and caches; None: all that is available
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
     ui_state: SavedUiState = field(default_factory=SavedUiState)
 
 
-class ChatApp(OrderedInputApp[None]):
+class ChatApp(OrderedInputApp[None], PacedApp[None]):
     """A chat with a model; controllers share the conversation and the view."""
 
     CSS_PATH = Path(__file__).with_name("chat.tcss")
@@ -181,11 +185,14 @@ class ChatApp(OrderedInputApp[None]):
         self.action_use_persona = self.settings.use_persona
         self.action_use_system_prompt = self.settings.use_system_prompt
         self.action_use_temperature = self.settings.use_temperature
-        self.action_use_theme = self.settings.use_theme
         self.action_show_drafting = self.view.toggle_drafting
         self.action_toggle_thinking = self.view.toggle_thinking
         self.action_send = self.view.prompt.send
         self.action_choose_message = self.view.transcript.focus
+
+    def get_css_variables(self) -> dict[str, str]:
+        self.theme_variables = themes.with_derived_colors(super().get_css_variables())
+        return self.theme_variables
 
     def get_driver_class(self) -> type[Driver]:
         return ChatDriver
@@ -227,7 +234,7 @@ class ChatApp(OrderedInputApp[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._open_initial_chat())
-        self.view.prompt.write(self._config.ui_state.unsent_text)
+        self.view.prompt.write(self.view.prompt.prompt_of(self._config.ui_state.unsent_text))
         self.view.explained = self._config.ui_state.explained
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
@@ -286,7 +293,7 @@ class ChatApp(OrderedInputApp[None]):
     # Prompts and turns
 
     async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
-        call = slash_commands.parse(event.text)
+        call = slash_commands.parse(event.full_text)
         if isinstance(call, slash_commands.InvalidCommand):
             self.view.prompt.put_back(event.text)
             self.view.show_error(call.text)
@@ -296,7 +303,7 @@ class ChatApp(OrderedInputApp[None]):
             if call.argument and self.view.error_count > errors_before:
                 self.view.prompt.put_back(event.text)
         else:
-            await self.turns.send(event.text)
+            await self.turns.send(event.text, event.pastes)
 
     async def on_prompt_box_queued_prompt_requested(self) -> None:
         await self.answering.unqueue_last()
@@ -420,7 +427,10 @@ class ChatApp(OrderedInputApp[None]):
 
     def action_models(self) -> None:
         self.push_screen(
-            ModelsScreen(self.answering.model, self._downloads), self.answering.use_model
+            ModelsScreen(
+                self.answering.model, self._downloads, memory_limit=self._config.memory_limit
+            ),
+            self.answering.use_model,
         )
 
     async def action_use_model(self, name: str = "") -> None:
@@ -459,7 +469,22 @@ class ChatApp(OrderedInputApp[None]):
         if settings.model != model:
             await self.answering.use_model(settings.model)
 
+    def action_use_theme(self, name: str = "") -> None:
+        """Use a theme, or open the gallery of themes."""
+        if name:
+            self.settings.use_theme(name)
+        else:
+            gallery = ThemesScreen(self.settings.current.theme, self.show_theme)
+            self.push_screen(gallery, self._keep_theme)
+
+    def _keep_theme(self, name: str | None) -> None:
+        if name is not None:
+            self.settings.use_theme(name)
+
     # The view, and help
+
+    def on_resize(self, event: Resize) -> None:
+        self.view.align(event.size.width)
 
     def on_descendant_focus(self) -> None:
         self.view.show_state()

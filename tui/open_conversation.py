@@ -5,14 +5,17 @@ Text is stored as the model wrote it; widgets pass it through `text.displayable`
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
+from akunu_py.tui.prompt.attachments import title_text
 from akunu_py.tui.workers.chat_client import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
@@ -83,6 +86,17 @@ class ChatTurn:
         self.rejected += [(offset + place, draft) for place, draft in rejected]
 
     @property
+    def markdown_prefix(self) -> str:
+        """What makes the answer a code block if it is JSON, to the end of the text."""
+        text = self.answer.strip()
+        is_json = self.constraint is not None
+        if not is_json and text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
+            with contextlib.suppress(ValueError, RecursionError):
+                json.loads(text)
+                is_json = True
+        return "```json\n" if is_json else ""
+
+    @property
     def is_answered(self) -> bool:
         """Whether the turn belongs in the history: it has text or the model ended it."""
         return bool(self.answer) or self.finish_reason == "stop"
@@ -139,7 +153,7 @@ class Conversation:
     def ask(self, text: str) -> ChatTurn:
         """Add a turn at the end."""
         if not self.tree.title:
-            self.tree.title = title_of(text)
+            self.tree.title = title_of(title_text(text))
         parent = self.turns[-1].reply_id if self.turns else None
         return self._add(ChatMessage("user", text, parent))
 
@@ -164,6 +178,8 @@ class Conversation:
         alone = len(self.tree.siblings(turn.reply_id)) == 1
         removed = turn.prompt if alone else turn.reply
         self.tree.remove(removed.id)
+        if not len(self.tree):
+            self.tree.title = ""  # the next prompt names the conversation
         self._load_branch()
         if self._store is not None:
             self._store.remove(self.tree.conversation, removed.id)

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.cells import cell_len, split_graphemes
 
 from akunu_py.text import on_one_line, typeable
+from akunu_py.tui.styles_delta import shorten_styles
 from akunu_py.tui.themes import Background
 from akunu_py.workarounds.textual_driver import SteadyDriver
 
@@ -239,7 +240,7 @@ class ChatDriver(SteadyDriver):
 
     def write(self, data: str) -> None:
         if not self.is_suspended:  # another program uses the terminal meanwhile
-            super().write(pin_columns(data))
+            super().write(shorten_styles(pin_columns(data)))
 
     def start_application_mode(self) -> None:
         super().start_application_mode()

@@ -118,16 +118,20 @@ class ConversationStore:
             self._choose(number, branch)
 
     def remove(self, conversation: str, message: str) -> None:
-        """Erase a message, if it exists, and all its descendants."""
+        """Erase a message, if any, and all its descendants; then also an empty conversation."""
         with self._file.transaction() as database:
+            number = self._find_number(conversation)
             removed = {message}
             numbers = []
-            for row, each in self._rows(self._find_number(conversation), _TREE_COLUMNS):
+            for row, each in self._rows(number, _TREE_COLUMNS):
                 if each.id in removed or each.parent in removed:
                     removed.add(each.id)
                     numbers.append((row,))
             database.executemany("DELETE FROM message_index WHERE rowid = ?", numbers)
             database.executemany("DELETE FROM messages WHERE number = ?", numbers)
+            if numbers and not self._row_numbers(number):
+                database.execute("DELETE FROM title_index WHERE rowid = ?", (number,))
+                database.execute("DELETE FROM conversations WHERE number = ?", (number,))
 
     # Finding and reading conversations
 

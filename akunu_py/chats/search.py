@@ -66,6 +66,11 @@ def terms_of(words: str) -> list[str]:
     return terms
 
 
+def find_words(text: str, words: str) -> list[tuple[int, int]]:
+    """Return the half-open ranges of the words of a query in a text."""
+    return [(start, end) for start, end, _ in islice(_marks(text, terms_of(words)), _MAX_MARKS)]
+
+
 def find_matches(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
     """Return the best match of each conversation with all `terms`, by conversation number."""
     matching: set[int] | None = None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
@@ -15,7 +19,7 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
 from akunu_py.settings import Settings, read_settings, settings_file
-from akunu_py.text import print_warnings, say
+from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import DEFAULT_MODEL, Stats
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         model_name = model_name_at(server, args.model)
     else:
         settings, problems, model_name, model = settings_and_model(args.model)
+    problems += check_draft_model(args)
     if args.temperature is None:
         args.temperature = settings.temperature
     args.max_tokens = args.max_tokens or NO_TOKEN_LIMIT
@@ -85,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             store_thread,
             background=ask_background(),
             missing=model is None and not is_address(server),
+            memory_limit=memory_limit(args, settings),
             problems=problems,
             resume=Resume(" ".join(args.resume or ()), last=args.latest)
             if args.latest or args.resume is not None
@@ -105,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         print_warnings([f"some messages could not be saved: {why}"])
     if all_saved and app.conversation.turns:
         name = app.conversation.tree.conversation[:_ID_DIGITS]
-        say(f"to continue this chat: akunu --resume {name}", error=True)
+        say(f"to continue this chat: {own_command()} --resume {name}", error=True)
     if hosts_server is not None:
         hosts_server.close()
     loading = session.is_loading
@@ -206,6 +212,37 @@ def chat_client(
         mx.reset_peak_memory()  # measure each answer separately
 
     return ChatClient(name, load, settings.unload_s, on_answered)
+
+
+def check_draft_model(args: argparse.Namespace) -> list[str]:
+    """Return why the model of --draft-model cannot be used, and drop it; [] if it can."""
+    if args.draft_model:
+        try:
+            model_store.check(model_store.resolve(args.draft_model))
+        except AkunuError as error:
+            args.draft_model = ""
+            return [f"--draft-model is not used: {error}"]
+    return []
+
+
+def memory_limit(args: argparse.Namespace, settings: Settings) -> int | None:
+    """Return the limit of --memory-limit, else of the settings, in bytes; None for none."""
+    if args.memory_limit is None and settings.memory_limit:
+        return parse_size(settings.memory_limit)
+    limit: int | None = args.memory_limit
+    return limit
+
+
+def own_command() -> str:
+    """Return the command that starts this akunu from the current directory."""
+    script = Path(sys.executable).parent / "akunu"
+    found = shutil.which("akunu")
+    if found is not None and script.exists() and Path(found).samefile(script):
+        return "akunu"
+    program = script if script.exists() else Path(sys.executable)
+    near = os.path.relpath(program)
+    command = shlex.quote(str(program) if near.startswith("..") else near)
+    return command if script.exists() else f"{command} -m akunu_py"
 
 
 def require_terminal() -> None:

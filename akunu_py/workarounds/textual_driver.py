@@ -1,4 +1,4 @@
-"""A driver for Textual that survives pastes, invalid UTF-8 and SIGSTOP.
+"""A driver for Textual that survives pastes, invalid UTF-8, SIGSTOP and slow lines.
 
 Works around:
     1. `XTermParser` takes an escape character in a bracketed paste for the beginning of a key, and
@@ -11,10 +11,11 @@ Works around:
        the mode to restore, and never ends.
     6. If the terminal is closed and no SIGHUP comes (a parent such as make keeps it), `LinuxDriver`
        reads the end of input forever, and its output blocks the app.
-Upstream: 1, 3, 4, 6: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
+    7. `LinuxDriver` queues 30 writes for a slow terminal, and does not say when they are written.
+Upstream: 1, 3, 4, 6, 7: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
     5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
-Remove when: tests/reliability/test_fuzz_pastes.py and faults_chat.py pass with `LinuxDriver` and
-    `XTermParser`.
+Remove when: tests/reliability/test_fuzz_pastes.py, faults_chat.py and tests/tui/test_slow_lines.py
+    pass with `LinuxDriver` and `XTermParser`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import os
 import selectors
 import signal
 from codecs import getincrementaldecoder
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import IO, Any, cast
 
 from textual._xterm_parser import XTermParser
+from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
@@ -68,10 +71,48 @@ class PasteParser(XTermParser):
             yield message
 
 
+class CountingFile:
+    """The terminal's file for Textual's writer thread; counts the writes that it has taken."""
+
+    def __init__(self, file: IO[str], on_flush: Callable[[], None]) -> None:
+        self._file = file
+        self._on_flush = on_flush
+        self._written = 0
+        self.flushed = 0
+
+    def write(self, text: str) -> None:
+        self._file.write(text)
+        self._written += 1
+
+    def flush(self) -> None:
+        self._file.flush()
+        self.flushed = self._written
+        self._on_flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
 class SteadyDriver(LinuxDriver):
     """Textual's driver for Linux and Macs, without the faults above."""
 
     is_suspended = False
+    _writes = 0  # since the start
+
+    def __init__(self, app: App[object], **options: Any) -> None:
+        super().__init__(app, **options)
+        self.on_flush: Callable[[], None] = lambda: None  # called in the writer's thread
+        self._output = CountingFile(cast(IO[str], self._file), lambda: self.on_flush())
+        self._file = cast(Any, self._output)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the terminal has not yet taken all that was written."""
+        return self._output.flushed != self._writes
+
+    def write(self, data: str) -> None:
+        self._writes += 1
+        super().write(data)
 
     def run_input_thread(self) -> None:
         parser = PasteParser(self._debug)

@@ -95,6 +95,15 @@ def test_a_message_and_what_follows_it_can_be_removed(store: ConversationStore) 
     assert titles(store, "thanks") == ["What is a queue?"]
 
 
+def test_a_conversation_goes_with_its_last_message(store: ConversationStore) -> None:
+    """A prompt that failed or was taken back leaves no empty conversation."""
+    store.save_tree(branched())
+    for root in [each.id for each in branched().messages if each.parent is None]:
+        store.remove("queue", root)
+    assert store.list() == []
+    assert titles(store, "queue") == []
+
+
 def test_changing_unknown_ids_has_no_effect(store: ConversationStore) -> None:
     store.save_tree(branched())
     store.remove("queue", "nothing")

@@ -81,6 +81,26 @@ def test_version_names_the_libraries() -> None:
     assert akunu("--version").stdout == f"akunu {__version__} ({libraries})\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "chats export --nope",
+            "akunu chats export: unrecognized arguments: --nope; see: akunu chats export --help",
+        ),
+        ("serve --nope", "akunu serve: unrecognized arguments: --nope; see: akunu serve --help"),
+        ("bench replay --nope", "; see: akunu bench replay --help"),
+        ("models pull", "; see: akunu models pull --help"),
+        ("run hi --temperature 9", "expected a number from 0 to 5, got '9'; see: akunu run --help"),
+        ("chat --temperature hot", "expected a number from 0 to 5, got 'hot'"),
+    ],
+)
+def test_wrong_usage_names_the_help_of_the_command(words: str, says: str) -> None:
+    done = run_here(*words.split())
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
 def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> None:
     done = akunu("run", "Say hello.", "--max-tokens", "12")
     assert done.returncode == 0

@@ -81,6 +81,10 @@ class Host(App[None]):
         themes.install(self)
         self.theme = theme
 
+    def get_css_variables(self) -> dict[str, str]:
+        self.theme_variables = themes.with_derived_colors(super().get_css_variables())
+        return self.theme_variables
+
     async def on_mount(self) -> None:
         await self.push_screen(self.shown, self.results.append)
         for field in self.shown.query(Input):

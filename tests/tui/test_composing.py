@@ -12,6 +12,7 @@ from textual import events
 from textual.screen import Screen
 from textual.widget import Widget
 
+from akunu_py.tui import app
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.prompt.attachments import attach, join_files, split_files
 from akunu_py.tui.prompt.box import MentionedFiles, PastedTexts
@@ -21,6 +22,7 @@ from akunu_py.tui.screens.help import HelpScreen
 from akunu_py.tui.screens.main import describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.terminal import edit_text, find_editor
+from akunu_py.tui.workers.chat_client import AnswerFailed
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.support.tui_chat import Chat, chat, until
 
@@ -60,7 +62,11 @@ async def test_a_long_paste_is_folded_and_sent_whole(directory: Path) -> None:
         it.app.post_message(events.Paste(LONG))
         await it.pilot.pause()
         assert it.text() == "[pasted 5,000 lines]"
-        assert it.app.ui_state.unsent_text == LONG
+        assert "pasted text, about 12,222 tokens" in str(it.box.border_title)
+        kept = it.app.ui_state.unsent_text
+        it.box.clear()
+        it.box.write(it.box.prompt_of(kept))
+        assert it.text() == "[pasted 5,000 lines]"
         await it.press("tab")
         assert it.text() == LONG, "Tab unfolds it"
         it.box.clear()
@@ -68,7 +74,40 @@ async def test_a_long_paste_is_folded_and_sent_whole(directory: Path) -> None:
         it.app.post_message(events.Paste(LONG))
         await it.pilot.pause()
         await it.press("enter")
-        assert it.history[-1].content == f"Look: {LONG}"
+        size = len(LONG)
+        assert it.history[-1].content == (
+            f"Look: [pasted 5,000 lines]\n\nPasted text: [pasted 5,000 lines] ({size} bytes)\n"
+            f"```\n{LONG}\n```"
+        )
+
+
+async def test_a_paste_stays_a_chip_beside_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the sent message, its title, when it is edited, taken back, recalled and copied."""
+    monkeypatch.setattr(app, "clipboard_command", lambda: None)
+    chip = "[pasted 5,000 lines]"
+    async with chat() as it:
+        it.app.post_message(events.Paste(LONG))
+        await it.pilot.pause()
+        await it.send(" Which line is odd?")
+        (shown,) = it.prompts
+        assert shown.startswith(f"{chip} Which line is odd?\n… {len(LONG) - len(chip):,} more")
+        assert it.app.conversation.tree.title == "Which line is odd?"
+        await it.post(AnswerFailed(1, "the prompt has 12,000 tokens; shorten the prompt"))
+        assert it.text() == f"{chip} Which line is odd?"
+        assert it.box.full_text == f"{LONG} Which line is odd?"
+        await it.press("enter")
+        await it.answer("None.", turn=2)
+        await it.press("f6")
+        assert it.text() == f"{chip} Which line is odd?"
+        it.app.post_message(events.Paste(LONG.replace("line", "row")))
+        await it.pilot.pause()
+        assert it.text().endswith("[pasted 5,000 lines #2]")
+        await it.press("escape", "tab", "up", "c")
+        assert it.app.clipboard == f"{LONG} Which line is odd?"
+        await it.press("enter")
+        assert it.prompts[0].startswith("line 0\nline 1\n")
+        await it.press("escape", "up")
+        assert it.text() == f"{chip} Which line is odd?"
 
 
 @given(st.lists(st.text("ab\n[]", max_size=6).map(lambda text: text * 9), max_size=6))

@@ -7,10 +7,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from rich.color import Color as RichColor
+from rich.color import ColorSystem
 from rich.style import Style
 from textual.color import Color
 
 from akunu_py.settings import Settings
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
@@ -82,6 +86,14 @@ def contrast(one: Color, other: Color) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+def seen_color(color: RichColor | None, it: Chat) -> Color:
+    """A color as the terminal shows it: with the themes of 256 colors, one of those."""
+    assert color is not None
+    if it.app.theme.endswith("-256"):
+        color = color.downgrade(ColorSystem.EIGHT_BIT)
+    return Color.from_rich_color(RichColor.from_triplet(color.get_truecolor()))
+
+
 def contrasts(it: Chat) -> dict[tuple[str, str], tuple[float, str]]:
     """For each pair of colours that something is written in: its contrast, and an example."""
     found: dict[tuple[str, str], tuple[float, str]] = {}
@@ -92,7 +104,7 @@ def contrasts(it: Chat) -> dict[tuple[str, str], tuple[float, str]]:
         for text, style, _ in strip.crop(shown.x, shown.right):
             if style is None or not any(letter.isalnum() for letter in text):
                 continue
-            ink, paper = Color.from_rich_color(style.color), Color.from_rich_color(style.bgcolor)
+            ink, paper = (seen_color(each, it) for each in (style.color, style.bgcolor))
             if style.reverse:
                 ink, paper = paper, ink
             assert not style.dim, text
@@ -146,10 +158,13 @@ STEPS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_all_that_is_written_can_be_read(theme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", ["dark", "light", "dark-256", "light-256"])
+async def test_all_that_is_written_can_be_read(
+    theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatApp, "show_theme", lambda app, _setting: setattr(app, "theme", theme))
     store = StoreThread(tmp_path / "conversations.db")
-    look = Settings(theme=theme, reduced_motion=True)
+    look = Settings(reduced_motion=True)
     bad: dict[tuple[str, str], tuple[float, str, str]] = {}
     seen = set()
     async with chat(size=(100, 80), store=store, directory=tmp_path, settings=look) as it:
@@ -161,7 +176,35 @@ async def test_all_that_is_written_can_be_read(theme: str, tmp_path: Path) -> No
                     bad.setdefault(pair, (round(ratio, 2), text, step.__name__))
     await asyncio.to_thread(store.close, 10)
     assert not bad, "\n".join(f"{pair} {what}" for pair, what in bad.items())
-    assert len(seen) > 30
+    assert len(seen) > 25
+    papers = {paper for _, paper in seen}
+    assert len(papers) >= 5, "page, prompt, slab of code, chosen message and marks differ"
+    assert "#000000" not in papers, "no gray is rounded to black"
+
+
+async def test_code_has_four_hues_and_diffs_are_green_and_red() -> None:
+    code = (
+        "```python\ndef push(queue: list[int]) -> None:  # why\n    queue.append(12) or 'text'\n```"
+    )
+    async with chat(settings=Settings(theme="dark")) as it:
+        await it.send("go")
+        await it.answer(f"{code}\n\n```diff\n-old\n+new\n same\n```\n")
+        inks = {
+            word: style.color
+            for strip in it.app.screen._compositor.render_strips()
+            for text, style, _ in strip
+            for word in text.split()
+            if style is not None
+        }
+        keyword, function, kind, number = (inks[each] for each in ("def", "push", "list", "12"))
+        hues = {keyword, function, kind, number, inks["#"], inks["text"]}
+        assert len(hues) == 6
+        assert (inks["int"], inks["append"], inks["or"]) == (kind, function, keyword)
+        added, removed, same = (inks[each] for each in ("+new", "-old", "same"))
+        for ink, which in ((added, 1), (removed, 0)):
+            assert ink is not None
+            assert ink != same
+            assert max(range(3), key=ink.get_truecolor().__getitem__) == which
 
 
 async def test_with_the_terminals_own_colours_what_is_typed_and_code_stand_out() -> None:
@@ -187,6 +230,35 @@ async def test_with_the_terminals_own_colours_what_is_typed_and_code_stand_out()
         assert lines[row].strip().startswith("│")
         assert lines[row].strip().endswith("│")
         assert lines[row + 1].strip().startswith("╰")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("background", ["dark", "light"])
+async def test_with_the_terminals_own_colours_the_chosen_row_can_be_read(
+    background: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever color a word has, it differs from the ground; and Tab fills no answer with color."""
+    theme = f"terminal-{background}"
+    monkeypatch.setattr(ChatApp, "show_theme", lambda app, _setting: setattr(app, "theme", theme))
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(size=(110, 30), store=store) as it:
+        await answered(it)
+        await it.press("tab")
+        await at_rest(it.pilot)
+        region = it.app.query_one(AnswerView).region
+        for strip in it.app.screen._compositor.render_strips()[region.y : region.bottom - 1]:
+            for _, style, _ in strip.crop(region.x + 1, region.right):
+                assert style is None or style.bgcolor is None or style.bgcolor.is_default
+        await it.press("escape")
+        for keys in (["ctrl+o", *"show"], ["f4"], ["ctrl+p", *"mo"], ["/"]):
+            await it.press(*keys)
+            await at_rest(it.pilot)
+            for strip in it.app.screen._compositor.render_strips():
+                for text, style, _ in strip:
+                    if style is not None and text.strip() and style.color is not None:
+                        assert style.color != style.bgcolor or style.color.is_default, text
+            await it.press("escape", "escape")
+    await asyncio.to_thread(store.close, 10)
 
 
 @pytest.mark.long

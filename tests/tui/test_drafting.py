@@ -18,7 +18,7 @@ from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import Message
-from tests.support.tui_chat import GAUGES, STATS, chat, until
+from tests.support.tui_chat import GAUGES, STATS, at_rest, chat, until
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
@@ -173,6 +173,9 @@ async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None
         for speedup, words in ((1.04, "no faster than one by one"), (0.8, "0.8x as fast")):
             await it.post(PieceArrived(1, "x", (), STATS, gauges=Gauges(0, speedup)))
             assert f"{words} (estimate)" in str(panel.render())
+        many = replace(STATS, target_passes=11, accepted=2)
+        await it.post(PieceArrived(1, "x", (), many, gauges=Gauges(0, 1.0)))
+        assert "words a step, no faster: new text, little to copy" in str(panel.render())
         read = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
         await it.post(AnswerFinished(1, "stop", read, Gauges()))
         assert "faster" not in str(panel.render())
@@ -182,6 +185,38 @@ async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None
         assert str(panel.render()).split("\n")[2] == (
             "50% of 10 guesses right · 1,200 cached tokens, 300 recomputed: evicted"
         )
+
+
+async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
+    async with chat() as it:
+        for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):
+            await it.send("go")
+            piece = PieceArrived(turn, "word\n\n" * 30, (), STATS, passes=(1,) * 9)
+            await it.post(replace(piece, gauges=Gauges(0, speedup)))
+            await it.post(AnswerFinished(turn, "stop", STATS, Gauges(0, speedup)))
+        await it.press("f2")
+        await at_rest(it.pilot)
+        panel = it.app.query_one(DraftingPanel)
+        assert "about 2.5x faster" in str(panel.render())
+        second = it.transcript.answer(it.app.conversation.turns[1])
+        assert second is not None
+        assert second.region.overlaps(it.transcript.content_region)
+        await it.press("f2", "f2")
+        assert str(panel.render()).split("\n")[2].startswith("answer 2 of 3 · ")
+
+
+async def test_tables_stay_tables_in_the_drafting_view() -> None:
+    async with chat() as it:
+        await it.send("go")
+        await it.press("f2")
+        rows = "| name | n |\n|---|---|\n| a long name | 10 |\n| b | 2 |"
+        await it.post(PieceArrived(1, rows, ((2, 6),), STATS, rejected=((4, "|x"),)))
+        assert it.drafted[0].splitlines() == [
+            "| na|xme      | n  |",
+            "|-------------|----|",
+            "| a long name | 10 |",
+            "| b           | 2  |",
+        ]
 
 
 def test_a_sparkline_shows_the_last_passes() -> None:

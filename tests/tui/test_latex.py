@@ -30,6 +30,11 @@ def shown(text: str) -> str:
         (r"\left(\text{if } x\right)", "(if x)"),
         (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "a = b\nc = d"),
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "( 1   2 )\n( 3   4 )"),
+        (
+            r"\begin{bmatrix} 1 & 20 \\ 3 & 4 \end{bmatrix} x"
+            r" = \begin{pmatrix} a \\ b \\ c \end{pmatrix}",
+            "[ 1   20 ]     ( a )\n[ 3   4  ] x = ( b )\n               ( c )",
+        ),
         (r"\{x\} 5\% \$3", "{x} 5% $3"),
         (r"\sqrt[3]{x}", "∛x"),
     ],
@@ -94,5 +99,10 @@ def test_delimiters() -> None:
     assert shown(r"so \(a^2\), $b^2$, $$c^2$$ and \[d^2\].") == "so a², b², c² and d²."
     assert shown("so\n\\[\na^2\n- b\n\\]\nend") == "a² - b".join(["so", "end"])
     assert shown("$$\nx_1\n$$") == "x₁"
+    assert shown("so\n\\begin{equation}\na^2\n\\end{equation}\nend") == "soa²end"
+    assert shown("\\begin{align*}\na &= b \\\\\nc &= d\n\\end{align*}") == "a = b\nc = d"
+    assert shown("\\begin{itemize}\na\n\\end{itemize}").startswith("\\begin{itemize}")
+    matrix = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+    assert shown(f"so ${matrix}$ is").replace("\u00a0", " ") == "so \n( 1 )\n( 2 )\n is"
     assert shown(r"\[not a link\] and \*") == "[not a link] and *"
     assert shown("`\\(a^2\\)`") == "\\(a^2\\)", "in code nothing is changed"

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from textual.content import Content
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.tui.screens.conversation_list import (
+    MATCH,
     ChosenConversation,
     ConversationDeleted,
     ConversationRenamed,
@@ -260,8 +262,18 @@ async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
         text = app.list.query_one("#text", Static)
         await until(pilot, lambda: "You are welcome." in str(text.render()))
         assert "A line of people." not in str(text.render())
+        title = str(text.render()).split("\n")[0]
+        assert title in str(app.list.rows.get_option_at_index(0).prompt)
         await pilot.press(*"people")
         await until(pilot, lambda: "A line of people." in str(text.render()))
+        shown_text = text.render()
+        assert isinstance(shown_text, Content)
+        marked = {
+            shown_text.plain[span.start : span.end]
+            for span in shown_text.spans
+            if span.style == MATCH
+        }
+        assert marked == {"people"}
         await pilot.resize_terminal(80, 24)
         await until(pilot, lambda: not app.list.query_one("#preview").display)
 

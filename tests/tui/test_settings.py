@@ -116,6 +116,21 @@ async def test_a_theme_chosen_by_a_command_is_saved() -> None:
     assert load_settings().theme == "nord"
 
 
+async def test_the_gallery_previews_a_theme_that_stays_with_enter_only() -> None:
+    async with chat(size=(100, 30), settings=Settings(theme="light")) as it:
+        await it.act("use_theme")
+        await it.pilot.pause()
+        assert "def greet" in it.screen_text()
+        await it.press(*"gruvbox")
+        assert it.app.theme == "gruvbox"
+        await it.press("escape")
+        assert it.app.theme == "light"
+        await it.act("use_theme")
+        await it.press(*"gruvbox", "enter")
+        assert (it.app.theme, it.app.settings.current.theme) == ("gruvbox", "gruvbox")
+    assert load_settings().theme == "gruvbox"
+
+
 async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
     host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
     async with host.run_test() as pilot:
@@ -190,13 +205,14 @@ async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
     ("setting", "background", "colours", "expected"),
     [
         ("auto", None, "truecolor", "dark"),
-        ("auto", "light", "256", "light"),
+        ("auto", "light", "256", "light-256"),
+        ("dark", None, "256", "dark-256"),
         ("auto", "light", "standard", "terminal-light"),
         ("auto", None, None, "terminal-dark"),
         ("terminal", "dark", "truecolor", "terminal-dark"),
         ("light", "dark", "standard", "light"),
         ("nord", "light", "256", "nord"),
-        ("there is none", "light", "256", "light"),
+        ("there is none", "light", "256", "light-256"),
     ],
 )
 def test_the_theme_follows_the_terminal(

@@ -94,7 +94,7 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     terminal.type("C-q")
     screen = terminal.wait_for("code=[0-9]+\n")
     assert "code=0\n" in screen
-    assert re.search(r"to continue this chat: akunu --resume [0-9a-f]{8}\n", screen)
+    assert re.search(r"to continue this chat: (\S*/)?akunu --resume [0-9a-f]{8}\n", screen)
     assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
     assert "Traceback" not in screen
 

@@ -17,7 +17,6 @@ from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
-from akunu_py.tui.prompt.attachments import split_files
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController
 from akunu_py.tui.status import Phase, report_errors
@@ -153,10 +152,10 @@ class AnswerController:
 
     async def submit(self, turn: ChatTurn) -> None:
         """Show a new turn and queue it."""
-        await self._view.transcript.show_branch()
-        await self._view.transcript.action_follow()
         if self._constraint is not None:
             turn.constraint, self._constraint = self._constraint, None
+        await self._view.transcript.show_branch()
+        await self._view.transcript.action_follow()
         self._queue.append(turn)
         await self._answer_next()
 
@@ -248,6 +247,8 @@ class AnswerController:
         self._is_loading = False
         self._show_phase("prefill" if self.active else "ready")
         status.gauges = message.gauges
+        is_off = self._settings.options.draft == "off"
+        self._view.panel.off = "guessing is off (--draft off)" if is_off else message.no_draft or ""
         if message.server != status.server:
             status.server = message.server
             await self._view.add_notice(
@@ -424,7 +425,7 @@ class AnswerController:
         for turn in reversed(turns):  # later turns first
             removed = self._conversation.remove(turn)
             if removed.role == "user" and turn is not discard:
-                texts.insert(0, split_files(turn.prompt.text)[0])
+                texts.insert(0, self._view.prompt.prompt_of(turn.prompt.text))
         if turns:
             await self._view.transcript.show_branch()
         if self._view.transcript.is_empty:

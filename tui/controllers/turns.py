@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,14 @@ from akunu_py.errors import UsageError
 from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
-from akunu_py.tui.prompt.attachments import attach, join_files, mentions, missing_files, split_files
+from akunu_py.tui.prompt.attachments import (
+    Attachment,
+    attach,
+    full_prompt,
+    join_files,
+    mentions,
+    missing_files,
+)
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.markdown_parser import parse
 
@@ -45,12 +52,13 @@ class TurnController:
     @property
     def unsent_text(self) -> str:
         """The unsent text of the prompt box; an unchanged edited prompt does not count."""
-        text = self._view.prompt.full_text
-        prompt = split_files(self._edited.prompt.text)[0] if self._edited else ""
-        return self._draft if self._edited and text == typeable(prompt) else text
+        box = self._view.prompt
+        prompt = box.prompt_of(self._edited.prompt.text) if self._edited else ""
+        return self._draft if self._edited and box.text == typeable(prompt) else box.message
 
-    async def send(self, text: str) -> None:
+    async def send(self, text: str, pastes: Sequence[Attachment] = ()) -> None:
         """Send a prompt with its attached files, in place of the prompt being edited, if any."""
+        attached = list(pastes)
         if mentions(text):
             names = await asyncio.to_thread(missing_files, text, self._directory)
             if names and text != self._warned_prompt:
@@ -61,12 +69,12 @@ class TurnController:
                 return
             room = self._answering.context_length
             try:
-                files = await asyncio.to_thread(attach, text, self._directory, room)
+                attached += await asyncio.to_thread(attach, text, self._directory, room)
             except UsageError as error:
                 self._view.prompt.put_back(text)
                 self._view.show_error(str(error))
                 return
-            text = join_files(text, files)
+        text = join_files(text, attached)
         await self._view.remove_welcome()
         edited = self._edited
         self.stop_editing()
@@ -105,7 +113,7 @@ class TurnController:
         if self._edited is None:
             self._draft = self._view.prompt.text
         self._mark_edited(turn)
-        self._view.prompt.write(split_files(turn.prompt.text)[0])
+        self._view.prompt.write(self._view.prompt.prompt_of(turn.prompt.text))
         self._view.prompt.focus()
         self._view.show_state()
 
@@ -198,7 +206,7 @@ class TurnController:
         elif chosen[1] == "answer":
             self._copy_answer(chosen[0])
         else:
-            self._copy(split_files(chosen[0].prompt.text)[0])
+            self._copy(full_prompt(chosen[0].prompt.text))
             self._view.transcript.mark_copied(chosen[0], "prompt")
             self._view.inform("Copied the prompt.")
 
@@ -207,7 +215,7 @@ class TurnController:
         chosen = self._view.transcript.chosen
         turns = [chosen[0]] if chosen else self._conversation.turns[::-1]
         for turn in turns:
-            if blocks := code_blocks(turn.answer):
+            if blocks := code_blocks(turn.markdown_prefix + turn.answer):
                 answer, last = self._copied_block
                 index = (last + 1) % len(blocks) if answer == turn.reply_id else 0
                 self._copied_block = turn.reply_id, index

@@ -1,6 +1,7 @@
-"""Text files that `@path` attaches to a prompt. Unsuitable files raise UsageError.
+"""Text that a prompt attaches: files named by `@path`, and long pasted texts.
 
-`join_files` builds the content for the model; `split_files` parses it to show file names.
+`join_files` builds the content for the model; `split_files` parses it to show names instead.
+Unsuitable files raise UsageError.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,19 +28,24 @@ _TRAILING = ".,;:!?)]}'"
 
 # About 4.5 in English prose, fewer in code, at most 8 in human text. The session counts exactly.
 _MAX_BYTES_PER_TOKEN = 8
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 
-_HEAD = re.compile(r"^Attached file: (.+) \((\d+) bytes\)\n(`{3,})[^\n`]*\n", re.MULTILINE)
+_HEADS = ("Attached file", "Pasted text")
+_HEAD = re.compile(
+    rf"^({'|'.join(_HEADS)}): (.+) \((\d+) bytes\)\n(`{{3,}})[^\n`]*\n", re.MULTILINE
+)
+PASTE_LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
 _BOM = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A snapshot of an attached file."""
+    """A snapshot of an attached file, or a pasted text."""
 
-    name: str  # as written in the prompt
+    name: str  # as written in the prompt; the label of a pasted text
     size: int  # bytes
     text: str = ""
+    is_paste: bool = False
 
 
 def mentions(prompt: str) -> list[str]:
@@ -79,7 +85,7 @@ def estimate_tokens(path: Path) -> int:
     """Estimate the tokens of a file or directory listing."""
     try:
         size = len(_listing(path)) if path.is_dir() else path.stat().st_size
-        return max(1, size // _BYTES_PER_TOKEN)
+        return max(1, size // BYTES_PER_TOKEN)
     except OSError:
         return 0
 
@@ -142,7 +148,7 @@ def read_attachment(name: str, path: Path, max_bytes: int | None = None) -> Atta
             if b"\0" in os.pread(descriptor, _SNIFF_BYTES, 0):
                 raise _binary_error(name, status.st_size)
             if max_bytes is not None and status.st_size > max_bytes:
-                tokens = round(status.st_size / _BYTES_PER_TOKEN)
+                tokens = round(status.st_size / BYTES_PER_TOKEN)
                 raise UsageError(
                     f"{name} does not fit the model's context: {human_size(status.st_size)}, about "
                     f"{tokens:,} tokens; attach a part of it"
@@ -183,12 +189,38 @@ def join_files(prompt: str, files: Sequence[Attachment]) -> str:
     for file in files:
         longest = max(map(len, re.findall("`{3,}", file.text)), default=2)
         fence = "`" * (longest + 1)
-        suffix = Path(file.name).suffix.removeprefix(".")
+        suffix = "" if file.is_paste else Path(file.name).suffix.removeprefix(".")
         language = suffix if suffix.isalnum() else ""
-        head = f"Attached file: {file.name} ({file.size} bytes)"
+        head = f"{_HEADS[file.is_paste]}: {file.name} ({file.size} bytes)"
         body = file.text if file.text.endswith("\n") else f"{file.text}\n"
         parts.append(f"{head}\n{fence}{language}\n{body}{fence}")
     return "\n\n".join(parts)
+
+
+def pasted_texts(files: Sequence[Attachment]) -> dict[str, str]:
+    """Return the pasted texts among `files` by label."""
+    # `join_files` ends each text with a newline.
+    return {
+        file.name: file.text.removesuffix("\n" * (len(file.text.encode()) > file.size))
+        for file in files
+        if file.is_paste
+    }
+
+
+def expand_pastes(prompt: str, texts: Mapping[str, str]) -> str:
+    """Return a prompt with pasted texts in place of their labels."""
+    return PASTE_LABEL.sub(lambda label: texts.get(label[0], label[0]), prompt)
+
+
+def full_prompt(content: str) -> str:
+    """Return the prompt of a message, without files and with pasted texts in their places."""
+    prompt, files = split_files(content)
+    return expand_pastes(prompt, pasted_texts(files))
+
+
+def title_text(content: str) -> str:
+    """Return the text that names a conversation: a prompt without labels, else a pasted text."""
+    return PASTE_LABEL.sub("", split_files(content)[0]).strip() or full_prompt(content)
 
 
 def split_files(content: str) -> tuple[str, list[Attachment]]:
@@ -199,12 +231,14 @@ def split_files(content: str) -> tuple[str, list[Attachment]]:
     for head in _HEAD.finditer(content):
         if head.start() < end:
             continue  # inside a file
-        closing = re.compile(rf"^{head[3]}$", re.MULTILINE).search(content, head.end())
+        kind, name, size, fence = head.groups()
+        closing = re.compile(rf"^{fence}$", re.MULTILINE).search(content, head.end())
         if closing is None or not content[: head.start()].endswith("\n\n"):
             continue
         if prompt_end is None:
             prompt_end = head.start() - 2
-        files.append(Attachment(head[1], int(head[2]), content[head.end() : closing.start()]))
+        text = content[head.end() : closing.start()]
+        files.append(Attachment(name, int(size), text, is_paste=kind == _HEADS[True]))
         end = closing.end()
     if prompt_end is None or content[end:].strip():
         return content, []  # typed by the user, not built by `join_files`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,12 @@ class PromptBox(TextArea):
     class Submitted(Message):
         """Posted with the prompt to send; the box is already empty."""
 
-        text: str
+        text: str  # with labels in place of long pasted texts
+        pastes: Sequence[attachments.Attachment] = ()
+
+        @property
+        def full_text(self) -> str:
+            return attachments.expand_pastes(self.text, attachments.pasted_texts(self.pastes))
 
     class NothingToSend(Message):
         """Posted for Enter in an empty box."""
@@ -98,7 +102,7 @@ class PromptBox(TextArea):
 
     def extend_history(self, prompts: Sequence[str]) -> None:
         """Add prompts of earlier conversations, oldest first, to the history."""
-        self._history[:0] = [typeable(prompt) for prompt in prompts]
+        self._history[:0] = [typeable(self.prompt_of(prompt)) for prompt in prompts]
         self._history_index = None
 
     def put_back(self, prompt: str) -> None:
@@ -114,6 +118,18 @@ class PromptBox(TextArea):
         self.text = typeable(prompt)  # imported conversations may contain control characters
         self.move_cursor(self.document.end)
 
+    def prompt_of(self, message: str) -> str:
+        """Return the prompt of a sent message, and keep its pasted texts for their labels."""
+        prompt, files = attachments.split_files(message)
+        texts = attachments.pasted_texts(files)
+        labels = {label: self._pasted.label(text) for label, text in texts.items()}
+        return attachments.expand_pastes(prompt, labels)
+
+    @property
+    def message(self) -> str:
+        """The text as a message, as `prompt_of` expects it."""
+        return attachments.join_files(self.text, self._pasted.in_prompt(self.text))
+
     def write_sent(self, prompt: str) -> None:
         """Replace the text with a sent prompt; Up then recalls the prompt before it."""
         self.write(prompt)
@@ -122,7 +138,7 @@ class PromptBox(TextArea):
 
     def empty(self) -> None:
         """Empty the box; Up recalls its text."""
-        self._add_to_history(self.full_text.strip())
+        self._add_to_history(self.text.strip())
         self.clear()
 
     def mention_file(self, name: str) -> None:
@@ -195,6 +211,7 @@ class PromptBox(TextArea):
     def on_text_area_changed(self) -> None:
         if "@" in self.text or self._files.tokens:
             self.run_worker(self._update_mentions(), group="mentions", exclusive=True)
+        self.watch_heading()
 
     async def _update_mentions(self) -> None:
         names = attachments.mentions(self.text)
@@ -204,7 +221,8 @@ class PromptBox(TextArea):
         self.watch_heading()
 
     def watch_heading(self) -> None:
-        parts = [part for part in (self.heading, self._files.describe()) if part]
+        pasted = self._pasted.describe(self.text)
+        parts = [part for part in (self.heading, self._files.describe(), pasted) if part]
         self.border_title = Content(" · ".join(parts))
 
     def get_line(self, line_index: int) -> Text:
@@ -252,13 +270,13 @@ class PromptBox(TextArea):
 
     def send(self) -> None:
         """Post the text as a prompt and empty the box."""
-        text = self.full_text.strip()
-        if not text:
+        text = self.text.strip()
+        if not self.full_text.strip():
             self.post_message(self.NothingToSend())
             return
         self._add_to_history(text)
         self.clear()
-        self.post_message(self.Submitted(text))
+        self.post_message(self.Submitted(text, self._pasted.in_prompt(text)))
 
     def _add_to_history(self, text: str) -> None:
         if text and (not self._history or self._history[-1] != text):
@@ -308,7 +326,6 @@ class PastedTexts:
     """Long pasted texts, folded to `[pasted 5,000 lines]` in the box."""
 
     LINES, CHARACTERS = 12, 3000  # longer texts are folded
-    _LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -316,8 +333,12 @@ class PastedTexts:
     def fold(self, text: str) -> str:
         """Return the label of a long pasted text, or a short text unchanged."""
         lines = text.count("\n") + (not text.endswith("\n"))
-        if lines <= self.LINES and len(text) <= self.CHARACTERS:
-            return text
+        is_short = lines <= self.LINES and len(text) <= self.CHARACTERS
+        return text if is_short else self.label(text)
+
+    def label(self, text: str) -> str:
+        """Return the label of a pasted text, and keep the text."""
+        lines = text.count("\n") + (not text.endswith("\n"))
         words = f"{lines:,} lines" if lines > self.LINES else f"{len(text):,} characters"
         label, number = f"[pasted {words}]", 1
         while self._texts.get(label, text) != text:
@@ -328,7 +349,21 @@ class PastedTexts:
 
     def unfold(self, text: str) -> str:
         """Expand all labels in `text`."""
-        return self._LABEL.sub(lambda label: self._texts.get(label[0], label[0]), text)
+        return attachments.expand_pastes(text, self._texts)
+
+    def in_prompt(self, text: str) -> list[attachments.Attachment]:
+        """Return the pasted texts whose labels are in `text`."""
+        labels = dict.fromkeys(attachments.PASTE_LABEL.findall(text))
+        pasted = [(label, self._texts[label]) for label in labels if label in self._texts]
+        return [
+            attachments.Attachment(label, len(paste.encode()), paste, is_paste=True)
+            for label, paste in pasted
+        ]
+
+    def describe(self, text: str) -> str:
+        """Return the estimated tokens of the pasted texts in `text` ("" for none)."""
+        tokens = sum(paste.size for paste in self.in_prompt(text)) // attachments.BYTES_PER_TOKEN
+        return f"pasted text, about {tokens:,} tokens" if tokens else ""
 
     def before(self, text: str) -> str | None:
         """Return the label at the end of `text`, if any."""

@@ -25,7 +25,7 @@ from textual.widgets.option_list import Option
 
 from akunu_py.chats.conversation_store import ConversationStore, SearchResult
 from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
-from akunu_py.chats.search import SearchHit
+from akunu_py.chats.search import SearchHit, find_words
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
@@ -42,6 +42,7 @@ _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
     "markdown": ("Markdown", "the visible branch, as text"),
     "json": ("JSON", "all branches; can be imported by akunu"),
 }
+MATCH = "$text-accent bold"  # the style of found words
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # per message; longer layouts would delay keys
 _PROGRESS_S = 0.5  # between two updates of the answers' progress
@@ -231,7 +232,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
 
     @work(exclusive=True, group="search")
     async def _update_results(self, choose: str | None) -> None:
-        words = self.query_one("#words", Input).value
+        words = self._query
         try:
             found = await self._store.call(lambda store: _find_all(store, words, choose))
             problem = ""
@@ -265,11 +266,12 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         words = state or format_time(found.info.updated, self._clock())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
-        title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
+        title = _marked(collapse(found.info.title) or UNTITLED, self._query)
+        title = title.truncate(room, ellipsis=True)
         below = _snippet(found).truncate(max(1, width - 2), ellipsis=True)
         return Content.assemble(
             ("● " if conversation == self._current else "  ", ".conversations--mark"),
-            title.stylize("bold"),
+            title.stylize_before("bold"),
             " " * (room - title.cell_length + 2),
             (words, ".conversations--mark" if state else ".conversations--muted"),
             "\n  ",
@@ -285,7 +287,11 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
 
     @on(OptionList.OptionHighlighted)
     def _show_preview(self) -> None:
-        self.query_one(PreviewPane).show(self._chosen())
+        self.query_one(PreviewPane).show(self._chosen(), self._query)
+
+    @property
+    def _query(self) -> str:
+        return self.query_one("#words", Input).value
 
     def _chosen(self) -> SearchResult | None:
         return self._found.get(self.highlighted_id)
@@ -341,8 +347,8 @@ class PreviewPane(VerticalScroll, can_focus=False):
         yield Static(id="text")
 
     @work(exclusive=True)
-    async def show(self, found: SearchResult | None) -> None:
-        """Preview `found` after a short delay."""
+    async def show(self, found: SearchResult | None, words: str) -> None:
+        """Preview `found` with `words` marked, after a short delay."""
         text = self.query_one(Static)
         if found is None or not self.display:
             text.update("")
@@ -353,28 +359,38 @@ class PreviewPane(VerticalScroll, can_focus=False):
         except ConversationError:  # Another process has just deleted it.
             text.update("")
             return
-        text.update(_preview(tree, found.hit.message))
+        text.update(_preview(tree, found.hit.message, words))
         scroll = self.scroll_home if found.hit.message else self.scroll_end
         self.call_after_refresh(scroll, animate=False)
 
 
-def _preview(tree: ConversationTree, message: str | None) -> Content:
-    """Return the last messages of a conversation, or those around `message`, as plain text."""
+def _marked(text: str, words: str) -> Content:
+    """Return a text with the words of a search marked."""
+    content = Content(displayable(text))
+    for start, end in find_words(text, words) if words.strip() else ():
+        content = content.stylize(MATCH, start, end)
+    return content
+
+
+def _preview(tree: ConversationTree, message: str | None, words: str) -> Content:
+    """Return the title and the last messages of a conversation, or those around `message`."""
     if message is not None and message in tree:
         tree.choose(message)
     path = [each for each in tree.active_branch() if each.text.strip()]
     match = next((place for place, each in enumerate(path) if each.id == message), len(path))
     first = max(0, min(len(path) - _PREVIEWED, match))
-    return Content("\n\n").join(map(_preview_message, path[first : first + _PREVIEWED]))
+    title = _marked(collapse(tree.title) or UNTITLED, words).stylize_before("bold")
+    shown = (_preview_message(each, words) for each in path[first : first + _PREVIEWED])
+    return Content("\n\n").join([title, *shown])
 
 
-def _preview_message(message: ChatMessage) -> Content:
+def _preview_message(message: ChatMessage, words: str) -> Content:
     whole = message.text.strip()
-    text = Content(displayable(whole[:_PREVIEWED_CHARACTERS]))
+    text = _marked(whole[:_PREVIEWED_CHARACTERS], words)
     if len(whole) > _PREVIEWED_CHARACTERS:
         text += Content(f" … {len(whole) - _PREVIEWED_CHARACTERS:,} more characters")
     if message.role == "user":
-        return text.stylize(".preview--prompt")
+        return text.stylize_before(".preview--prompt")
     author = collapse(message.model or message.role)
     return Content.assemble((author, ".preview--name"), "\n", text)
 

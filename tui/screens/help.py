@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Grid, VerticalScroll
+from textual.containers import Container, Grid, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static, TextArea
@@ -33,6 +33,7 @@ _WRITING = (
     ("Ctrl+C", "Copy, else stop, else empty the box, else quit"),
     ("Ctrl+D", "Quit, in an empty box"),
 )
+_WIDE = 130  # columns for two columns of keys
 # The most wanted actions first.
 _GROUPS = {
     "The answer": (
@@ -88,6 +89,7 @@ class HelpScreen(Dialog[None]):
     """Keys and commands, in a scrolling dialog."""
 
     CSS_PATH = [DIALOG_STYLE, "help.tcss"]  # noqa: RUF012 - as in Textual
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,f1,question_mark", "close", "Close")]
 
     def __init__(self, shown: list[KeySection]) -> None:
@@ -95,17 +97,33 @@ class HelpScreen(Dialog[None]):
         self._sections = shown
 
     def compose(self) -> ComposeResult:
-        with self.frame("Keys and commands", "Up Down scroll · Esc close"), VerticalScroll():
-            for section in self._sections:
-                if section.rows:
-                    yield Static(section.heading, classes="heading")
-                    with Grid(classes="rows"):
-                        for key, words in section.rows:
-                            yield Static(Content(key), classes="key")
-                            yield Static(Content(words))
+        with (
+            self.frame("Keys and commands", "Up Down scroll · Esc close"),
+            VerticalScroll(),
+            Container(id="columns"),
+        ):
+            for sections in in_two_columns([each for each in self._sections if each.rows]):
+                with Vertical():
+                    for section in sections:
+                        yield Static(section.heading, classes="heading")
+                        with Grid(classes="rows"):
+                            for key, words in section.rows:
+                                yield Static(Content(key), classes="key")
+                                yield Static(Content(words))
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
+
+
+def in_two_columns(sections: list[KeySection]) -> list[list[KeySection]]:
+    """Split the sections into two columns of similar height."""
+    heights = [len(section.rows) + 2 for section in sections]
+    cut = min(
+        range(1, len(sections)),
+        key=lambda at: abs(sum(heights[:at]) - sum(heights[at:])),
+        default=0,
+    )
+    return [sections[:cut], sections[cut:]]
 
 
 def _bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:

@@ -26,9 +26,9 @@ from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.screens.dialog import QuestionScreen
 from akunu_py.tui.screens.model_picker import ModelRow, better_model
 from akunu_py.tui.status import MessageLine, StatusLine
-from akunu_py.tui.transcript.drafting import DraftingPanel
+from akunu_py.tui.transcript.drafting import DraftingPanel, best_case
 from akunu_py.tui.transcript.turn import Notice
-from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.transcript.view import TEXT_WIDTH, Transcript, side_margin
 
 # Hints and their click actions. Narrow terminals drop hints from the end, except the last.
 _ALWAYS = (
@@ -82,20 +82,29 @@ class ChatView:
         self._question: QuestionScreen | None = None
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
+        self.title = Static(id="title")
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
         self.message = MessageLine()
         self.prompt = PromptBox("Ask something", self._popup, directory, id="prompt")
         self.status = StatusLine(id="status")
+        below = (self.panel, self.message, self._popup, self.prompt, self.status)
+        self._below = Vertical(*below, id="below")
 
     def compose(self) -> ComposeResult:
+        yield self.title
         yield self.transcript
         yield self.transcript.more_below
-        yield self.panel
-        yield self.message
-        yield self._popup
-        yield self.prompt
-        yield self.status
+        yield self._below
+
+    def align(self, width: int) -> None:
+        """Align what is above and below the transcript with its text, on a wide screen."""
+        left = side_margin(width)
+        # Padding: a margin would narrow the transcript, too.
+        self.title.styles.padding = (0, left + 4, 0, left + 4)
+        # The border of the prompt box continues that of the prompts.
+        right = width - TEXT_WIDTH - 3 - left
+        self._below.styles.padding = (0, right, 0, left + 1) if left else 0
 
     @property
     def is_choosing(self) -> bool:
@@ -192,12 +201,19 @@ class ChatView:
         title = f"{state.model} · {state.persona}" if state.persona else state.model
         self.prompt.heading = "editing an earlier prompt" if state.editing else title
         self.prompt.has_queued_prompt = state.queued
-        self.prompt.app.title = collapse(self._conversation.tree.title) or "akunu"
+        title = collapse(self._conversation.tree.title)
+        self.prompt.app.title = title or "akunu"
+        self.title.update(Content(title))
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
         self.panel.explains = self.panel.display and not self.explained  # once, then the numbers
         self.explained = True
+        turns = self._conversation.turns
+        best = best_case(turns) if self.panel.display and not self._state().busy else None
+        self.transcript.first_drafted = best
+        if best is not None:
+            self.panel.show(best, f"answer {turns.index(best) + 1} of {len(turns)}")
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking

@@ -82,11 +82,18 @@ class ModelsScreen(ListDialog[str]):
         f"models--{name}" for name in ("mark", "muted", "good", "bad", "heading")
     }
 
-    def __init__(self, current: str, downloads: Downloads, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        current: str,
+        downloads: Downloads,
+        memory: int | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
         super().__init__()
         self._current = current  # the model in use
         self._downloads = downloads
-        self._memory = memory  # bytes available to a model
+        self._memory = memory  # bytes available to a model; None: measured
+        self._memory_limit = memory_limit  # bytes set by the user, in place of the measured ones
         self._rows: list[ModelRow] = []
         self._visible_rows: dict[str, ModelRow] = {}
         self._confirming = ""  # the model whose download awaits confirmation
@@ -112,7 +119,8 @@ class ModelsScreen(ListDialog[str]):
 
     async def _measure(self) -> None:
         """Determine in the background which models fit, and how fast they are."""
-        self._memory, self._machine = await asyncio.to_thread(probe_machine)
+        available, self._machine = await asyncio.to_thread(probe_machine)
+        self._memory = available if self._memory_limit is None else self._memory_limit
         self._reload()
 
     # Keys

@@ -15,14 +15,14 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
-from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
+from akunu_py.settings import Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
 from akunu_py.tui.prompt.slash_commands import argument_choices
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.status import report_errors
-from akunu_py.types import GenerateOptions
+from akunu_py.types import MAX_TEMPERATURE, GenerateOptions
 
 _NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
@@ -83,18 +83,16 @@ class SettingsController:
         self.apply(replace(self.current, temperature=temperature))
         self._view.inform(f"Temperature from now on: {temperature:g}")
 
-    def use_theme(self, name: str = "") -> None:
-        """Use and save a theme; "" lists the themes."""
+    def use_theme(self, name: str) -> None:
+        """Use and save a theme."""
         names = themes.choices()
         if name in names:
             self.apply(replace(self.current, theme=name))
             self._show_theme(name)
             with report_errors(self._view.show_error):
                 save_settings({"theme": name})
-        elif name:
-            self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
         else:
-            self._view.inform(f"Themes: {', '.join(names)}")
+            self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
 
 
 class SettingsScreen(Dialog[Settings]):
@@ -295,5 +293,5 @@ def _models(current: str) -> list[tuple[str, str]]:
 
 
 def _themes(current: str) -> list[tuple[str, str]]:
-    words = {themes.AUTO: "auto: like the terminal", themes.TERMINAL: "terminal: its own colors"}
-    return [(words.get(name, name), name) for name in dict.fromkeys([*themes.choices(), current])]
+    names = dict.fromkeys([*themes.choices(), current])
+    return [(themes.describe(name), name) for name in names]

@@ -11,13 +11,13 @@ from textual import events
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.geometry import Offset, Size
-from textual.highlight import HighlightTheme, highlight
 from textual.message import Message
 from textual.selection import Selection
 from textual.style import Style
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
+from akunu_py.tui.transcript.highlighting import highlight
 from akunu_py.tui.transcript.markdown_parser import has_gap
 
 _MEASURE = 96  # columns, as wide as text; long lines use all available space
@@ -25,14 +25,6 @@ _INDENT = 1  # minimum columns for each level of a list or quote
 _STEP = 8  # columns to scroll for each key
 _SCROLL = " · Shift+←→ scroll"
 _MORE_RIGHT, _MORE_LEFT, _CONTINUATION = "›", "‹", "↪ "
-
-
-class _Colors(HighlightTheme):
-    """Textual's theme without underlines, which look like links."""
-
-    STYLES = {  # noqa: RUF012 - declared so there
-        token: style.replace(" underline", "") for token, style in HighlightTheme.STYLES.items()
-    }
 
 
 class CodeBlock(MarkdownFence):
@@ -97,6 +89,14 @@ class CodeBlock(MarkdownFence):
         return self.styles.text_wrap == "wrap"
 
     @property
+    def has_keys(self) -> bool:
+        """Whether the block is under the mouse or in the chosen message, where keys act on it."""
+        return self.mouse_hover or any(each.has_class("-chosen") for each in self.ancestors)
+
+    def watch_mouse_hover(self) -> None:
+        self.refresh()
+
+    @property
     def is_cut(self) -> bool:
         """Whether a line is wider than the widget, so that it is truncated or wrapped."""
         return self._max_width > self.size.width
@@ -109,16 +109,17 @@ class CodeBlock(MarkdownFence):
         key = self.get_visual_style("code--key", partial=True)
         lines = f"{self._line_count} line{'' if self._line_count == 1 else 's'}"
         parts: list[Content | str | tuple[str, Style]] = [
-            (f"{self.lexer} · {lines} · " if self.lexer else f"{lines} · ", head),
-            ("" if self.screen.focused in self.ancestors else "Tab: ", head),
-            *_clickable("b", " copy", "copy", key, head),
+            (f"{self.lexer} · {lines}" if self.lexer else lines, head),
         ]
-        if self.is_cut:
+        if self.has_keys:
+            parts += [(" · ", head), *_clickable("b", " copy", "copy", key, head)]
+        if self.is_cut and self.has_keys:
             wrap = " unwrap" if self._is_wrapped else " wrap"
             parts += [(" · ", head), *_clickable("w", wrap, "wrap", key, head)]
         shown = Content.assemble(*parts)
         scroll = Content.styled(_SCROLL, head)
-        if self.is_cut and not self._is_wrapped and len(shown) + len(scroll) <= self.size.width:
+        can_scroll = self.has_keys and self.is_cut and not self._is_wrapped
+        if can_scroll and len(shown) + len(scroll) <= self.size.width:
             shown += scroll
         return shown.truncate(self.size.width, ellipsis=True)
 
@@ -126,11 +127,7 @@ class CodeBlock(MarkdownFence):
         key = (width, self._is_wrapped, self._scroll_column)
         if self._cached_lines[0] != key:
             if self._highlighted is None:
-                dark, ansi = self.app.current_theme.dark, self.app.native_ansi_color
-                if ansi:
-                    code = self.highlight(self.code, self.lexer or "text", ansi=True, dark=dark)
-                else:
-                    code = highlight(self.code, language=self.lexer or "text", theme=_Colors)
+                code = highlight(self.code, self.lexer)
                 self._highlighted = code.split("\n", allow_blank=True)[: self._line_count]
             mark = self.get_visual_style("code--mark", partial=True)
             show = wrap_line if self._is_wrapped else truncate_line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -31,6 +33,9 @@ _NOT_CACHED: dict[NotCached, str] = {
     "other weights": "the model has changed",
     "other context": "saved with a larger --context",
 }
+_PAYS = 1.05  # smallest estimated speedup that is worth mentioning
+_MIN_PASSES = 8  # decode steps before a missing draft means something
+_SEPARATOR_ROW = re.compile(r"[\s|:-]+")  # between the header and the rows of a table
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 
@@ -63,7 +68,7 @@ class DraftedSection(Widget):
                 styles.append(Styled(len(shown), len(shown) + len(text), struck))
             shown += text
             start = place
-        return Content(shown, spans=styles)
+        return align_tables(Content(shown, spans=styles), struck, self.size.width)
 
     def _rejected(self, end: int) -> Sequence[tuple[int, str]]:
         rejected = self._turn.rejected
@@ -101,11 +106,19 @@ class DraftedText(Vertical):
     def _cut(self) -> list[DraftedSection]:
         """Split a long last section at newlines; return the new sections."""
         more: list[DraftedSection] = []
-        while (end := self._turn.answer.find("\n", self._last.start + self.SECTION)) >= 0:
+        while (end := self._end_of_section()) >= 0:
             self._last.end = end
             self._last = DraftedSection(self._turn, end + 1, marked=self._is_marked)
             more.append(self._last)
         return more
+
+    def _end_of_section(self) -> int:
+        """Return where a long last section ends: at a newline, not within a table; -1 for none."""
+        answer, start = self._turn.answer, self._last.start + self.SECTION
+        end = answer.find("\n", start)
+        while 0 <= end < start + 2 * self.SECTION and answer[end + 1 : end + 2] in ("|", ""):
+            end = answer.find("\n", end + 1)
+        return end
 
 
 class DraftingPanel(Widget, can_focus=False):
@@ -116,15 +129,18 @@ class DraftingPanel(Widget, can_focus=False):
     }
 
     explains: reactive[bool] = reactive(False)  # the first line explains drafting
+    off: reactive[str] = reactive("")  # why nothing is drafted, "" if drafting is on
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self._passes: Sequence[int] = ()
         self._speedup: float | None = None
         self._stats: Stats | None = None
+        self._name = ""
 
-    def show(self, turn: ChatTurn | None) -> None:
-        """Show the decode steps, speedup and statistics of `turn`."""
+    def show(self, turn: ChatTurn | None, name: str = "") -> None:
+        """Show the decode steps, speedup and statistics of `turn`; `name` tells which it is."""
+        self._name = name
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = turn.speedup if turn else None
         self._stats = turn.stats if turn else None
@@ -157,23 +173,35 @@ class DraftingPanel(Widget, can_focus=False):
         if stats and stats.target_passes:
             parts += [(f" {stats.tokens_per_pass:.1f}", self._style("value"))]
             parts += [(" words a step", words)]
-        if self._speedup and not 0.95 <= self._speedup < 1.05:
+        if self._speedup and not 0.95 <= self._speedup < _PAYS:
             faster = " faster (estimate)" if self._speedup > 1 else " as fast (estimate)"
             parts += [
                 (", about " if self.size.width >= _ROOM_FOR_LABELS else ", ", words),
                 (f"{self._speedup:.1f}x", self._style("value")),
                 (faster, words),
             ]
+        elif stats and (why := self._why_not_faster(stats)):
+            parts.append((f", no faster: {why}", words))
         elif self._speedup:
             parts.append((", no faster than one by one (estimate)", words))
         return Content.assemble(*parts)
+
+    def _why_not_faster(self, stats: Stats) -> str:
+        """Return why drafting did not make the answer faster, "" if it did or is unknown."""
+        if self.off and not stats.drafted:
+            return self.off
+        if (self._speedup or 0.0) >= _PAYS or stats.target_passes < _MIN_PASSES:
+            return ""
+        if stats.acceptance_rate < 0.5 or not stats.drafted:
+            return "new text, little to copy"
+        return "checking the guesses took as long"
 
     def _numbers(self) -> Content:
         """Acceptance rate, time to first token and cached tokens, if known."""
         stats = self._stats
         if stats is None:
             return Content("")
-        parts = []
+        parts = [self._name] if self._name else []
         if stats.drafted:
             parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} guesses right")
         if stats.prefill_s:
@@ -187,6 +215,61 @@ class DraftingPanel(Widget, can_focus=False):
 
     def _style(self, name: str) -> Style:
         return self.get_visual_style(f"drafted--{name}", partial=True)
+
+
+def best_case(turns: Sequence[ChatTurn]) -> ChatTurn | None:
+    """Return the turn that drafting made fastest, if it did so and not for the last turn."""
+    drafted = [turn for turn in turns if turn.passes]
+    best = max(drafted, key=lambda turn: turn.speedup or 0.0, default=None)
+    if best is None or (drafted[-1].speedup or 0.0) >= _PAYS or (best.speedup or 0.0) < _PAYS:
+        return None
+    return best
+
+
+def align_tables(content: Content, struck: Style, width: int) -> Content:
+    """Pad the cells of Markdown tables, where they fit into `width` columns.
+
+    struck: the style of rejected drafts, whose bars separate no cells.
+    """
+    if "|" not in content.plain:
+        return content
+    lines: list[Content] = []
+    groups = itertools.groupby(
+        content.split("\n", allow_blank=True), lambda line: line.plain.startswith("|")
+    )
+    for is_table, group in groups:
+        rows = list(group)
+        if is_table and len(rows) > 1 and _SEPARATOR_ROW.fullmatch(rows[1].plain):
+            aligned = _align([_cells(row, struck) for row in rows])
+            rows = aligned if all(row.cell_length <= width for row in aligned) else rows
+        lines += rows
+    return Content("\n").join(lines)
+
+
+def _cells(row: Content, struck: Style) -> list[Content]:
+    """Split a row of a table before each bar."""
+    hidden = [(span.start, span.end) for span in row.spans if span.style == struck]
+    bars = [
+        place
+        for place, letter in enumerate(row.plain)
+        if letter == "|" and not any(start <= place < end for start, end in hidden)
+    ]
+    return [row[start:end] for start, end in itertools.pairwise([*bars, len(row)])]
+
+
+def _align(rows: Sequence[Sequence[Content]]) -> list[Content]:
+    texts = [*rows[:1], *rows[2:]]
+    columns = itertools.zip_longest(*texts, fillvalue=Content(""))
+    widths = [max(cell.cell_length for cell in column) for column in columns]
+    lines = []
+    for number, row in enumerate(rows):
+        fill = "-" if number == 1 else " "
+        cells = [
+            Content.assemble(cell, fill * (width - cell.cell_length))
+            for cell, width in zip(row, widths, strict=False)
+        ]
+        lines.append(Content("").join(cells))
+    return lines
 
 
 def sparkline(passes: Sequence[int], width: int) -> str:

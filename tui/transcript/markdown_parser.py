@@ -1,6 +1,6 @@
 r"""Parser for answers: GitHub Markdown with HTML as text and one token per table.
 
-Math between `\(..\)`, `\[..\]`, `$..$` or `$$..$$` becomes Unicode."""
+Math between `\(..\)`, `\[..\]`, `$..$`, `$$..$$` or `\begin{..}` and `\end{..}` becomes Unicode."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
+from rich.cells import cell_len
 
 _DELIMITERS = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
 _MAX_FORMULA = 2000  # characters of one formula
+_BEGIN = re.compile(r"\\begin\{([a-zA-Z]+)\*?\}")
+_TASK = re.compile(r"\[([ xX])\](?=\s)")
 # `$HOME/bin:$PATH` and `$5 to $10` are not math.
 _IN_DOLLARS = re.compile(r"\$(?![\s\d]*\$|\s)([^$\n]+?)(?<![\s\\])\$(?!\w)")
 _LEAVES = ("paragraph_open", "fence", "code_block", "table")
@@ -42,6 +45,7 @@ def markdown_parser() -> MarkdownIt:
         "fence", "math", _block_math, {"alt": ["paragraph", "reference", "blockquote", "list"]}
     )
     parser.core.ruler.push("tables", _join_tables)
+    parser.core.ruler.push("tasks", _draw_boxes)
     parser.core.ruler.push("gaps", _mark_gaps)
     return parser
 
@@ -82,6 +86,10 @@ def _inline_math(state: StateInline, silent: bool) -> bool:
         if _PROSE.search(text) and not _MATH.search(text):
             return False
         text = to_unicode(text)
+        if "\n" in text:  # the text around it would shift the first and the last line
+            text = (
+                "\n" * bool(state.pos) + text + "\n" * bool(state.src[end + len(closing) :].strip())
+            )
     if not silent:
         for number, line in enumerate(text.split("\n")):
             if number:
@@ -92,22 +100,25 @@ def _inline_math(state: StateInline, silent: bool) -> bool:
 
 
 def _block_math(state: StateBlock, first: int, end_line: int, silent: bool) -> bool:
-    r"""Parse a block from a line that starts with `\[` or `$$` to the line that closes it."""
+    r"""Parse a block from a line that starts with `\[`, `$$` or `\begin{}` to its closing line."""
     begin = state.bMarks[first] + state.tShift[first]
     opening = state.src[begin : begin + 2]
-    closing = {"\\[": "\\]", "$$": "$$"}.get(opening)
-    if closing is None or state.is_code_block(first):
+    closing = {"\\[": "\\]", "$$": "$$"}.get(opening, "")
+    environment = _BEGIN.match(state.src, begin)
+    if environment and environment[1] in _ALIGNED | _BRACKETS.keys():
+        opening, closing = "", environment[0].replace("begin", "end")
+    if not closing or state.is_code_block(first):
         return False
     lines: list[str] = []
     for line in range(first, end_line):
         text = state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].rstrip()
-        text = text[2:] if line == first else text
+        text = text.removeprefix(opening) if line == first else text
         if (not text and line > first) or sum(map(len, lines)) > _MAX_FORMULA:
             return False
         if closing in text:
             if not text.endswith(closing) or text.count(closing) > 1:
                 return False  # inside a paragraph
-            lines.append(text[:-2])
+            lines.append(text.removesuffix(closing) if opening else text)
             break
         lines.append(text)
     else:
@@ -143,6 +154,15 @@ def _join_tables(state: StateCore) -> None:
         else:
             joined.append(token)
     state.tokens = joined
+
+
+def _draw_boxes(state: StateCore) -> None:
+    """Replace `[ ]` and `[x]` at the start of a list item by a box."""
+    for item, _, text in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        first = text.children[0] if text.children else None
+        is_text = item.type == "list_item_open" and text.type == "inline" and first is not None
+        if is_text and first and (box := _TASK.match(first.content)):
+            first.content = ("☐" if box[1] == " " else "☑") + first.content[box.end() :]
 
 
 def _mark_gaps(state: StateCore) -> None:
@@ -240,19 +260,46 @@ class _InvalidLatexError(Exception):
 
 def to_unicode(tex: str) -> str:
     """Convert LaTeX without delimiters to Unicode lines. Unbalanced input is returned unchanged."""
+    boxes: list[list[str]] = []
     try:
-        text = "".join(_LatexReader(tex).read())
+        text = "".join(_LatexReader(tex, boxes).read())
     except _InvalidLatexError:
         return tex
     lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.split("\n"))
-    return "\n".join(line for line in lines if line)
+    return "\n".join(_side_by_side(line, boxes) for line in lines if line)
+
+
+_FIRST_BOX = 0xF0000  # A private character stands for a matrix while a formula is read.
+_BOX = re.compile("([\U000f0000-\U000ffffd])")
+_MAX_COLUMNS = 90  # Matrices that do not fit side by side stand below each other.
+
+
+def _side_by_side(line: str, boxes: list[list[str]]) -> str:
+    """Replace the private characters of a line by their boxes, in one or more lines."""
+    if not _BOX.search(line):
+        return line
+    spaced = _BOX.sub(r" \1 ", line).strip()
+    pieces = [piece for piece in _BOX.split(re.sub(" +", " ", spaced)) if piece]
+    cells = [boxes[ord(each) - _FIRST_BOX] if _BOX.match(each) else [each] for each in pieces]
+    widths = [max(map(cell_len, cell)) for cell in cells]
+    if sum(widths) > _MAX_COLUMNS:
+        return "\n".join(row.strip(" ") for cell in cells for row in cell if row.strip(" "))
+    height = max(map(len, cells))
+    rows = [""] * height
+    for cell, width in zip(cells, widths, strict=True):
+        top = (height - len(cell)) // 2
+        for number in range(height):
+            part = cell[number - top] if 0 <= number - top < len(cell) else ""
+            rows[number] += part + " " * (width - cell_len(part))
+    return "\n".join(row.rstrip().replace(" ", "\u00a0") for row in rows)
 
 
 class _LatexReader:
     """Converts LaTeX from left to right. Raises _InvalidLatexError for invalid input."""
 
-    def __init__(self, tex: str, depth: int = 0) -> None:
+    def __init__(self, tex: str, boxes: list[list[str]], depth: int = 0) -> None:
         self._tex, self._place, self._depth = tex, 0, depth
+        self._boxes = boxes  # the lines of each matrix, which a private character stands for
         if depth > _MAX_DEPTH:
             raise _InvalidLatexError
 
@@ -275,7 +322,7 @@ class _LatexReader:
                 yield {"~": " ", "&": " ", "'": "′", "\n": " "}.get(letter, letter)
 
     def _convert(self, tex: str) -> str:
-        return "".join(_LatexReader(tex, self._depth + 1).read())
+        return "".join(_LatexReader(tex, self._boxes, self._depth + 1).read())
 
     def _command(self) -> str:
         found = _COMMAND.match(self._tex, self._place)
@@ -366,8 +413,18 @@ class _LatexReader:
         rows = [[self._convert(cell).strip() for cell in row.split("&")]
                 for row in re.split(r"\\\\", inner) if row.strip()]  # fmt: skip
         left, right = tuple(_BRACKETS[kind])
-        lines = (f"{left} {'   '.join(row)} {right}".rstrip() for row in rows)
-        return "\n" + "\n".join(line.replace(" ", "\u00a0") for line in lines) + "\n"
+        widths = [
+            max(map(cell_len, column)) for column in itertools.zip_longest(*rows, fillvalue="")
+        ]
+        padded = (
+            "   ".join(
+                cell + " " * (width - cell_len(cell))
+                for cell, width in zip(row, widths, strict=False)
+            )
+            for row in rows
+        )
+        self._boxes.append([f"{left} {row} {right}".rstrip() for row in padded] or [left + right])
+        return chr(_FIRST_BOX + len(self._boxes) - 1)
 
 
 @cache

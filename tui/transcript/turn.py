@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
-from akunu_py.tui.prompt.attachments import split_files
+from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
@@ -141,7 +141,8 @@ class PromptView(Widget, can_focus=False):
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
-        self._full_text, self._files = split_files(turn.prompt.text)
+        self._short_text, self._files = split_files(turn.prompt.text)
+        self._full_text = expand_pastes(self._short_text, pasted_texts(self._files))
         self._limit = _SHOWN_CHARACTERS
         self._has_actions = False
 
@@ -157,18 +158,26 @@ class PromptView(Widget, can_focus=False):
     @property
     def _is_unfolded(self) -> bool:
         """Whether a long prompt is fully shown."""
-        return self._limit > _SHOWN_CHARACTERS and not shorten(self._full_text, self._limit)[1]
+        return self._limit > _SHOWN_CHARACTERS and not self._visible_text()[1]
+
+    def _visible_text(self) -> tuple[str, int]:
+        """Return the text that is shown, and the number of hidden characters."""
+        if self._limit > _SHOWN_CHARACTERS:
+            return shorten(self._full_text, self._limit)
+        text, hidden = shorten(self._short_text, self._limit)
+        return text, hidden + len(self._full_text) - len(self._short_text)
 
     def render(self) -> Content:
         style = self.get_visual_style("prompt--about", partial=True)
         action = self.get_visual_style("prompt--action", partial=True)
-        text, more = shorten(self._full_text, self._limit)
+        text, more = self._visible_text()
         lines = [Content(displayable(text))]
         if more or self._is_unfolded:
             words = f"… {more:,} more characters · " if more else ""
             unfold = clickable("unfold" if more else "fold", "unfold", action)
             lines.append(Content.assemble((words, style), unfold))
-        about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in self._files]
+        files = [file for file in self._files if not file.is_paste]
+        about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in files]
         lines += [Content.styled(line, style) for line in about]
         if self._has_actions:
             lines.append(action_row(("copy", "edit", "again"), self._number, action, style))
@@ -200,7 +209,7 @@ class AnswerView(Vertical):
         self._has_actions = False
         self.thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
-        self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(text)
+        self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(turn.markdown_prefix + text)
         self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
         self._footer = Static(classes="foot")

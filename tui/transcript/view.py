@@ -27,7 +27,8 @@ from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 _NEAR = 2  # screens: closer sections are mounted
 _FAR = 3  # screens: farther sections are unmounted
-_TEXT_WIDTH = 100  # columns of text
+TEXT_WIDTH = 100  # columns of text
+_EDGES = 5  # columns of padding and scrollbar
 _COPIED_S = 1.5  # duration of the "copied" highlight
 _UPDATE_DELAY_S = 0.05  # minimum time between updates of the mounted sections
 PAGE = 10  # turns mounted initially
@@ -35,7 +36,20 @@ _STEP = 5  # turns added when the reader scrolls near an end
 _MAX_MOUNTED = 20  # turns; large screens allow more
 
 MessageView = PromptView | AnswerView
+
+
+def side_margin(width: int) -> int:
+    """Return the empty columns on each side of the text, on a screen of `width` columns."""
+    return max(0, width - _EDGES - TEXT_WIDTH) // 2
+
+
 Part = Literal["prompt", "answer"]
+
+
+def _show_chosen(view: MessageView, chosen: bool) -> None:
+    view.set_class(chosen, "-chosen")
+    for block in view.query(CodeBlock):
+        block.refresh()  # its header names the keys
 
 
 class EarlierTurns(Static, can_focus=False):
@@ -251,11 +265,11 @@ class Transcript(SteadyScroll):
         self._is_clicked = False  # the message was chosen with the mouse
         self._mounting = asyncio.Lock()  # serializes mounting and unmounting
         self._update_pending = False
+        self.first_drafted: ChatTurn | None = None  # scrolled to when the drafting view opens
 
     def on_resize(self) -> None:
         """Center the text column. Wider content extends to the right."""
-        left = max(0, self.scrollable_content_region.width - _TEXT_WIDTH) // 2
-        self._column.styles.padding = (0, 0, 0, left)
+        self._column.styles.padding = (0, 0, 0, side_margin(self.app.size.width))
 
     def on_mount(self) -> None:
         self.anchor()
@@ -336,6 +350,8 @@ class Transcript(SteadyScroll):
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
+        if drafting and self.first_drafted and (view := self.answer(self.first_drafted)):
+            self.call_after_refresh(self._scroll_into_view, view)
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self._column.answers:
@@ -370,12 +386,7 @@ class Transcript(SteadyScroll):
             self._is_clicked = False
             self._chosen.show_actions(False)
             if self.screen.focused is not self:
-                self._chosen.remove_class("-chosen")
-
-    def watch_has_focus(self, _has_focus: bool) -> None:
-        super().watch_has_focus(_has_focus)
-        for block in self.query(CodeBlock):
-            block.refresh()  # its header names the active keys
+                _show_chosen(self._chosen, False)
 
     def on_focus(self) -> None:
         views = self._column.messages
@@ -387,14 +398,14 @@ class Transcript(SteadyScroll):
             elif views:
                 self._choose(views[-1])
         elif self._chosen is not None:
-            self._chosen.add_class("-chosen")
+            _show_chosen(self._chosen, True)
 
     def _visible_lines(self, view: MessageView) -> int:
         return view.region.intersection(self.content_region).height
 
     def on_blur(self) -> None:
         if self._chosen is not None and not self._is_clicked:
-            self._chosen.remove_class("-chosen")
+            _show_chosen(self._chosen, False)
 
     def on_click(self, event: events.Click) -> None:
         """Choose the clicked message; a second click unchooses it."""
@@ -483,9 +494,9 @@ class Transcript(SteadyScroll):
         if self._chosen is not view:
             self.deselect()
         if self._chosen is not None:
-            self._chosen.remove_class("-chosen")
+            _show_chosen(self._chosen, False)
         self._chosen = view
-        view.add_class("-chosen")
+        _show_chosen(view, True)
 
     def _choose_visible(self) -> None:
         """Choose the first visible message if the chosen one is not visible."""

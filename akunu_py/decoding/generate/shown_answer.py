@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from akunu_py.decoding.events import (
@@ -87,7 +88,9 @@ class ShownAnswer:
         drafted = piece.piece.rejected
         if not drafted:
             return ""
-        decode, tokens = self._session.engine.tokens.tokenizer.decode, self.request.tokens
+        tokenizer, tokens = self._session.engine.tokens.tokenizer, self.request.tokens
+        # A draft may reach beyond the end of the answer.
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
         before = len(tokens) - len(piece.piece.tokens) + piece.piece.accepted
         anchor = tokens[before - 1 : before]
         return str(decode([*anchor, *drafted]))[len(decode(anchor)) :]
