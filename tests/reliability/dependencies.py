@@ -56,6 +56,7 @@ _FOR = {
     "starlette": "akunu serve: routes and middleware",
     "uvicorn": "akunu serve: HTTP",
     "pydantic": "akunu serve: the bodies of requests",
+    "mcp": "tools of MCP servers in the chat",
     "pygls": "the Language Server Protocol",
     "tqdm": "progress bars",
     "shtab": "scripts of akunu completions",
