@@ -1,4 +1,4 @@
-"""The user's MCP servers: `mcp.json` beside settings.toml, in the format of Claude Desktop.
+"""The user's MCP servers: `mcp.json` next to settings.toml, in the format of Claude Desktop.
 
 {"mcpServers": {"files": {"command": "npx", "args": [...], "env": {...}},
                 "wiki": {"url": "https://...", "headers": {...}}}}
