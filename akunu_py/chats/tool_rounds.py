@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from akunu_py.types import Message, ToolCall
@@ -49,6 +49,12 @@ class ToolRound:
     @property
     def has_ended(self) -> bool:
         return all(use.has_ended for use in self.uses)
+
+
+def stopped(tool_round: ToolRound) -> ToolRound:
+    """Return the round with its unfinished calls stopped, as after a kill or a cancellation."""
+    uses = (use if use.has_ended else replace(use, outcome="stopped") for use in tool_round.uses)
+    return replace(tool_round, uses=tuple(uses))
 
 
 def messages_of(rounds: Iterable[ToolRound], *, thinking: bool = False) -> list[Message]:

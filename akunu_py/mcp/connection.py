@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -17,7 +16,7 @@ from mcp.types import CONNECTION_CLOSED, Implementation
 
 from akunu_py.errors import AkunuError, one_line
 from akunu_py.mcp.config import ServerConfig, mcp_file
-from akunu_py.mcp.output import ToolOutput, output_of
+from akunu_py.mcp.output import ListedTool, ToolOutput, output_of
 from akunu_py.text import collapse
 from akunu_py.version import __version__
 
@@ -29,15 +28,6 @@ _HTTP_TIMEOUT_S = 30.0
 
 for _name in ("mcp", "client"):  # Without a handler, warnings would be written to the terminal.
     logging.getLogger(_name).addHandler(logging.NullHandler())
-
-
-@dataclass(frozen=True, slots=True)
-class ListedTool:
-    """A tool as its server describes it."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]  # JSON Schema
 
 
 class Connection:

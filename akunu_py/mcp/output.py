@@ -1,8 +1,9 @@
-"""Results of tools as text for a model."""
+"""Tools as servers list them, and their results as text for a model."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:  # a second of CPU time
 MAX_CHARACTERS = 50_000
 _MIN_CHARACTERS = 2_000
 _TAIL = 5  # one part in this many comes from the end of a long output
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTool:
+    """A tool as its server describes it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON Schema
 
 
 @dataclass(frozen=True, slots=True)
