@@ -28,11 +28,13 @@ from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.library import LibraryController, Resume
+from akunu_py.tui.controllers.tools import ToolController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import ChatCommands
+from akunu_py.tui.screens.consent import ConsentPanel
 from akunu_py.tui.screens.conversation_list import (
     ChosenConversation,
     ConversationDeleted,
@@ -45,15 +47,17 @@ from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.screens.theme_gallery import ThemesScreen
+from akunu_py.tui.screens.tools import ToolsScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.chat_client import AnswerMessage, ChatClient
+from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui.workers.tool_servers import ToolServerMessage, ToolServers
 from akunu_py.types import GenerateOptions
 from akunu_py.workarounds.textual_frames import PacedApp
 from akunu_py.workarounds.textual_keys import OrderedInputApp
@@ -101,6 +105,7 @@ class ChatConfig:
     directory: Path = field(default_factory=Path.cwd)  # for @file names and exports
     background: Background | None = None  # of the terminal
     server: str = ""  # address that receives the prompts, "" for this machine
+    tools: ToolServers | None = None  # None: no MCP servers are configured
     missing: bool = False  # The model must be downloaded first.
     memory_limit: int | None = None  # bytes for model and caches; None: all that is available
     problems: Sequence[str] = ()  # invalid settings, one line each
@@ -149,7 +154,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             directory,
             offer_better=bool(session),
             server=config.server,
+            tool_servers=config.tools.names if config.tools else (),
         )
+        self.tools = ToolController(config.tools, self.view, self.conversation)
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
@@ -160,6 +167,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.settings,
             session,
             self._downloads,
+            self.tools,
             config.missing,
         )
         self.turns = TurnController(
@@ -231,6 +239,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.view.prompt.focus()
         self.view.show_state()
         self.answering.start(self.post_from_thread)
+        self.tools.start(self.post_from_thread)
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._open_initial_chat())
@@ -385,6 +394,37 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     @on(AnswerMessage)
     async def _receive(self, message: AnswerMessage) -> None:
         await self.answering.receive(message)
+        if isinstance(message, AnswerFinished):
+            self._focus_question()
+
+    # Tools
+
+    @on(ToolServerMessage)
+    async def _receive_from_tools(self, message: ToolServerMessage) -> None:
+        await self.answering.receive_from_tools(message)
+        self._focus_question()
+
+    async def on_consent_panel_decided(self, event: ConsentPanel.Decided) -> None:
+        self.view.prompt.focus()
+        await self.answering.decide(event.consent)
+        self._focus_question()
+
+    def on_consent_panel_typed(self, event: ConsentPanel.Typed) -> None:
+        self.view.prompt.focus()
+        self.view.prompt.insert(event.character)
+
+    def _focus_question(self) -> None:
+        """Move the focus to a new question, unless a prompt is being written."""
+        is_idle = self.focused is self.view.prompt and not self.view.prompt.text
+        if is_idle and self.view.consent.is_asking:
+            self.view.consent.take_focus()
+
+    def action_tools(self) -> None:
+        self.push_screen(ToolsScreen(self.tools.offered, self._warn_of_tools))
+
+    def _warn_of_tools(self) -> None:
+        if notice := self.tools.offered.explain_room(self.tools.context_length):
+            self.notify(notice, markup=False)
 
     # Conversations
 

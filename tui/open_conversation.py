@@ -10,22 +10,23 @@ import copy
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of, stopped
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
 from akunu_py.tui.prompt.attachments import title_text
 from akunu_py.tui.workers.chat_client import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
-from akunu_py.types import Constraint, FinishReason, Message, Stats
+from akunu_py.types import Constraint, FinishReason, Message, Stats, ToolCall
 
-TurnState = Literal["queued", "prefill", "answering", "done", "failed"]
+TurnState = Literal["queued", "prefill", "answering", "calling", "done", "failed"]
 
 _turn_numbers = itertools.count(1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ChatTurn:
     """A prompt and its answer. Drafting details exist only for answers of this run."""
 
@@ -45,6 +46,8 @@ class ChatTurn:
     number: int = field(default_factory=lambda: next(_turn_numbers))  # unique in this process
     request: int = 0  # number of the latest request for the answer, 0 for none
     constraint: Constraint | None = None  # on the answer; not saved, nor used when continuing
+    rounds: list[ToolRound] = field(default_factory=list)  # of tool calls, before `answer`
+    calling: ToolCall | None = None  # the call that the model is writing
 
     @classmethod
     def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> ChatTurn:
@@ -59,6 +62,7 @@ class ChatTurn:
             model=reply.model,
             created=reply.created,
             reply_id=reply.id,
+            rounds=[stopped(each) for each in reply.rounds],
         )
 
     @property
@@ -74,6 +78,7 @@ class ChatTurn:
             self.finish_reason,
             self.created,
             self.reply_id,
+            tuple(self.rounds),
         )
 
     def add(
@@ -84,6 +89,17 @@ class ChatTurn:
         self.answer += text
         add_spans(self.spans, drafted, offset)
         self.rejected += [(offset + place, draft) for place, draft in rejected]
+
+    def begin_round(self, uses: Iterable[ToolUse]) -> None:
+        """Move the text so far into a round of tool calls."""
+        self.rounds.append(ToolRound(self.answer, tuple(uses), self.thinking))
+        self.answer, self.thinking, self.calling = "", "", None
+        self.spans, self.rejected = [], []
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the model wrote anything."""
+        return bool(self.answer or self.thinking or self.rounds)
 
     @property
     def markdown_prefix(self) -> str:
@@ -99,13 +115,13 @@ class ChatTurn:
     @property
     def is_answered(self) -> bool:
         """Whether the turn belongs in the history: it has text or the model ended it."""
-        return bool(self.answer) or self.finish_reason == "stop"
+        return bool(self.answer or self.rounds) or self.finish_reason == "stop"
 
     @property
     def can_continue(self) -> bool:
         """Whether the answer was cut off before its end."""
         has_ended = self.state in ("done", "failed")
-        return bool(self.answer) and has_ended and self.finish_reason != "stop"
+        return bool(self.answer or self.rounds) and has_ended and self.finish_reason != "stop"
 
 
 class Conversation:
@@ -146,8 +162,10 @@ class Conversation:
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
             if turn.is_answered:
                 messages.append(Message("user", turn.prompt.text))
+                messages += messages_of(turn.rounds)
                 messages.append(Message("assistant", turn.answer))
         messages.append(Message("user", until.prompt.text))
+        messages += messages_of(until.rounds, thinking=True)
         return [*messages, Message("assistant", until.answer)] if until.answer else messages
 
     def ask(self, text: str) -> ChatTurn:

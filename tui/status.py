@@ -19,10 +19,25 @@ from akunu_py.text import displayable
 from akunu_py.types import Stats
 
 Phase = Literal[
-    "missing", "downloading", "loading", "ready", "prefill", "answering", "stopped", "failed"
+    "missing",
+    "downloading",
+    "loading",
+    "ready",
+    "prefill",
+    "answering",
+    "calling",
+    "asking",
+    "stopped",
+    "failed",
 ]
 
-_MARKS: dict[Phase, str] = {"missing": "○", "ready": "●", "stopped": "■", "failed": "×"}
+_MARKS: dict[Phase, str] = {
+    "missing": "○",
+    "ready": "●",
+    "asking": "?",
+    "stopped": "■",
+    "failed": "×",
+}
 _SPINNER = "◐◓◑◒"  # marks of a running activity, animated
 _STEP_S = 0.25
 _MAX_TITLE = 24  # maximum columns for another chat's title
@@ -43,6 +58,7 @@ class StatusLine(Widget):
     gauges: reactive[Gauges] = reactive(Gauges())
     background_title: reactive[str] = reactive("")  # title of another conversation being answered
     context: reactive[int] = reactive(0)  # the model's context length in tokens, 0 if unknown
+    tool: reactive[str] = reactive("")  # the tool that runs, "" for none
     server: reactive[str] = reactive("")  # address of the answering server, "" for this process
 
     def on_mount(self) -> None:
@@ -84,6 +100,10 @@ class StatusLine(Widget):
             words = "loading the model"
         elif self.phase == "missing":
             words = "no model yet"
+        elif self.phase == "calling":
+            words = f"running {displayable(self.tool)}" if self.tool else "starting the tools"
+        elif self.phase == "asking":
+            words = "a tool call waits for your decision"
         elif self.phase == "ready" and self.server:
             words = "ready: akunu serve answers"
         elif self.phase == "answering" and self.background_title:

@@ -32,9 +32,9 @@ ON CONFLICT (id) DO UPDATE SET
 """
 _SAVE_MESSAGE = f"""
 INSERT INTO messages ({rows.MESSAGE_COLUMNS}, conversation, chosen)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
-    finish_reason = ?9
+    finish_reason = ?9, rounds = ?10
 """
 _CHOOSE = "UPDATE messages SET chosen = ? WHERE conversation = ? AND number = ?"
 _LAST_CHOICE = """
@@ -42,7 +42,7 @@ SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'in
 """
 _MAX_CHOICE = 2**62  # only a damaged file has higher values
 # A number and rows.MESSAGE_COLUMNS without content: enough for the tree structure.
-_TREE_COLUMNS = "number, id, parent, role, '', '', 0, '', NULL, NULL"
+_TREE_COLUMNS = "number, id, parent, role, '', '', 0, '', NULL, NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
 WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DESC LIMIT ?

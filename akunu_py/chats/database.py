@@ -295,13 +295,21 @@ def _make_indexes(database: sqlite3.Connection) -> None:
         database.executemany(f"INSERT INTO {index} (rowid, words) VALUES (?, ?)", rows)
 
 
+def _add_rounds(database: sqlite3.Connection) -> None:
+    database.execute("ALTER TABLE messages ADD COLUMN rounds TEXT")
+
+
 def _run_all(database: sqlite3.Connection, statements: str) -> None:
     # `executescript` would commit the transaction.
     for statement in statements.strip().split(";\n"):
         database.execute(statement)
 
 
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_tables, _make_indexes)
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _make_tables,
+    _make_indexes,
+    _add_rounds,
+)
 VERSION = len(_MIGRATIONS)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
+from akunu_py.chats.tool_rounds import ToolUse
 from akunu_py.chats.tree import ConversationTree, Role
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, displayable
@@ -43,20 +44,46 @@ def render(tree: ConversationTree, form: ExportFormat) -> str:
 
 def as_markdown(tree: ConversationTree) -> str:
     """Render the active branch as Markdown: each message under a heading with its author."""
-    messages = [each for each in tree.active_branch() if each.text.strip() or each.thinking.strip()]
+    messages = [
+        each
+        for each in tree.active_branch()
+        if each.text.strip() or each.thinking.strip() or each.rounds
+    ]
     parts = [f"# {_line(tree.title) or UNTITLED}"]
     if messages:
         parts.append(f"*{_date(messages[0].created)}exported from akunu*")
     for message in messages:
         author = _AUTHORS.get(message.role) or message.model or "Assistant"
         parts.append(f"## {_line(author)}")
-        if message.thinking.strip():
-            thinking = self_contained(message.thinking)
-            parts += ["<details><summary>Thinking</summary>", thinking, "</details>"]
-        parts.append(self_contained(message.text))
+        for each in message.rounds:
+            parts += [*_thinking(each.thinking), self_contained(each.text)]
+            for use in each.uses:
+                parts += _tool_use(use)
+        parts += [*_thinking(message.thinking), self_contained(message.text)]
         if message.role == "assistant" and message.finish_reason in _ENDINGS:
             parts.append(f"*{_ENDINGS[message.finish_reason]}*")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _thinking(text: str) -> list[str]:
+    return _details("Thinking", self_contained(text)) if text.strip() else []
+
+
+def _tool_use(use: ToolUse) -> list[str]:
+    """Render a tool call with its arguments and its result."""
+    title = f"Tool: {collapse(use.call.name)} ({use.outcome})".replace("<", "&lt;")
+    return _details(title, _fenced(use.call.arguments, "json"), _fenced(use.shown_result))
+
+
+def _details(title: str, *parts: str) -> list[str]:
+    return [f"<details><summary>{title}</summary>", *parts, "</details>"]
+
+
+def _fenced(text: str, language: str = "text") -> str:
+    """Return a code block that `text` cannot close."""
+    longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{displayable(text)}\n{fence}"
 
 
 def self_contained(text: str) -> str:
@@ -68,9 +95,7 @@ def self_contained(text: str) -> str:
     for fence in list(dict.fromkeys(reversed(fences)))[:_MAX_FENCES]:
         if _is_closed(closed := f"{text}\n{fence}"):
             return closed
-    longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return _fenced(text)
 
 
 def _is_closed(text: str) -> bool:

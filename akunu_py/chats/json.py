@@ -3,10 +3,10 @@
     {"format": "akunu-conversations", "version": 1, "conversations": [
         {"id", "title", "chosen": [ids], "messages": [
             {"id", "parent", "role", "text", "thinking", "created", "model", "stats",
-             "finish_reason"}, ...]}, ...]}
+             "finish_reason", "rounds"}, ...]}, ...]}
 
 `parent` is the id of an earlier message or null; `created` is in seconds since 1970; `chosen` lists
-the active message of each set of siblings.
+the active message of each set of siblings; `rounds`, if present, has tool calls.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
+from akunu_py.chats.tool_rounds import as_values, rounds_of
 from akunu_py.chats.tree import ChatMessage, ConversationTree, Role, tree_of, valid_role
 from akunu_py.errors import ConversationError
 from akunu_py.files import parse_json
@@ -44,7 +45,9 @@ def as_json(trees: Iterable[ConversationTree]) -> str:
             "title": tree.title,
             "chosen": tree.chosen(),
             "messages": [
-                {name: values[name] for name in _FIELDS} for values in map(asdict, tree.messages)
+                {name: values[name] for name in _FIELDS}
+                | ({"rounds": as_values(message.rounds)} if message.rounds else {})
+                for message, values in ((each, asdict(each)) for each in tree.messages)
             ],
         }
         for tree in trees
@@ -130,6 +133,7 @@ def _read_message(values: Any) -> ChatMessage:
         finish_reason=finish,
         stats=None if stats is None else stats_of(stats),
         id=_read_id(values.get("id")),
+        rounds=rounds_of(values.get("rounds", [])),
         **texts,
     )
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from akunu_py.chats.json import ID, is_time, stats_of
+from akunu_py.chats.tool_rounds import ToolRound, as_values, rounds_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
 from akunu_py.files import parse_json
 from akunu_py.types import FinishReason, Stats
@@ -23,7 +24,7 @@ number, id, substr(title, 1, 1000), created, updated, substr(model, 1, 1000),
 (SELECT substr(text, 1, 300) FROM messages m WHERE m.conversation = c.number AND m.text <> ''
     ORDER BY m.number DESC LIMIT 1)
 """
-MESSAGE_COLUMNS = "id, parent, role, text, thinking, created, model, stats, finish_reason"
+MESSAGE_COLUMNS = "id, parent, role, text, thinking, created, model, stats, finish_reason, rounds"
 _GENERATED = "damaged-"  # prefix of ids generated for rows without a valid id
 
 
@@ -39,7 +40,7 @@ def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMess
     """Convert rows of a number and MESSAGE_COLUMNS, oldest first. Drops unknown parents."""
     roles: dict[str | None, str | None] = {None: None}
     ids: dict[Any, str] = {}  # by stored id
-    for number, stored, parent, role, text, thinking, created, model, stats, finish in rows:
+    for number, stored, parent, role, text, thinking, created, model, stats, finish, rounds in rows:
         message_id = id_of(number, stored)
         if message_id in roles:
             message_id = f"{_GENERATED}{number}"
@@ -58,6 +59,7 @@ def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMess
             finish_reason=finish if finish in get_args(FinishReason) else None,
             created=_time(created),
             id=message_id,
+            rounds=_rounds(rounds),
         )
         yield number, message
 
@@ -68,7 +70,8 @@ def values_of(message: ChatMessage) -> tuple[Any, ...]:
     texts = storable(message.text), storable(message.thinking)
     head = message.id, message.parent, message.role
     model = storable(message.model)
-    return (*head, *texts, message.created, model, stats, message.finish_reason)
+    rounds = json.dumps(as_values(message.rounds)) if message.rounds else None
+    return (*head, *texts, message.created, model, stats, message.finish_reason, rounds)
 
 
 def number_of(name: str) -> int | None:
@@ -102,6 +105,13 @@ def id_of(number: int, value: object) -> str:
 def _time(value: object) -> float:
     """Return seconds since 1970 (0: unknown)."""
     return float(value) if is_time(value) else 0.0  # type: ignore[arg-type]
+
+
+def _rounds(value: object) -> tuple[ToolRound, ...]:
+    try:
+        return rounds_of(parse_json(text_of(value))) if value is not None else ()
+    except ValueError:
+        return ()
 
 
 def _stats(value: object) -> Stats | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from akunu_py.chats.tool_rounds import ToolRound
 from akunu_py.types import FinishReason, Stats
 
 Role = Literal["system", "user", "assistant"]
@@ -40,6 +41,7 @@ class ChatMessage:
     finish_reason: FinishReason | None = None  # None for prompts and for failed or killed answers
     created: float = field(default_factory=time.time)  # seconds since 1970
     id: str = field(default_factory=new_id)
+    rounds: tuple[ToolRound, ...] = ()  # before `text`: the parts that ended with tool calls
 
 
 @dataclass(frozen=True, slots=True)

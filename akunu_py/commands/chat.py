@@ -16,6 +16,7 @@ from akunu_py.arguments import add_generation, add_hosts, check_hosts, loading_f
 from akunu_py.commands.servers import HostsServer, add_server, is_address, model_name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
+from akunu_py.mcp.config import read_servers
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
 from akunu_py.settings import Settings, read_settings, settings_file
@@ -75,7 +76,11 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.tui.controllers.library import Resume
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
+    from akunu_py.tui.workers.tool_servers import ToolServers
 
+    server_configs, wrong = read_servers()
+    problems += wrong
+    tools = ToolServers(server_configs) if server_configs else None
     name = model.name if model else model_name
     warnings: list[str] = []  # of all models loaded in this process
     session = chat_client(args, settings, name, model, server, warnings, hosts_server)
@@ -97,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
             else None,
             ui_state=ui_state,
             server=server if is_address(server) else "",
+            tools=tools,
         )
     )
     app.run()
@@ -115,7 +121,9 @@ def run(args: argparse.Namespace) -> int:
     if hosts_server is not None:
         hosts_server.close()
     loading = session.is_loading
+    tools_closed = tools is None or tools.close(_TIMEOUT_S)
     closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
+    closed = closed and tools_closed
     if closed:
         print_warnings(warnings)
     if loading or not closed:  # MLX's threads may still run after a load

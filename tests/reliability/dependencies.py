@@ -7,6 +7,7 @@ as it is on the system where the page is made.
 
 from __future__ import annotations
 
+import itertools
 import platform
 import re
 import tomllib
@@ -35,7 +36,7 @@ _MORE = """
 
 On {system}:
 
-| package | license |
+| license | packages |
 |---|---|
 """
 _PLAIN = {"MIT License": "MIT", "Apache Software License": "Apache-2.0", "BSD License": "BSD"}
@@ -56,6 +57,7 @@ _FOR = {
     "starlette": "akunu serve: routes and middleware",
     "uvicorn": "akunu serve: HTTP",
     "pydantic": "akunu serve: the bodies of requests",
+    "mcp": "tools of MCP servers in the chat",
     "pygls": "the Language Server Protocol",
     "tqdm": "progress bars",
     "shtab": "scripts of akunu completions",
@@ -99,7 +101,9 @@ def render() -> str:
     """The page."""
     rows = [facts(name) for name in sorted(declared())]
     lines = [f"| {row.name} | {row.where} | {row.license} | {row.purpose} |" for row in rows]
-    more = [f"| {name} | {license_of(name)} |" for name in sorted(brought_along())]
+    named = sorted((license_of(name), name) for name in brought_along())
+    groups = itertools.groupby(named, key=lambda pair: pair[0])
+    more = [f"| {license} | {', '.join(name for _, name in group)} |" for license, group in groups]
     return (
         _HEAD + "\n".join(lines) + _MORE.format(system=platform.system()) + "\n".join(more) + "\n"
     )

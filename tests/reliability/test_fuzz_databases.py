@@ -145,7 +145,7 @@ def test_a_value_of_any_kind_in_any_column(whole: bytes, tmp_path: Path, example
 @lengths(60)
 def test_rows_of_any_values_make_a_conversation(examples: int) -> None:
     value = st.one_of(_values, st.sampled_from(["a", "b", "user", "assistant", "stop"]))
-    row = st.tuples(*[value] * 9)
+    row = st.tuples(*[value] * 10)
 
     def check(rows: list[tuple[Any, ...]]) -> None:
         found = [message for _, message in messages_of((n, *each) for n, each in enumerate(rows))]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import queue
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -44,7 +47,14 @@ from akunu_py.tui.workers.chat_client import (
     ChatClient,
     PieceArrived,
 )
-from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
+from akunu_py.types import (
+    GenerateOptions,
+    LoadOptions,
+    Message,
+    SamplingOptions,
+    Tool,
+    ToolChoice,
+)
 from tests.support.serving import Served, at_a_socket
 
 NAME, TOKEN = "tiny-qwen2.5-coder", "a token of this test"
@@ -321,6 +331,36 @@ def test_served_chat_equals_local_chat(
         for name in ("model", "weights", "context_length", "no_draft", "note"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)
         assert (own.loaded.server, served.loaded.server) == ("", client.url)
+    finally:
+        assert own.thread.close(60)
+        assert served.thread.close(60)
+
+
+def test_tool_calls_cross_the_connection(
+    tiny: Served, client: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced = partial(answer_jobs.chat_job, choice=ToolChoice("required"), parallel=False)
+    monkeypatch.setattr(answer_jobs, "chat_job", forced)
+    switch = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    tools = [Tool("switch", "Switch a lamp.", switch | {"additionalProperties": False})]
+    sampling = SamplingOptions(temperature=1.0, seed=3)
+    options = replace(CHAT, max_tokens=1000, sampling=sampling)
+    path = tiny.model.service().engine.path
+    own = Heard(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
+    served = Heard(lambda: ServedLoop(client, client.facts().model))
+    try:
+        ends = []
+        for heard in (own, served):
+            heard.thread.request(1, QUESTION, options, tools)
+            ends.append(heard.until_end()[-1])
+        for end in ends:
+            (call,) = end.calls
+            assert (call.name, call.arguments) == (
+                ends[0].calls[0].name,
+                ends[0].calls[0].arguments,
+            )
+            assert set(json.loads(call.arguments)) == {"on"}
+        assert served.loaded.shows_tools is own.loaded.shows_tools
     finally:
         assert own.thread.close(60)
         assert served.thread.close(60)

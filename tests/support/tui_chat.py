@@ -24,6 +24,7 @@ from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.tui.workers.tool_servers import ToolServers
 from akunu_py.types import GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
@@ -140,6 +141,7 @@ async def chat(
     store: StoreThread | None = None,
     directory: Path | None = None,
     settings: Settings | None = None,
+    tools: ToolServers | None = None,
 ) -> AsyncIterator[Chat]:
     config = ChatConfig(
         "starter",
@@ -147,6 +149,7 @@ async def chat(
         settings or Settings(),
         store=store,
         directory=directory or Path.cwd(),
+        tools=tools,
     )
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)

@@ -18,7 +18,7 @@ from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.workers import store_thread as store_module
 from akunu_py.tui.workers.chat_client import AnswerFinished, ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
-from akunu_py.types import GenerateOptions, Message
+from akunu_py.types import GenerateOptions, Message, Tool
 from tests.support.tui_chat import STATS, at_rest, chat, until
 
 
@@ -34,7 +34,13 @@ def saved(path: Path) -> list[ChatMessage]:
 class Listening(ChatClient):
     """One that is never started. asked: for which conversations it was."""
 
-    def request(self, number: int, messages: Sequence[Message], options: GenerateOptions) -> None:
+    def request(
+        self,
+        number: int,
+        messages: Sequence[Message],
+        options: GenerateOptions,
+        tools: Sequence[Tool] = (),
+    ) -> None:
         self.asked = [options.conversation]
 
 

@@ -16,6 +16,7 @@ from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
+from akunu_py.tui.controllers.tools import Consent, ToolController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController
@@ -30,6 +31,7 @@ from akunu_py.tui.workers.chat_client import (
     PrefillUpdate,
 )
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
+from akunu_py.tui.workers.tool_servers import ToolServerMessage
 from akunu_py.types import Constraint, FinishReason
 
 _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
@@ -45,6 +47,7 @@ class AnswerController:
     _settings: SettingsController
     _session: ChatClient | None  # None: no model answers
     _downloads: Downloads
+    _tools: ToolController
     _is_missing: bool = False  # The model must be downloaded first.
     context_length: int = 0  # tokens; 0 until the model is loaded
     active: ChatTurn | None = None  # the turn being answered
@@ -54,6 +57,11 @@ class AnswerController:
     _is_loading: bool = True
     _requests: int = 0
     _constraint: Constraint | None = None  # on the next answer
+
+    def __post_init__(self) -> None:
+        self._tools.on_started = self._answer_next
+        self._tools.on_results = self._continue_with_results
+        self._tools.save = lambda turn: self._conversation_of(turn).save(turn)
 
     def start(self, post: Callable[[Message], object]) -> None:
         """Start loading the model, or offer its download. `post` is called from another thread."""
@@ -98,7 +106,8 @@ class AnswerController:
         progress: dict[str, str] = {}
         for turn in self._pending():
             name = self._conversation_of(turn).tree.conversation
-            progress.setdefault(name, _describe_progress(turn))
+            asks = self._tools.is_waiting(turn)
+            progress.setdefault(name, "? waits for you" if asks else _describe_progress(turn))
         return progress
 
     # Conversations in the background
@@ -139,11 +148,17 @@ class AnswerController:
     async def _stop(self, turns: Sequence[ChatTurn]) -> None:
         """Stop the answers of `turns`; unanswered prompts stay in place."""
         for turn in turns:
-            if turn is self.active and self._session is not None:
-                self._session.stop(turn.request)
+            self._stop_work(turn)
             self._end_turn(turn, "done", "cancelled")
         self._show_phase("ready")
         await self._answer_next()
+
+    def _stop_work(self, turn: ChatTurn) -> None:
+        """Stop the model or the tool that works for a turn."""
+        if turn is self.active and self._session is not None:
+            self._session.stop(turn.request)
+        if turn in self._tools.turns:
+            self._tools.cancel(turn)
 
     def is_generating(self, code: str) -> bool:
         """Whether the running answer ends with `code`."""
@@ -183,9 +198,9 @@ class AnswerController:
         """
         unanswered = []
         for turn in [turn for turn in self._pending() if turn in self._conversation]:
-            if turn is self.active and self._session is not None:
-                self._session.stop(turn.request)
-            if turn is self.active and (turn.answer or turn.thinking):
+            is_queued = turn in self._queue
+            self._stop_work(turn)
+            if turn.has_output and not is_queued:
                 self._end_turn(turn, "done", "cancelled")
                 self._show_phase("stopped")
             else:
@@ -210,7 +225,7 @@ class AnswerController:
             return
         self.model = model.name
         self._is_missing = False
-        self.context_length = 0
+        self.context_length = self._tools.context_length = 0
         self._is_loading = True
         if self.active is None:
             self._view.status.phase = "loading"
@@ -244,6 +259,7 @@ class AnswerController:
     async def _on_loaded(self, message: ModelLoaded) -> None:
         status = self._view.status
         self.context_length = status.context = message.context_length
+        self._tools.context_length = message.context_length
         self._is_loading = False
         self._show_phase("prefill" if self.active else "ready")
         status.gauges = message.gauges
@@ -260,12 +276,18 @@ class AnswerController:
             await self._view.add_notice(f"{message.model} cannot draft: {message.no_draft}")
         if message.note:
             await self._view.add_notice(message.note)
+        if self._tools.offered.servers and not message.shows_tools:
+            await self._view.add_notice(
+                f"{message.model} was not made for tools: its chat template has no place for them. "
+                "They are described in the system prompt, and it may call them badly."
+            )
         await self._answer_next()
 
     def _on_piece_arrived(self, turn: ChatTurn, message: PieceArrived) -> None:
         turn.state = "answering"
         turn.stats = message.stats
         turn.thinking += message.thinking
+        turn.calling = message.calling
         turn.add(message.text, message.drafted, message.rejected)
         turn.passes += message.passes
         turn.speedup = message.gauges.speedup
@@ -278,6 +300,9 @@ class AnswerController:
 
     async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
         turn.stats, turn.speedup = message.stats, message.gauges.speedup
+        if message.calls and message.reason == "stop":
+            await self._call_tools(turn, message)
+            return
         self._end_turn(turn, "done", message.reason)
         self._view.status.gauges = message.gauges
         self._show_phase("stopped" if message.reason == "cancelled" else "ready")
@@ -291,6 +316,37 @@ class AnswerController:
             self._view.ring_bell(is_seen=turn in self._conversation)
         self._view.close_question()
         await self._answer_next()
+
+    async def _call_tools(self, turn: ChatTurn, message: AnswerFinished) -> None:
+        """Start the calls at the end of an answer; other answers may run meanwhile."""
+        self._view.status.gauges = message.gauges
+        self._show_stats(turn)
+        self.active = None
+        await self._tools.begin(turn, self._conversation_of(turn).tree, message.calls)
+        self._conversation_of(turn).save(turn)
+        if self._tools.is_waiting(turn) and self._settings.current.bell:
+            self._view.ring_bell(is_seen=turn in self._conversation)
+        self._show_phase("ready")
+        await self._answer_next()
+
+    async def _continue_with_results(self, turn: ChatTurn) -> None:
+        """Answer on, with the results of the tools, before other prompts."""
+        turn.state = "queued"
+        self._queue.appendleft(turn)
+        await self._answer_next()
+
+    async def decide(self, consent: Consent) -> None:
+        """Carry out the user's decision on the tool call that is shown."""
+        await self._tools.decide(consent)
+        if self.active is None:
+            self._show_phase("ready")
+        self._view.show_state()
+
+    async def receive_from_tools(self, message: ToolServerMessage) -> None:
+        """Handle a message of the tool servers."""
+        await self._tools.receive(message)
+        if self.active is None:
+            self._show_phase("ready")
 
     # Messages of the downloads
 
@@ -324,7 +380,9 @@ class AnswerController:
         """Show an error; unanswered prompts on the screen return to the prompt box."""
         unanswered = []
         for turn in self._pending():
-            if turn in self._conversation and not (turn.answer or turn.thinking):
+            if turn in self._tools.turns:
+                continue  # its next request tries again
+            if turn in self._conversation and not turn.has_output:
                 self._remove_pending(turn)
                 unanswered.append(turn)
             else:
@@ -336,8 +394,15 @@ class AnswerController:
         self._view.show_state()
 
     def _pending(self) -> list[ChatTurn]:
-        """Return the running and queued turns, in order."""
-        return [self.active, *self._queue] if self.active else list(self._queue)
+        """Return the running turns, those that call tools, and the queued ones, in order."""
+        running = [self.active] if self.active else []
+        return [*running, *self._tools.turns, *self._queue]
+
+    def _next_turn(self) -> ChatTurn | None:
+        """Return the next queued turn of a conversation without tool calls to finish."""
+        calling = list(self._tools.turns.values())
+        names = ((turn, self._conversation_of(turn).tree.conversation) for turn in self._queue)
+        return next((turn for turn, name in names if name not in calling), None)
 
     def _turn_of(self, request: int) -> ChatTurn | None:
         """Return the active turn if `request` is its request."""
@@ -351,13 +416,13 @@ class AnswerController:
         """Remove a turn from the pending ones."""
         if turn is self.active:
             self.active = None
-        else:
+        elif turn in self._queue:
             self._queue.remove(turn)
 
     def _end_turn(self, turn: ChatTurn, state: TurnState, reason: FinishReason | None) -> None:
         """End a turn's answer and save it."""
         self._remove_pending(turn)
-        turn.state, turn.finish_reason = state, reason
+        turn.state, turn.finish_reason, turn.calling = state, reason, None
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.show_state()
@@ -366,8 +431,14 @@ class AnswerController:
         """Request the next queued answer, unless the model is busy."""
         if self._is_missing and self._queue:
             self.download_missing()
-        elif self.active is None and self._queue and not self._is_loading:
-            turn = self.active = self._queue.popleft()
+        elif (
+            self.active is None
+            and not self._is_loading
+            and not self._tools.is_starting
+            and (turn := self._next_turn())
+        ):
+            self._queue.remove(turn)
+            self.active = turn
             turn.state, turn.finish_reason, turn.model = "prefill", None, self.model
             self._requests += 1
             turn.request = self._requests
@@ -386,7 +457,11 @@ class AnswerController:
                     sampling=replace(options.sampling, constraint=turn.constraint),
                     conversation=conversation.tree.conversation,
                 )
-                self._session.request(turn.request, messages, options)
+                self._session.request(
+                    turn.request, messages, options, self._tools.offered.for_model()
+                )
+        elif self.active is None and self._queue and not self._is_loading:
+            self._show_phase("ready")
         self._view.show_state()
 
     def download_missing(self) -> None:
@@ -399,12 +474,17 @@ class AnswerController:
         """Update the status after another conversation was opened."""
         turns = self._conversation.turns
         self._show_stats(turns[-1] if turns else None)
-        if self._view.status.phase in ("stopped", "ready", "prefill", "answering"):
+        self._tools.show_asked()
+        if self._view.status.phase not in ("missing", "loading", "downloading", "failed"):
             is_prefill = self.active is not None and self.active.state == "prefill"
             self._show_phase("prefill" if is_prefill else "answering" if self.active else "ready")
 
     def _show_phase(self, phase: Phase) -> None:
-        """Show the phase, or why there is no model yet."""
+        """Show the phase, or why there is no model yet, or that a tool is called."""
+        if phase == "ready" and any(turn in self._conversation for turn in self._tools.turns):
+            phase = "asking" if self._tools.asked_use else "calling"
+        elif phase == "ready" and self._queue and self._tools.is_starting:
+            phase = "calling"
         chat = self.background_chat
         self._view.status.background_title = collapse(chat.tree.title) if chat else ""
         if self._is_missing:
@@ -439,6 +519,8 @@ class AnswerController:
 def _describe_progress(turn: ChatTurn) -> str:
     if turn.state == "queued":
         return "queued"
+    if turn.state == "calling":
+        return "▶ running a tool"
     if turn.state == "prefill" or turn.stats is None:
         return "▶ processing"
     return f"▶ {turn.stats.generated_tokens:,} tokens"

@@ -52,6 +52,7 @@ COMMANDS = (
     Command("persona", "use_persona", "Use another persona from here on", "[NAME]"),
     Command("system", "use_system_prompt", "Set the system prompt", "[TEXT]"),
     Command("temperature", "use_temperature", "Set the sampling temperature", "NUMBER"),
+    Command("tools", "tools", "Turn tools of MCP servers on or off"),
     Command("json", "answer_json", "Return the next answer as JSON", "[SCHEMA]"),
     Command("attach", "attach", "Attach a text file to the prompt", "[FILE]"),
     Command("regenerate", "regenerate", "Regenerate the answer on a new branch"),

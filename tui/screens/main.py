@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import keys_of_actions
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
+from akunu_py.tui.screens.consent import ConsentPanel
 from akunu_py.tui.screens.dialog import QuestionScreen
 from akunu_py.tui.screens.model_picker import ModelRow, better_model
 from akunu_py.tui.status import MessageLine, StatusLine
@@ -72,12 +73,14 @@ class ChatView:
         *,
         offer_better: bool,  # look for a better model in an empty chat
         server: str = "",  # address that receives the prompts
+        tool_servers: Sequence[str] = (),  # names of MCP servers
     ) -> None:
         self._notify = notify
         self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
         self._server = server
+        self._tool_servers = tool_servers
         self.explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
         self.error_count = 0
@@ -86,9 +89,10 @@ class ChatView:
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
         self.message = MessageLine()
+        self.consent = ConsentPanel()
         self.prompt = PromptBox("Ask something", self._popup, directory, id="prompt")
         self.status = StatusLine(id="status")
-        below = (self.panel, self.message, self._popup, self.prompt, self.status)
+        below = (self.panel, self.message, self._popup, self.prompt, self.consent, self.status)
         self._below = Vertical(*below, id="below")
 
     def compose(self) -> ComposeResult:
@@ -220,7 +224,7 @@ class ChatView:
 
     def _welcome(self, model: str) -> Welcome:
         better = partial(better_model, model) if self._offer_better else None
-        return Welcome(model, better, self._server)
+        return Welcome(model, better, describe_privacy(self._server, self._tool_servers))
 
 
 _WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))
@@ -244,10 +248,10 @@ class Welcome(Vertical):
         self,
         model: str,
         better: Callable[[], ModelRow | None] | None = None,
-        server: str = "",  # address that receives the prompts
+        privacy: str = "",  # where prompts go
     ) -> None:
         super().__init__()
-        self._server = server
+        self._privacy = privacy
         self._model = model
         self._better = better  # finds a better model; called in a thread
         # Created here because they may be updated before they are mounted.
@@ -262,7 +266,7 @@ class Welcome(Vertical):
         title = f"{self._model} · {entry.title}" if entry else self._model
         yield Static(Content(f"akunu · {displayable(title)}"), classes="title")
         about = f"{entry.description} " if entry else ""
-        about = displayable(f"{about}{describe_privacy(self._server)}")
+        about = displayable(f"{about}{self._privacy}")
         yield Static(Content(about), classes="about")
         yield from (self._download, self._offered, self._last)
         yield Static(classes="keys")
@@ -331,11 +335,16 @@ class Welcome(Vertical):
         )
 
 
-def describe_privacy(server: str) -> str:
-    """Return where prompts go: to an address, or nowhere."""
-    if not server or urlsplit(server).hostname in ("localhost", "127.0.0.1", "::1"):
+def describe_privacy(server: str, tool_servers: Sequence[str] = ()) -> str:
+    """Return where prompts go: to an address, or nowhere; and that tools can send data."""
+    if server and urlsplit(server).hostname not in ("localhost", "127.0.0.1", "::1"):
+        where = f"Prompts and attached files go to {server}."
+    elif not tool_servers:
         return "Everything stays on this machine."
-    return f"Prompts and attached files go to {server}."
+    else:
+        where = "Prompts stay on this machine."
+    names = ", ".join(tool_servers)
+    return f"{where} Tools run only if you allow each call ({names})." if names else where
 
 
 def describe_offer(row: ModelRow) -> str:

@@ -1,4 +1,4 @@
-"""Views of a turn: its prompt, thinking and answer; and notices between turns."""
+"""Views of a turn: its prompt and its answer; and notices between turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -24,6 +23,8 @@ from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_f
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
+from akunu_py.tui.transcript.thinking import ThinkingView
+from akunu_py.tui.transcript.tool_calls import RoundsView
 from akunu_py.types import FinishReason
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
@@ -38,55 +39,6 @@ _PAUSE_FACTOR = 20
 _MAX_PAUSE_S = 1.5
 _SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 1500
-_THINKING_TAIL = 1500  # characters shown while thinking grows; each token wraps them again
-
-
-class ThinkingView(Vertical):
-    """The reasoning before an answer: one line, or all of it while `open`. Hidden if empty."""
-
-    def __init__(self, turn: ChatTurn, *, open: bool) -> None:
-        super().__init__()
-        self._turn = turn
-        self._open = open
-        self._is_complete = False  # all of the reasoning is drawn
-        self._head = Static(classes="head")
-        self._body = Static(classes="body")
-
-    def compose(self) -> ComposeResult:
-        yield self._head
-        yield self._body
-
-    def on_mount(self) -> None:
-        self.sync()
-
-    def on_click(self, event: events.Click) -> None:
-        if event.widget is self._head:
-            self.show(not self._open)
-
-    def show(self, open: bool) -> None:
-        """Open or fold the thinking."""
-        self._open = open
-        self._is_complete = False
-        self.sync()
-
-    def sync(self) -> None:
-        """Draw new text of the turn."""
-        if self._is_complete:
-            return
-        thinking = self._turn.thinking.strip()
-        self.display = bool(thinking)
-        self._body.display = self._open
-        if not thinking:
-            return
-        is_growing = self._turn.state == "answering" and not self._turn.answer
-        self._is_complete = bool(self._turn.answer)
-        words = len(thinking.split())
-        mark, key = ("▾", "F3 folds") if self._open else ("▸", "F3 opens")
-        head = "thinking…" if is_growing else "thought"
-        self._head.update(Content(f"{mark} {head}  {words:,} words  {key}"))
-        if self._open:
-            shown = thinking[-_THINKING_TAIL:] if is_growing else thinking
-            self._body.update(Content(displayable(shown)))
 
 
 BranchNumber = tuple[int, int]  # position from 1, number of branches
@@ -212,16 +164,21 @@ class AnswerView(Vertical):
         self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(turn.markdown_prefix + text)
         self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
+        self._rounds = RoundsView(turn, thinking=thinking) if turn.rounds else None
+        self._calling = Static(classes="calling")  # the call that the model is writing
         self._footer = Static(classes="foot")
         self._drawn = len(text)  # characters of the answer passed to `_text`
         self._drawing: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
     def compose(self) -> ComposeResult:
+        if self._rounds is not None:
+            yield self._rounds
         yield self.thinking
         yield self._text
         if self._drafted is not None:
             yield self._drafted
+        yield self._calling
         yield self._footer
 
     def on_mount(self) -> None:
@@ -248,12 +205,27 @@ class AnswerView(Vertical):
     def sync(self) -> None:
         """Start to draw new text of the turn."""
         self.thinking.sync()
+        call = self.turn.calling if self.turn.state == "answering" else None
+        self._calling.display = call is not None
+        if call is not None:
+            size = f"{len(call.arguments):,} characters"
+            self._calling.update(Content(f"… calling {on_one_line(call.name)}  {size}"))
         if self._drafted is not None:
             self._drafted.sync()
         elif isinstance(self._text, DraftedText):
             self._text.sync()
         elif self._drawing is None or self._drawing.done():
             self._drawing = asyncio.create_task(self._draw())
+
+    def sync_rounds(self) -> None:
+        """Draw the states of the tool calls."""
+        if self._rounds is not None:
+            self._rounds.sync()
+
+    def action_unfold(self) -> None:
+        """Open all tool calls, or fold them."""
+        if self._rounds is not None:
+            self._rounds.toggle()
 
     def show_actions(self, shown: bool) -> None:
         self._has_actions = shown
@@ -298,7 +270,7 @@ class AnswerView(Vertical):
             return ""
         if self.turn.finish_reason == "stop" and not self.turn.answer.strip():
             return "… the model returned an empty answer"
-        if self.turn.finish_reason is None and not self.turn.answer:
+        if self.turn.finish_reason is None and not (self.turn.answer or self.turn.rounds):
             return "… no answer; Ctrl+G tries again"
         return _ENDINGS.get(self.turn.finish_reason, "")
 

@@ -23,6 +23,7 @@ from textual.widgets import Static
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.markdown import MarkdownSection
+from akunu_py.tui.transcript.thinking import ThinkingView
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 _NEAR = 2  # screens: closer sections are mounted
@@ -234,7 +235,7 @@ class Transcript(SteadyScroll):
         Binding("g", "app.continue", "Continue a truncated answer"),
         Binding("c,y", "app.copy_message", "Copy the message"),
         Binding("b", "app.copy_code", "Copy a code block; again for the next"),
-        Binding("enter", "unfold", "Fold or unfold a long prompt"),
+        Binding("enter", "unfold", "Fold or unfold a long prompt or tool calls"),
         Binding("w", "wrap_code", "Wrap or truncate long lines of code"),
         Binding("shift+left", "scroll_code(-1)", "Scroll long lines of code", show=False),
         Binding("shift+right", "scroll_code(1)", "Scroll long lines of code"),
@@ -331,6 +332,19 @@ class Transcript(SteadyScroll):
         view = self._column.message(turn, "answer")
         return view if isinstance(view, AnswerView) else None
 
+    async def renew(self, turn: ChatTurn) -> None:
+        """Draw the answer of `turn` anew, because a round of tool calls began."""
+        async with self._mounting:
+            view, prompt = self.answer(turn), self._column.message(turn, "prompt")
+            if view is None or prompt is None:
+                return
+            _, fresh = self._views(turn)
+            with self.app.batch_update():
+                await view.remove()
+                await self._column.mount(fresh, after=prompt)
+            if self._chosen is view and isinstance(fresh, AnswerView):
+                self._mark_chosen(fresh)
+
     def mark_edited(self, turn: ChatTurn | None) -> None:
         """Mark only the prompt of `turn` as being edited."""
         for view in self._column.messages:
@@ -355,7 +369,8 @@ class Transcript(SteadyScroll):
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self._column.answers:
-            view.thinking.show(thinking)
+            for each in view.query(ThinkingView):
+                each.show(thinking)
 
     # The chosen message
 
@@ -472,9 +487,9 @@ class Transcript(SteadyScroll):
             self._mark_chosen(self._column.messages[-1])
 
     def action_unfold(self) -> None:
-        """Fold or unfold the chosen prompt."""
+        """Fold or unfold the chosen prompt, or the tool calls of the chosen answer."""
         self.on_focus()
-        if isinstance(self._chosen, PromptView):
+        if self._chosen is not None:
             self._chosen.action_unfold()
 
     def action_wrap_code(self) -> None:

@@ -17,12 +17,15 @@ from akunu_py.decoding.events import (
     PrefillProgress,
     ShownEnd,
     ShownPiece,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.decoding.generate.shown_answer import ShownJob, memory
 from akunu_py.errors import describe
-from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
+from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, Tool, ToolCall
 
 if TYPE_CHECKING:
     from akunu_py.decoding.model.engine import Engine
@@ -49,6 +52,7 @@ class ModelLoaded(AnswerMessage):
     note: str = ""  # a remark on memory for the user
     gauges: Gauges = _NO_GAUGES
     server: str = ""  # address of the server that runs the model, "" for this process
+    shows_tools: bool = True  # The chat template describes tools.
 
 
 @dataclass
@@ -72,6 +76,7 @@ class PieceArrived(AnswerMessage):
     rejected: tuple[Rejected, ...] = ()  # rejected drafts, by position in `text`
     passes: tuple[int, ...] = ()  # tokens per decode step
     gauges: Gauges = _NO_GAUGES
+    calling: ToolCall | None = None  # with the arguments so far
 
 
 @dataclass
@@ -82,6 +87,7 @@ class AnswerFinished(AnswerMessage):
     reason: FinishReason
     stats: Stats
     gauges: Gauges = _NO_GAUGES
+    calls: tuple[ToolCall, ...] = ()  # the tools that the model wants to call
 
 
 @dataclass
@@ -122,12 +128,14 @@ class PieceBuffer:
     def __bool__(self) -> bool:
         return bool(self._text or self._thinking or self._passes)
 
-    def is_due(self) -> bool:
+    def is_due(self, *, calling: bool = False) -> bool:
         """Whether to flush: immediately for the first piece and for every piece of a slow model."""
-        text = self._text or self._thinking
-        return bool(text) and time.monotonic() - self._posted >= _INTERVAL_S
+        has_news = calling or self._text or self._thinking
+        return bool(has_news) and time.monotonic() - self._posted >= _INTERVAL_S
 
-    def flush(self, request: int, stats: Stats, gauges: Gauges) -> PieceArrived:
+    def flush(
+        self, request: int, stats: Stats, gauges: Gauges, calling: ToolCall | None = None
+    ) -> PieceArrived:
         """Return all pieces as one message, and empty the buffer."""
         message = PieceArrived(
             request,
@@ -138,6 +146,7 @@ class PieceBuffer:
             tuple(self._rejected),
             tuple(self._passes),
             gauges,
+            calling,
         )
         self._posted = time.monotonic()
         self._clear()
@@ -178,10 +187,16 @@ class ChatClient:
     def is_loading(self) -> bool:
         return self._host.state == "loading"
 
-    def request(self, number: int, messages: Sequence[Message], options: GenerateOptions) -> None:
+    def request(
+        self,
+        number: int,
+        messages: Sequence[Message],
+        options: GenerateOptions,
+        tools: Sequence[Tool] = (),
+    ) -> None:
         """Queue a request; messages about it carry `number`."""
         poster = _AnswerPoster(number, lambda message: self._post(message))
-        handle = self._host.submit(ShownJob(messages, options), poster.add)
+        handle = self._host.submit(ShownJob(messages, options, tools=tools), poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
@@ -206,7 +221,7 @@ class ChatClient:
         elif state == "ready" and facts is not None:
             loaded = (facts.name, facts.weights, facts.context_length, facts.no_draft, facts.note)
             gauges = Gauges() if self._host.engine is None else Gauges(memory())
-            self._post(ModelLoaded(*loaded, gauges, facts.server))
+            self._post(ModelLoaded(*loaded, gauges, facts.server, facts.shows_tools))
 
 
 class _AnswerPoster:
@@ -217,6 +232,8 @@ class _AnswerPoster:
         self._progress_time = 0.0
         self._buffer = PieceBuffer()
         self._stats, self._gauges = Stats(), Gauges()
+        self._calls: list[ToolCall] = []  # complete ones
+        self._calling: ToolCall | None = None
 
     def add(self, event: Event) -> None:
         match event:
@@ -227,20 +244,30 @@ class _AnswerPoster:
             case ShownPiece():
                 self._stats, self._gauges = event.stats, event.gauges or self._gauges
                 self._buffer.add(event)
-                if self._buffer.is_due():
+                if self._buffer.is_due(calling=self._calling is not None):
                     self._flush()
+            case ToolCallStarted(id, name):
+                self._calling = ToolCall(name, "", id)
+            case ToolCallArguments(text) if self._calling:
+                arguments = self._calling.arguments + text
+                self._calling = replace(self._calling, arguments=arguments)
+            case ToolCallFinished() if self._calling:
+                self._calls.append(self._calling)
+                self._calling = None
             case Finished(reason, stats, details=end):
                 if isinstance(end, ShownEnd):
                     self._stats, self._gauges, reason = stats, end.gauges, end.reason
                 self._flush()
-                self._post(AnswerFinished(self._request, reason, stats, self._gauges))
+                calls = tuple(self._calls)
+                self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
             case Failed(error):
                 self._flush()
                 self._post(AnswerFailed(self._request, describe(error)))
 
     def _flush(self) -> None:
         if self._buffer:
-            self._post(self._buffer.flush(self._request, self._stats, self._gauges))
+            flushed = self._buffer.flush(self._request, self._stats, self._gauges, self._calling)
+            self._post(flushed)
 
 
 def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:

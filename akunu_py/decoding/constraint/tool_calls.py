@@ -50,17 +50,19 @@ def constrained(
     choice: ToolChoice,
     *,
     parallel: bool,
+    enforce: bool = False,
 ) -> SamplingOptions:
     """Return `sampling` with the constraint of a tool choice and of strict tools.
 
-    With a response format the answer either matches the format or consists of calls. Raises
+    With a response format the answer either matches the format or consists of calls. enforce: calls
+    match the tools' schemas where a grammar can express them, even if no tool is strict. Raises
     UsageError for an unknown tool, and for a tool format or strict schema without a grammar.
     """
     forced = choice.mode in ("required", "named")
-    strict = any(tool.strict for tool in tools)
+    enforce = enforce or any(tool.strict for tool in tools)
     if choice.mode == "none":
         return _without_calls(codec, sampling) if tools else sampling
-    if not (forced or strict or (sampling.constraint is not None and tools)):
+    if not (forced or (tools and (enforce or sampling.constraint is not None))):
         return sampling
     offered = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
     if not offered:

@@ -34,18 +34,22 @@ def chat_job(
     choice: ToolChoice | None = None,
     *,
     parallel: bool = True,
+    enforce: bool = False,
     predicted: str = "",
     variables: Mapping[str, Any] = {},
 ) -> PromptJob:
     """Return a job that answers a conversation.
 
     choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
+    enforce: see `constrained`.
     predicted: text the answer may repeat, to draft from. variables: of the chat template. Raises
     UsageError or UnsupportedModel at once if the request cannot be honored.
     """
     chosen = choice or ToolChoice()
     prompt = ChatPrompt.encode(engine, messages, options, tools, variables, predicted)
-    sampling = constrained(engine.tokens, options.sampling, tools, chosen, parallel=parallel)
+    sampling = constrained(
+        engine.tokens, options.sampling, tools, chosen, parallel=parallel, enforce=enforce
+    )
     markers = parser_for(engine.tokens.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
     compile_rules(engine.tokens, asked)  # here, because the model's thread answers others, too

@@ -46,16 +46,20 @@ class LoadedModelFacts:
     note: str  # how it fits into memory
     not_batched: str | None = None  # why requests take turns, None if they share passes
     server: str = ""  # address of the server that runs it; "": loaded here
+    shows_tools: bool = True  # The chat template describes tools.
 
 
 def facts_of(engine: Engine) -> LoadedModelFacts:
     """Return the facts of a model loaded here."""
+    from akunu_py.decoding.tools.rendering import template_features
+
     return LoadedModelFacts(
         engine.name,
         engine.plan.weights,
         engine.plan.context_length,
         engine.no_draft_reason,
         engine.plan.fit.note,
+        shows_tools=template_features(engine.tokens.tokenizer).tools,
     )
 
 

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from akunu_py.decoding.events import (
+    Call,
     Event,
     Finished,
     Gauges,
     PrefillProgress,
     ShownEnd,
     ShownPiece,
+    TextDelta,
 )
-from akunu_py.decoding.generate.job import PromptJob
-from akunu_py.types import GenerateOptions, Message, TextPiece
+from akunu_py.decoding.generate.job import Answering, PromptJob
+from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, TextPiece, Tool
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
     from akunu_py.decoding.generate.session import Request, Session, Step
     from akunu_py.decoding.model.engine import Engine
 
 _GAUGES_INTERVAL_S = 1 / 16  # between two updates
+_PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,21 @@ class ShownJob:
     messages: Sequence[Message]
     options: GenerateOptions
     stop_requested: Callable[[], bool] = lambda: False  # polled; True ends the answer
+    tools: Sequence[Tool] = ()  # that the answer may call
 
     def prepare(self, engine: Engine) -> PromptJob:
         """Encode the conversation, and compile the grammar of the answer."""
         from akunu_py.decoding.constraint.answer_limits import compile_rules
-        from akunu_py.decoding.generate.answer_jobs import ChatPrompt
+        from akunu_py.decoding.generate.answer_jobs import ChatPrompt, chat_job
 
+        if self.tools:
+            job = chat_job(engine, self.messages, self.options, self.tools, enforce=True)
+
+            def begin_with_tools(session: Session) -> ShownAnswer:
+                calls = ToolAnswer(job.begin(session))
+                return ShownAnswer(session, self, calls.request, calls)
+
+            return PromptJob(begin_with_tools, job.prompt)
         compile_rules(engine.tokens, self.options)
         prompt = ChatPrompt.encode(engine, self.messages, self.options)
 
@@ -52,8 +64,11 @@ class ShownJob:
 class ShownAnswer:
     """The events of an answer, as an `Answering`."""
 
-    def __init__(self, session: Session, job: ShownJob, request: Request) -> None:
+    def __init__(
+        self, session: Session, job: ShownJob, request: Request, calls: ToolAnswer | None = None
+    ) -> None:
         self._session, self._job, self.request = session, job, request
+        self._tool_answer = calls
         self._before = session.drafting.neural_seconds
         self._rows: Counter[int] = Counter()  # passes by rows
         self._gauges_time = 0.0
@@ -61,9 +76,13 @@ class ShownAnswer:
     def add(self, steps: Sequence[Step]) -> list[Event]:
         if self._job.stop_requested():
             self.request.cancel()
+        calls: list[Event] = []
+        if self._tool_answer is not None:
+            steps, calls = self._tool_answer.add(steps)
         events: list[Event] = [
             step if isinstance(step, PrefillProgress) else self._shown(step) for step in steps
         ]
+        events += calls
         return events if self.request.finish_reason is None else [*events, self._end()]
 
     def _shown(self, step: TextPiece) -> ShownPiece:
@@ -77,7 +96,8 @@ class ShownAnswer:
         return ShownPiece(step, stats, self._rejected_text(step), first, gauges)
 
     def _end(self) -> Finished:
-        reason = self.request.finish_reason or "cancelled"
+        tool_answer = self._tool_answer
+        reason = (tool_answer and tool_answer.reason) or self.request.finish_reason or "cancelled"
         end = ShownEnd(reason, self._gauges())
         if reason == "cancelled" and not self._session.cancelled:
             reason = "stop"  # "cancelled" would mean that the server is stopping
@@ -107,6 +127,58 @@ class ShownAnswer:
             spent += max(0.0, self._session.drafting.neural_seconds - self._before)
             speedup = stats.decoded_tokens * costs[0] / spent
         return Gauges(memory(), speedup)
+
+
+class ToolAnswer:
+    """Separates the text of an answer from its tool calls."""
+
+    def __init__(self, answer: Answering) -> None:
+        assert answer.request is not None
+        self._answer = answer
+        self.request = answer.request
+        self._raw: deque[tuple[str, bool]] = deque()  # characters not shown yet; True: drafted
+        self._after_call = False
+        self.reason: FinishReason | None = None  # "stop" if the model may call once and did
+
+    def add(self, steps: Sequence[Step]) -> tuple[list[Step], list[Event]]:
+        """Return the steps with the answer's text only, and the events of the calls."""
+        events = self._answer.add(steps)
+        text = ""
+        for event in events:
+            if isinstance(event, TextDelta):
+                text += _PARAGRAPH + event.text if self._after_call else event.text
+            elif isinstance(event, Finished):
+                self.reason = event.reason
+            self._after_call = isinstance(event, Call)
+        shown: list[Step] = []
+        for step in steps:
+            if isinstance(step, TextPiece):
+                self._record(step)
+                step = replace(step, text="", drafted=())
+            shown.append(step)
+        if text and not (shown and isinstance(shown[-1], TextPiece)):
+            shown.append(TextPiece("", Piece(())))
+        if text and isinstance(last := shown[-1], TextPiece):
+            shown[-1] = replace(last, text=text, drafted=self._drafted(text))
+        return shown, [event for event in events if isinstance(event, Call)]
+
+    def _record(self, piece: TextPiece) -> None:
+        drafted = {at for start, end in piece.drafted for at in range(start, end)}
+        self._raw.extend((letter, at in drafted) for at, letter in enumerate(piece.text))
+
+    def _drafted(self, text: str) -> tuple[tuple[int, int], ...]:
+        """Return the ranges of `text` that were drafted, skipping the markup of calls."""
+        spans: list[tuple[int, int]] = []
+        for at, letter in enumerate(text):
+            raw = self._raw
+            if not any(each == letter for each, _ in raw):
+                continue  # a remark of the parser
+            while raw[0][0] != letter:
+                raw.popleft()
+            if raw.popleft()[1]:
+                start = spans.pop()[0] if spans and spans[-1][1] == at else at
+                spans.append((start, at + 1))
+        return tuple(spans)
 
 
 def memory() -> int:

@@ -18,6 +18,9 @@ from akunu_py.decoding.events import (
     ShownEnd,
     ShownPiece,
     TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.generate.model_host import facts_of
 from akunu_py.decoding.generate.shown_answer import ShownJob
@@ -32,7 +35,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
-from akunu_py.types import GenerateOptions, Message
+from akunu_py.types import GenerateOptions, Message, Tool
 
 Value = TypeVar("Value")
 
@@ -55,6 +58,7 @@ class AkunuCompleteBody(RequestBody):
 class AkunuChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
+    tools: list[dict[str, Any]] = Field(default_factory=list)  # fields of Tools
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
@@ -80,7 +84,8 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     """Return the job and the encoder. Raises RequestError."""
     messages = _parse_dataclass(list[Message], body.messages, "messages")
     options = _parse_dataclass(GenerateOptions, body.options, "options")
-    job = ShownJob(messages, options, lambda: body.id in service.ending)
+    tools = _parse_dataclass(list[Tool], body.tools, "tools")
+    job = ShownJob(messages, options, lambda: body.id in service.ending, tools)
     return PreparedRequest([job], _build_reply, AkunuEncoder())
 
 
@@ -123,6 +128,12 @@ class AkunuEncoder(CommentEncoder):
                 return [frame({"text": text})]
             case ShownPiece():
                 return [frame({"piece": asdict(event)})]
+            case ToolCallStarted(id, name):
+                return [frame({"call": [id, name]})]
+            case ToolCallArguments(text):
+                return [frame({"arguments": text})]
+            case ToolCallFinished():
+                return [frame({"called": True})]
             case Finished(details=ShownEnd() as end):
                 return [frame({"ended": asdict(end), "stats": asdict(event.stats)})]
             case Finished(details=Completion() as completion):

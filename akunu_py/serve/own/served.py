@@ -24,6 +24,9 @@ from akunu_py.decoding.events import (
     ShownEnd,
     ShownPiece,
     TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import LoadedModelFacts
@@ -86,7 +89,8 @@ class ServedLoop:
     def _answer(self, job: ShownJob, handle: JobHandle) -> Generator[Event | None]:
         options = replace(job.options, may_store=job.options.may_store and self._may_store)
         messages = [asdict(message) for message in job.messages]
-        body = {"messages": messages, "options": asdict(options)}
+        tools = [asdict(tool) for tool in job.tools]
+        body = {"messages": messages, "options": asdict(options), "tools": tools}
         stats, gauges = Stats(), Gauges()
 
         def end_reason() -> CompletionReason | None:
@@ -135,6 +139,12 @@ class ServedLoop:
 def _chat_event(frame: Mapping[str, Any]) -> Event | None:
     if "reading" in frame:
         return PrefillProgress(*frame["reading"])
+    if "call" in frame:
+        return ToolCallStarted(*frame["call"])
+    if "arguments" in frame:
+        return ToolCallArguments(frame["arguments"])
+    if "called" in frame:
+        return ToolCallFinished()
     if "ended" in frame:
         reason, stats = frame["ended"]["reason"], Stats(**frame["stats"])
         end = ShownEnd(reason, Gauges(**frame["ended"]["gauges"]))

@@ -22,23 +22,20 @@ from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
 from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.rendering import format_of
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.types import (
-    GenerateOptions,
     Message,
     Piece,
-    SamplingOptions,
     Stats,
     TextPiece,
     Tool,
     ToolChoice,
 )
 from tests.support.jobs import run_job
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tool_models import SIGNS, load_family, options
 
 SWITCH = {
     "type": "object",
@@ -48,46 +45,12 @@ SWITCH = {
 }
 TOOLS = [Tool("switch", "", SWITCH, strict=True), Tool("other", "", SWITCH)]
 ASKED = [Message("user", "Light!")]
-END = "<|endoftext|>"
-SIGNS = {
-    "hermes": "<tool_call>tool_call.name",
-    "qwen3_coder": "<tool_call>\n<function=",
-    "mistral": "[TOOL_CALLS][ARGS]",
-    "harmony": "",
-}
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
-    "{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}\n"
-    "{% endfor %}{# SIGN #}assistant:"
-)
 
 
 @pytest.fixture(scope="module", params=SIGNS)
 def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Of each family one whose markers are special tokens."""
-    markers = FORMATS[request.param].all_markers
-    if request.param == "harmony":
-        markers = channels.channel_markers(channels.HARMONY)
-    directory = tmp_path_factory.mktemp(request.param)
-    # Every second one is special.
-    added = [END, *(each for i, text in enumerate(markers) for each in (f"<|filler{i}|>", text))]
-    write_model(directory, byte_level(added), end=END)
-    template = TEMPLATE.replace("SIGN", SIGNS[request.param])
-    (directory / "chat_template.jinja").write_text(template)
-    engine = Engine.load(directory, name=request.param)
-    assert format_of(engine.tokens.tokenizer).name == request.param
-    return engine
-
-
-def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
-    """The fillers are no part of any text, and thinking is short."""
-    find = engine.tokens.tokenizer.backend_tokenizer.token_to_id
-    fillers = [find(f"<|filler{i}|>") for i in range(9)]
-    biased = tuple((token, -1e4) for token in fillers if token is not None)
-    if (ending := find("<|end|>")) is not None:
-        biased += ((ending, 20.0),)
-    sampling = SamplingOptions(temperature=1.0, seed=seed, logit_bias=biased)
-    return GenerateOptions(max_tokens=600, sampling=sampling, **more)
+    return load_family(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def run(engine: Engine, job: Any) -> list[Event]:

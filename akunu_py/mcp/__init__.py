@@ -1,0 +1,1 @@
+"""Tools of MCP servers (Model Context Protocol) that the user configured."""

@@ -1,0 +1,121 @@
+"""The user's MCP servers: `mcp.json` next to settings.toml, in the format of Claude Desktop.
+
+{"mcpServers": {"files": {"command": "npx", "args": [...], "env": {...}},
+                "wiki": {"url": "https://...", "headers": {...}}}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from akunu_py import paths
+from akunu_py.files import parse_json, read_bounded
+from akunu_py.text import did_you_mean
+
+CALL_TIMEOUT_S = 120.0
+_MAX_BYTES = 1 << 20  # of the file
+_MAX_NAME = 40  # characters of a server's name
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """One server: a command to start, or an address."""
+
+    name: str
+    command: str = ""  # "" for a server at `url`
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)  # besides PATH, HOME and the like
+    cwd: str = ""  # working directory; "": akunu's
+    url: str = ""  # of streamable HTTP
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = CALL_TIMEOUT_S  # seconds for one call
+
+
+def mcp_file() -> Path:
+    """Return the path of the file."""
+    return paths.config_dir() / "mcp.json"
+
+
+def read_servers(path: Path | None = None) -> tuple[list[ServerConfig], list[str]]:
+    """Return the servers in the file, and a line for each problem; none if there is no file."""
+    path = path or mcp_file()
+    try:
+        content = parse_json(read_bounded(path, _MAX_BYTES))
+    except FileNotFoundError:
+        return [], []
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [], [f"cannot read {path}: {reason}; correct or remove it"]
+    listed = content.get("mcpServers") if isinstance(content, dict) else None
+    if not isinstance(listed, dict):
+        return [], [f'{path}: expected {{"mcpServers": {{NAME: {{"command": ...}}}}}}']
+    servers: list[ServerConfig] = []
+    problems: list[str] = []
+    for name, entry in listed.items():
+        server, found = _read_server(name, entry)
+        problems += [f"{path}: server {name[:_MAX_NAME]!r}: {problem}" for problem in found]
+        servers += [server] if server else []
+    return servers, problems
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def _is_http(value: Any) -> bool:
+    return _is_text(value) and value.startswith(("http://", "https://"))
+
+
+_TYPES = ("stdio", "http", "streamable-http", "streamableHttp")
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (_is_text, "a command"),
+    "args": (_is_list, "a list of texts"),
+    "env": (_is_table, "a table of texts"),
+    "cwd": (_is_text, "a directory"),
+    "url": (_is_http, "http://... or https://..."),
+    "headers": (_is_table, "a table of texts"),
+    "timeout": (_is_seconds, "seconds"),
+    "disabled": (lambda value: isinstance(value, bool), "true or false"),
+    "type": (lambda value: value in _TYPES, "stdio or http (streamable HTTP)"),
+}
+
+
+def _read_server(name: str, entry: Any) -> tuple[ServerConfig | None, list[str]]:
+    """Return a server unless it is invalid or disabled, and its problems."""
+    if not isinstance(entry, dict):
+        return None, ['expected {"command": ...} or {"url": ...}']
+    if not name.strip() or len(name) > _MAX_NAME:
+        return None, [f"expected a name of 1 to {_MAX_NAME} characters"]
+    unknown = [
+        f"{key[:_MAX_NAME]!r} has no effect{did_you_mean(key, _FIELDS)}"
+        for key in entry
+        if key not in _FIELDS
+    ]
+    known = {key: value for key, value in entry.items() if key in _FIELDS}
+    for key, value in known.items():
+        is_valid, expected = _FIELDS[key]
+        if not is_valid(value):
+            return None, [f"expected {expected} for {key}, found {str(value)[:80]!r}"]
+    if ("command" in known) == ("url" in known):
+        return None, ["expected a command or a url, one of them"]
+    if known.pop("disabled", False):
+        return None, []
+    known.pop("type", None)
+    known["args"] = tuple(known.get("args", ()))
+    return ServerConfig(name, **known), unknown

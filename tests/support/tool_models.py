@@ -1,0 +1,51 @@
+"""Tiny models of random weights whose chat templates show tools, one of each kind of markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.text import thinking as channels
+from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.rendering import format_of
+from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.tiny_fim import byte_level, write_model
+
+END = "<|endoftext|>"
+SIGNS = {
+    "hermes": "<tool_call>tool_call.name",
+    "qwen3_coder": "<tool_call>\n<function=",
+    "mistral": "[TOOL_CALLS][ARGS]",
+    "harmony": "",
+}
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+    "{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}\n"
+    "{% endfor %}{# SIGN #}assistant:"
+)
+
+
+def load_family(directory: Path, family: str) -> Engine:
+    """A model whose markers are special tokens, every second of them."""
+    markers = FORMATS[family].all_markers
+    if family == "harmony":
+        markers = channels.channel_markers(channels.HARMONY)
+    added = [END, *(each for i, text in enumerate(markers) for each in (f"<|filler{i}|>", text))]
+    write_model(directory, byte_level(added), end=END)
+    template = TEMPLATE.replace("SIGN", SIGNS[family])
+    (directory / "chat_template.jinja").write_text(template)
+    engine = Engine.load(directory, name=family)
+    assert format_of(engine.tokens.tokenizer).name == family
+    return engine
+
+
+def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
+    """The fillers are no part of any text, and thinking is short."""
+    find = engine.tokens.tokenizer.backend_tokenizer.token_to_id
+    fillers = [find(f"<|filler{i}|>") for i in range(9)]
+    biased = tuple((token, -1e4) for token in fillers if token is not None)
+    if (ending := find("<|end|>")) is not None:
+        biased += ((ending, 20.0),)
+    sampling = SamplingOptions(temperature=1.0, seed=seed, logit_bias=biased)
+    return GenerateOptions(max_tokens=600, sampling=sampling, **more)

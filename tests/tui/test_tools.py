@@ -1,0 +1,402 @@
+"""Tools in the chat: no call runs without a key, and its result reaches the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.message import Message as TextualMessage
+from textual.widgets import Input, OptionList
+
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.mcp.config import ServerConfig
+from akunu_py.mcp.output import ListedTool, ToolOutput
+from akunu_py.tui.controllers.tools import ToolServersOverdue
+from akunu_py.tui.screens.tools import ToolsScreen
+from akunu_py.tui.transcript.tool_calls import ToolUseView
+from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ModelLoaded, PieceArrived
+from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.tui.workers.tool_servers import (
+    ToolCalled,
+    ToolServerFailed,
+    ToolServers,
+    ToolsListed,
+)
+from akunu_py.types import Message, ToolCall
+from tests.support.tui_chat import STATS, Chat, chat
+
+READ = ListedTool("read", "Read a file.", {"type": "object", "properties": {"path": {}}})
+LIST = ListedTool("list", "List files.", {"type": "object"})
+CALL = ToolCall("read", '{"path": "notes.txt"}', "c1")
+
+
+class Recorded(ToolServers):
+    """Servers that are never started; a test posts what they would."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__([ServerConfig(name, "x") for name in names])
+        self.called: list[tuple[str, str, str, str]] = []
+        self.cancelled: list[str] = []
+
+    def start(self, post: Callable[[TextualMessage], object]) -> None:
+        pass
+
+    def call(self, call: str, server: str, tool: str, arguments: str) -> None:
+        self.called.append((call, server, tool, arguments))
+
+    def cancel(self, call: str) -> None:
+        self.cancelled.append(call)
+
+
+@pytest.fixture(autouse=True)
+def _no_reading_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 0.0)
+
+
+async def started(it: Chat, *tools: ListedTool) -> None:
+    await it.post(ToolsListed("files", tools or (READ, LIST)))
+
+
+async def asks(it: Chat, *calls: ToolCall, text: str = "Let me look.", turn: int = 1) -> None:
+    """The model answers with calls."""
+    await it.piece(text, turn=turn)
+    await it.post(AnswerFinished(turn, "stop", STATS, calls=calls or (CALL,)))
+
+
+async def result(it: Chat, text: str = "buy milk", call: str = "c1") -> None:
+    await it.post(ToolCalled(call, ToolOutput(text)))
+
+
+async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("what is in my notes?")
+        await asks(it)
+        assert (servers.called, it.phase()) == ([], "asking")
+        shown = it.screen_text()
+        assert "Run this tool? files · read" in shown
+        assert '"path": "notes.txt"' in shown
+        assert "Let me look." in it.markdown
+        await it.press("enter")
+        assert servers.called == [("c1", "files", "read", '{"path": "notes.txt"}')]
+        assert it.phase() == "calling"
+        assert "running read" in str(it.status.render())
+        await result(it)
+        assert it.phase() == "prefill"
+        answer = Message("assistant", "Let me look.", tool_calls=(CALL,))
+        found = Message("tool", "buy milk", tool_call_id="c1", name="read")
+        assert it.history == [Message("user", "what is in my notes?"), answer, found]
+        await it.answer("You need milk.", turn=2)
+        assert it.phase() == "ready"
+        assert "✓  8 characters" in it.screen_text()
+        assert "buy milk" not in it.screen_text(), "results are folded"
+        await it.send("thanks")
+        assert it.history[-2:] == [
+            Message("assistant", "You need milk."),
+            Message("user", "thanks"),
+        ]
+        assert it.history[1:3] == [answer, found]
+
+
+async def test_results_unfold_by_enter_and_by_a_click() -> None:
+    async with chat(tools=Recorded("files")) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        await it.press("enter")
+        await result(it, "first\x1b[2J\nsecond")
+        await it.answer("Done.", turn=2)
+        await it.press("tab", "enter")
+        assert "first␛[2J" in it.screen_text()
+        await it.press("enter")
+        assert "second" not in it.screen_text()
+        await it.click_on("files · read")
+        assert "second" in it.screen_text()
+
+
+async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters and the Enter behind them are a prompt, whenever the question appears."""
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("go")
+        await it.press(*"ye")
+        await asks(it)
+        await it.press("s", "enter")
+        assert (servers.called, it.text()) == ([], "")
+        assert it.prompts == ["go", "yes"]
+        await it.press("tab", *"y", "space", "a")
+        assert it.text() == "y a", "the focus was on the question"
+        await it.press("ctrl+c")
+        monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 60.0)
+        await it.press("tab", "enter")
+        assert servers.called == [], "the question has just appeared"
+        monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 0.0)
+        await it.press("enter")
+        assert len(servers.called) == 1
+
+
+async def test_deny() -> None:
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        await it.press("down", "down", "enter")
+        assert servers.called == []
+        assert it.phase() == "prefill"
+        assert it.history[-1].content == "The user did not allow this call."
+        assert "– denied" in it.screen_text()
+
+
+async def test_always_is_for_this_tool_in_this_chat() -> None:
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        await it.press("down", "enter")
+        await result(it)
+        await asks(it, ToolCall("read", "{}", "c2"), ToolCall("list", "{}", "c3"), turn=2)
+        assert [call[0] for call in servers.called] == ["c1", "c2"]
+        await result(it, call="c2")
+        assert it.phase() == "asking", "another tool asks"
+        assert "(2 of 2) files · list" in it.screen_text()
+        await it.press("enter")
+        await result(it, call="c3")
+        await it.answer("Done.", turn=3)
+        await it.act("new_chat")
+        await it.send("again")
+        await asks(it, ToolCall("read", "{}", "c4"), turn=4)
+        assert (it.phase(), len(servers.called)) == ("asking", 3)
+
+
+async def test_escape_stops_a_call() -> None:
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it, text="")
+        await it.press("enter", "escape")
+        assert servers.cancelled == ["c1"]
+        assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped"], "")
+        await result(it, "too late")
+        await it.act("continue")
+        assert "stopped before it had a result" in it.history[-1].content
+        await it.answer("Well.", turn=2)
+        await it.send("more")
+        await asks(it, turn=3)
+        await it.press("escape")
+        assert len(servers.called) == 1
+        assert "Run this tool" not in it.screen_text()
+        await it.send("else")
+        roles = [message.role for message in it.history]
+        assert roles == [
+            "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant",
+            "user",
+        ]  # fmt: skip
+
+
+async def test_an_unknown_tool_and_an_error_are_told_to_the_model() -> None:
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it, ToolCall("rm", "{}", "c0"), CALL)
+        assert it.phase() == "asking"
+        await it.press("enter")
+        await it.post(ToolCalled("c1", ToolOutput("no such file", is_error=True)))
+        told = [message.content for message in it.history if message.role == "tool"]
+        assert told == ["There is no tool 'rm'. Tools: read, list", "no such file"]
+        assert it.screen_text().count("× failed") == 2
+
+
+async def test_output_is_capped() -> None:
+    async with chat(tools=Recorded("files")) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        await it.press("enter")
+        await result(it, "x" * 1_000_000)
+        assert len(it.history[-1].content) < 8192 + 100
+        assert "characters left out" in it.history[-1].content
+
+
+async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None:
+    servers, store = Recorded("files"), StoreThread(tmp_path / "c.db")
+    async with chat(tools=servers, store=store) as it:
+        await started(it)
+        await it.send("first")
+        await asks(it)
+        await it.press(*"behind", "enter")
+        assert it.app.answering.active is None
+        first = it.app.conversation.tree.conversation
+        await it.act("new_chat")
+        assert "Run this tool" not in it.screen_text()
+        await it.send("elsewhere")
+        assert it.phase() == "prefill", "the model is free"
+        await it.answer("Here.", turn=2)
+        assert it.app.answering.progress() == {first: "? waits for you"}
+        await it.app.open_chat(first)
+        await it.pilot.pause()
+        assert "Run this tool" in it.screen_text()
+        await it.press("tab", "enter")
+        await result(it)
+        assert it.history[-1].content == "buy milk"
+        await it.answer("Milk.", turn=3)
+        assert it.history[-1].content == "behind"
+    assert store.close(60)
+
+
+async def test_a_failing_model_keeps_the_rounds() -> None:
+    async with chat(tools=Recorded("files")) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        await it.press("enter")
+        await result(it)
+        await it.post(AnswerFailed(2, "the prompt is too long"))
+        assert "the prompt is too long" in it.notices[-1]
+        assert it.prompts == ["go"]
+        await it.act("continue")
+        assert it.history[-1].content == "buy milk"
+
+
+async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None:
+    servers, path = Recorded("files"), tmp_path / "c.db"
+    store = StoreThread(path)
+    async with chat(tools=servers, store=store) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        await it.press("enter")
+        await result(it)
+        await it.answer("Milk.", turn=2)
+        await it.act("regenerate")
+        await it.answer("No idea.", turn=3)
+        await it.send("again")
+        await asks(it, ToolCall("list", "{}", "c9"), turn=4)
+    assert store.close(60)
+    database = ConversationStore.open(path)
+    (info,) = database.list()
+    tree = database.load(info.id)
+    database.close()
+    assert [len(message.rounds) for message in tree.messages if message.role == "assistant"] == [
+        1, 0, 1,
+    ]  # fmt: skip
+    store = StoreThread(path)
+    async with chat(tools=servers, store=store) as it:
+        await started(it)
+        await it.app.open_chat(info.id)
+        await it.pilot.pause()
+        assert "■ stopped" in it.screen_text()
+        assert it.feet[-1] == "… interrupted; F9 continues"
+        await it.act("continue")
+        assert it.history[-1].role == "tool"
+        await it.press("escape")
+        await it.press("tab", "up", "up", "left")
+        assert "files · read" in it.screen_text()
+    assert store.close(60)
+
+
+async def test_prompts_wait_for_servers_that_start() -> None:
+    async with chat(tools=Recorded("files", "slow", "broken")) as it:
+        await started(it)
+        await it.send("go")
+        assert it.app.answering.active is None
+        assert "starting the tools" in str(it.status.render())
+        await it.post(ToolServerFailed("broken", "the server ended while it started: no node"))
+        assert it.notices == [
+            "The tools of broken are not available: the server ended while it started: no node"
+        ]
+        assert it.app.answering.active is None
+        await it.post(ToolServersOverdue())
+        assert it.phase() == "prefill"
+        await it.post(ToolsListed("slow", [LIST]))
+        names = [tool.name for tool in it.app.tools.offered.for_model()]
+        assert names == ["read", "files_list", "slow_list"]
+
+
+async def test_tools_are_listed_searched_and_turned_off() -> None:
+    many = [ListedTool(f"tool {n}", f"Do the thing {n}.", {"type": "object"}) for n in range(300)]
+    async with chat(tools=Recorded("files", "many")) as it:
+        await started(it)
+        await it.post(ToolsListed("many", many))
+        assert "descriptions of 302 tools take about" in it.notices[-1]
+        await it.send("/tools")
+        assert isinstance(it.app.screen, ToolsScreen)
+        shown = it.screen_text()
+        assert "2 of 2 tools on" in shown
+        assert "[x] read  Read a file." in shown
+        await it.press("down", "enter")
+        assert "[ ] read" in it.screen_text()
+        it.app.screen.query_one(Input).value = "thing 299"
+        await it.pilot.pause()
+        assert it.app.screen.query_one(OptionList).option_count == 2
+        await it.press("enter")
+        assert "0 of 300 tools on" in it.screen_text()
+        await it.press("escape")
+        assert [tool.name for tool in it.app.tools.offered.for_model()] == ["list"]
+
+
+async def test_without_servers_everything_is_as_before() -> None:
+    async with chat() as it:
+        await it.send("/tools")
+        assert "No MCP servers in" in it.screen_text()
+        assert "mcp.json" in it.screen_text()
+        await it.press("escape")
+        await it.send("go")
+        assert it.phase() == "prefill"
+
+
+async def test_the_welcome_names_the_servers() -> None:
+    async with chat() as it:
+        assert "Everything stays on this machine." in it.screen_text()
+    async with chat(tools=Recorded("files", "wiki")) as it:
+        shown = " ".join(it.screen_text().split())
+        assert "Tools run only if you allow each call (files, wiki)." in shown
+        assert "Everything stays" not in shown
+
+
+async def test_a_family_without_tools_says_so() -> None:
+    loaded = ModelLoaded("plain", "float32", 8192, shows_tools=False)
+    async with chat(loaded=False, tools=Recorded("files")) as it:
+        await it.post(loaded)
+        assert "plain was not made for tools" in it.notices[0]
+    async with chat(loaded=False) as it:
+        await it.post(loaded)
+        assert it.notices == []
+
+
+async def test_a_long_call_shows_that_it_grows() -> None:
+    async with chat(tools=Recorded("files")) as it:
+        await started(it)
+        await it.send("go")
+        growing = ToolCall("read", "x" * 1234, "c1")
+        await it.post(PieceArrived(1, "", (), STATS, calling=growing))
+        assert "… calling read  1,234 characters" in it.screen_text()
+        await asks(it, text="")
+        assert "calling read" not in it.screen_text()
+
+
+@pytest.mark.parametrize("size", [(24, 8), (40, 10), (80, 24), (160, 50)])
+async def test_the_question_fits(size: tuple[int, int]) -> None:
+    long = ToolCall("read", '{"path": "' + "a/" * 2000 + '"}', "c1")
+    async with chat(tools=Recorded("files"), size=size) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it, long)
+        shown = it.screen_text()
+        assert "Allow once" in shown
+        assert "Deny" in shown
+        await it.press("enter")
+        assert it.app.query_one(ToolUseView).region.width <= size[0]
+
+
+def test_mcp_is_imported_for_servers_only() -> None:
+    check = "import sys, akunu_py.tui.app, akunu_py.commands.chat; sys.exit('mcp' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

@@ -1,0 +1,227 @@
+"""Tools of MCP servers in the chat: which are offered, and the user's consent to each call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from textual.message import Message
+
+from akunu_py.chats.tool_rounds import Outcome, ToolUse, stopped
+from akunu_py.chats.tree import ConversationTree
+from akunu_py.mcp.output import ToolOutput, limit_for, shorten
+from akunu_py.text import collapse
+from akunu_py.tui.offered_tools import OfferedTools
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.screens.main import ChatView
+from akunu_py.tui.workers.tool_servers import (
+    ToolCalled,
+    ToolServerFailed,
+    ToolServerMessage,
+    ToolServers,
+    ToolsListed,
+)
+from akunu_py.types import ToolCall
+
+Consent = Literal["once", "always", "deny"]
+
+_START_S = 10.0  # Prompts wait this long for servers that start.
+
+
+@dataclass(eq=False)
+class ToolController:
+    """Offers tools, asks before each call, runs calls one by one, and stores their results."""
+
+    _servers: ToolServers | None  # None: nothing is configured
+    _view: ChatView
+    _conversation: Conversation  # the open one
+    offered: OfferedTools = field(default_factory=OfferedTools)
+    turns: dict[ChatTurn, str] = field(default_factory=dict)  # with pending calls: conversation
+    context_length: int = 0  # of the model, 0 if unknown
+    _allowed: set[tuple[str, str, str]] = field(default_factory=set)  # conversation, server, tool
+    _titles: dict[int, str] = field(default_factory=dict)  # of conversations, by turn
+    _is_overdue: bool = False  # Servers take long to start.
+    # Set by the controller of answers, which exists later:
+    on_started: Callable[[], Awaitable[None]] = field(init=False)  # Prompts need not wait any more.
+    on_results: Callable[[ChatTurn], Awaitable[None]] = field(init=False)  # All calls have ended.
+    save: Callable[[ChatTurn], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self._servers is not None:
+            self.offered.servers = self._servers.names
+
+    def start(self, post: Callable[[Message], object]) -> None:
+        """Start the servers."""
+        if self._servers is not None:
+            self._servers.start(post)
+            loop = asyncio.get_running_loop()
+            loop.call_later(_START_S, post, ToolServersOverdue())
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether prompts should wait for servers to start."""
+        offered = self.offered
+        started = len(offered.listed) + len(offered.failed)
+        return not self._is_overdue and started < len(offered.servers)
+
+    # Calls
+
+    async def begin(
+        self, turn: ChatTurn, tree: ConversationTree, calls: Sequence[ToolCall]
+    ) -> None:
+        """Show the calls at the end of an answer, and run them one by one, each with consent."""
+        servers = {each.name: each.server for each in self.offered.all_tools()}
+        turn.begin_round(ToolUse(call, servers.get(call.name, "")) for call in calls)
+        turn.state = "calling"
+        self.turns[turn], self._titles[turn.number] = tree.conversation, tree.title
+        await self._view.transcript.renew(turn)
+        await self._advance(turn)
+
+    async def decide(self, consent: Consent) -> None:
+        """Carry out the user's decision on the call that is shown."""
+        turn, use = self.asked_turn, self.asked_use
+        if turn is None or use is None:
+            return
+        if consent == "deny":
+            self._set(turn, use.call.id, "denied")
+        else:
+            if consent == "always":
+                self._allowed.add(self._permission(turn, use))
+            self._run(turn, use)
+        await self._advance(turn)
+
+    def cancel(self, turn: ChatTurn) -> None:
+        """Stop the calls of a turn."""
+        for use in turn.rounds[-1].uses:
+            if use.outcome == "running" and self._servers is not None:
+                self._servers.cancel(use.call.id)
+        turn.rounds[-1] = stopped(turn.rounds[-1])
+        del self.turns[turn]
+        self._sync(turn)
+        self.show_asked()
+
+    async def receive(self, message: ToolServerMessage) -> None:
+        """Handle a message of the thread."""
+        if isinstance(message, ToolCalled):
+            await self._on_called(message.call, message.output)
+            return
+        was_starting = self.is_starting
+        if isinstance(message, ToolServersOverdue):
+            self._is_overdue = True
+        elif isinstance(message, ToolsListed):
+            self.offered.listed[message.server] = message.tools
+            count = len(message.tools)
+            self._view.inform(
+                f"{message.server}: {count} tool{'s' * (count != 1)}. /tools lists them."
+            )
+        elif isinstance(message, ToolServerFailed):
+            self.offered.failed[message.server] = message.error
+            text = f"The tools of {message.server} are not available: {message.error}"
+            await self._view.add_notice(text, "error")
+        if was_starting and not self.is_starting:
+            if notice := self.offered.explain_room(self.context_length):
+                await self._view.add_notice(notice)
+            await self.on_started()
+
+    async def _on_called(self, call: str, output: ToolOutput) -> None:
+        for turn in list(self.turns):
+            if any(use.call.id == call for use in turn.rounds[-1].uses):
+                text = shorten(output.text, limit_for(self.context_length))
+                self._set(turn, call, "failed" if output.is_error else "done", text)
+                await self._advance(turn)
+
+    async def _advance(self, turn: ChatTurn) -> None:
+        """Run the next call, ask for it, or continue the answer."""
+        for use in turn.rounds[-1].uses:
+            if use.has_ended:
+                continue
+            if not use.server:
+                names = ", ".join(each.name for each in self.offered.for_model()) or "none"
+                text = f"There is no tool {use.call.name!r}. Tools: {names}"
+                self._set(turn, use.call.id, "failed", shorten(text, limit_for(0)))
+                continue
+            if use.outcome == "waiting" and self._permission(turn, use) in self._allowed:
+                self._run(turn, use)
+            break
+        else:
+            del self.turns[turn]
+            self.show_asked()
+            await self.on_results(turn)
+            return
+        if turn not in self._conversation and self._waiting(turn):
+            self._view.inform(
+                f"{collapse(self._titles[turn.number])} asks to use a tool. Ctrl+O opens it."
+            )
+        self.show_asked()
+
+    def _run(self, turn: ChatTurn, use: ToolUse) -> None:
+        tool = next(each for each in self.offered.all_tools() if each.name == use.call.name)
+        self._set(turn, use.call.id, "running")
+        assert self._servers is not None
+        self._servers.call(use.call.id, use.server, tool.listed.name, use.call.arguments)
+
+    def _set(self, turn: ChatTurn, call: str, outcome: Outcome, result: str = "") -> None:
+        """Change the state of a call, show and save it."""
+        last = turn.rounds[-1]
+        uses = (
+            replace(use, outcome=outcome, result=result) if use.call.id == call else use
+            for use in last.uses
+        )
+        turn.rounds[-1] = replace(last, uses=tuple(uses))
+        self._sync(turn)
+        self.save(turn)
+
+    def _sync(self, turn: ChatTurn) -> None:
+        if answer := self._view.transcript.answer(turn):
+            answer.sync_rounds()
+
+    def _permission(self, turn: ChatTurn, use: ToolUse) -> tuple[str, str, str]:
+        return self.turns[turn], use.server, use.call.name
+
+    # The question
+
+    @property
+    def asked_turn(self) -> ChatTurn | None:
+        """The turn of the open conversation whose next call waits for the user's decision."""
+        turns = (turn for turn in self.turns if turn in self._conversation)
+        return next((turn for turn in turns if self._waiting(turn)), None)
+
+    @property
+    def asked_use(self) -> ToolUse | None:
+        """The call that waits for the user's decision."""
+        return self._waiting(self.asked_turn) if self.asked_turn else None
+
+    @property
+    def running_tool(self) -> str:
+        """The tool that runs for the open conversation, "" for none."""
+        uses = (
+            use for turn in self.turns if turn in self._conversation for use in turn.rounds[-1].uses
+        )
+        return next((use.call.name for use in uses if use.outcome == "running"), "")
+
+    def is_waiting(self, turn: ChatTurn) -> bool:
+        """Whether a turn waits for the user's decision."""
+        return turn in self.turns and self._waiting(turn) is not None
+
+    def show_asked(self) -> None:
+        """Show the question about the next call of the open conversation, or hide it."""
+        turn, use = self.asked_turn, self.asked_use
+        if turn is None or use is None:
+            self._view.consent.hide()
+        else:
+            uses = turn.rounds[-1].uses
+            self._view.message.clear()  # The question needs the room.
+            self._view.consent.show(use, uses.index(use) + 1, len(uses))
+        self._view.status.tool = self.running_tool
+
+    def _waiting(self, turn: ChatTurn) -> ToolUse | None:
+        """Return the next call of a turn if it waits for the user's decision."""
+        pending = (use for use in turn.rounds[-1].uses if not use.has_ended)
+        use = next(pending, None)
+        return use if use is not None and use.outcome == "waiting" else None
+
+
+class ToolServersOverdue(ToolServerMessage):
+    """Servers have had their time to start; prompts do not wait for them any more."""

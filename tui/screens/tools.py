@@ -1,0 +1,109 @@
+"""The tools of the MCP servers: which are offered to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from akunu_py.mcp.config import mcp_file
+from akunu_py.text import collapse, displayable
+from akunu_py.tui.offered_tools import OfferedTools, ServerTool
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
+
+_MAX_DESCRIPTION = 300  # characters
+_SERVER = "server "  # prefix of the ids of servers' rows
+
+
+class ToolsScreen(ListDialog[None]):
+    """All servers with their tools. Enter turns a tool, or all tools of a server, on or off."""
+
+    CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - as in Textual
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,ctrl+n", "move(1)", "Next", show=False),
+        Binding("up,ctrl+p", "move(-1)", "Previous", show=False),
+    ]
+
+    def __init__(self, tools: OfferedTools, on_change: Callable[[], None]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._on_change = on_change
+
+    def compose(self) -> ComposeResult:
+        with self.frame("Tools", "Enter on or off · Esc close"):
+            yield Input(placeholder="Search tools", compact=True)
+            yield OptionList(compact=True, markup=False)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._show()
+
+    @on(Input.Changed)
+    def _search(self) -> None:
+        self._show()
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def _switch(self) -> None:
+        chosen = self.highlighted_id
+        if chosen.startswith(_SERVER):
+            tools = self._tools_of(chosen.removeprefix(_SERVER))
+        else:
+            tools = [each for each in self._tools.all_tools() if each.name == chosen]
+        off = self._tools.off
+        self._tools.switch(tools, on=bool(tools) and all(each.key in off for each in tools))
+        self._on_change()
+        self._show(chosen)
+
+    def _tools_of(self, server: str) -> list[ServerTool]:
+        return [each for each in self._tools.all_tools() if each.server == server]
+
+    def _show(self, highlighted: str = "") -> None:
+        words = self.query_one(Input).value.casefold().split()
+        options = [row for name in self._tools.servers for row in self._rows(name, words)]
+        if not options:
+            empty = "No matching tool." if words else f"No MCP servers in {mcp_file()}."
+            options = [Option(empty, disabled=True)]
+        self.rows.clear_options()
+        self.rows.add_options(options)
+        ids = [option.id for option in options]
+        self.rows.highlighted = ids.index(highlighted) if highlighted in ids else 0
+
+    def _rows(self, server: str, words: Sequence[str]) -> list[Option]:
+        """Return the row of a server and those of its tools that contain all words."""
+        found = [
+            each
+            for each in self._tools_of(server)
+            if all(word in _about(each).casefold() for word in words)
+        ]
+        if words and not found:
+            return []
+        head = Option(self._describe_server(server), id=f"{_SERVER}{server}")
+        return [head, *(Option(self._describe_tool(each), id=each.name) for each in found)]
+
+    def _describe_server(self, server: str) -> Content:
+        tools = self._tools_of(server)
+        on = [each for each in tools if each.key not in self._tools.off]
+        if server in self._tools.failed:
+            state = f"failed: {self._tools.failed[server]}"
+        elif server not in self._tools.listed:
+            state = "starting"
+        else:
+            tokens = sum(each.tokens for each in on)
+            state = f"{len(on)} of {len(tools)} tools on, about {tokens:,} tokens of context"
+        return Content.assemble((displayable(server), "bold"), f"  {displayable(state)}")
+
+    def _describe_tool(self, tool: ServerTool) -> Content:
+        mark = "[ ]" if tool.key in self._tools.off else "[x]"
+        about = collapse(tool.listed.description)[:_MAX_DESCRIPTION]
+        return Content(f"  {mark} {tool.name}  {about}")
+
+
+def _about(tool: ServerTool) -> str:
+    return f"{tool.name} {tool.server} {tool.listed.description}"

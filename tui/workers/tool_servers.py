@@ -1,0 +1,144 @@
+"""The user's MCP servers in a thread, so that the chat never waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message as TextualMessage
+
+from akunu_py.errors import AkunuError, describe
+from akunu_py.mcp.config import ServerConfig
+from akunu_py.mcp.output import ListedTool, ToolOutput
+
+if TYPE_CHECKING:  # a second of CPU time, which the thread spends
+    from akunu_py.mcp.connection import Connection
+
+
+class ToolServerMessage(TextualMessage):
+    """A message about an MCP server or a call."""
+
+
+@dataclass
+class ToolsListed(ToolServerMessage):
+    """A server has started."""
+
+    server: str
+    tools: Sequence[ListedTool]
+
+
+@dataclass
+class ToolServerFailed(ToolServerMessage):
+    """A server could not be started."""
+
+    server: str
+    error: str
+
+
+@dataclass
+class ToolCalled(ToolServerMessage):
+    """A call has ended; not posted for cancelled calls."""
+
+    call: str  # its id
+    output: ToolOutput
+
+
+class ToolServers:
+    """Starts the servers, and calls their tools. Call its methods from the app's thread."""
+
+    def __init__(self, configs: Sequence[ServerConfig]) -> None:
+        self._configs = configs
+        self._post: Callable[[TextualMessage], object] = lambda message: None
+        self._loop: asyncio.AbstractEventLoop | None = None  # while the thread runs
+        self._closed = threading.Event()
+        self._wake: asyncio.Event | None = None  # set when `_closed` is
+        self._connections: dict[str, Connection] = {}
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        # A daemon, because a server may refuse to end.
+        self._thread = threading.Thread(target=self._run, name="tool servers", daemon=True)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of all servers."""
+        return [config.name for config in self._configs]
+
+    def start(self, post: Callable[[TextualMessage], object]) -> None:
+        """Start all servers. `post` is called from another thread."""
+        self._post = post
+        self._thread.start()
+
+    def call(self, call: str, server: str, tool: str, arguments: str) -> None:
+        """Call a tool of a started server. arguments: a JSON object. call: an id for the result."""
+        self._in_loop(self._begin, call, server, tool, arguments)
+
+    def cancel(self, call: str) -> None:
+        """Cancel a call, if it runs."""
+        self._in_loop(self._cancel, call)
+
+    def close(self, timeout: float) -> bool:
+        """End all servers. Return False if one still runs after `timeout` seconds."""
+        self._closed.set()
+        if self._wake is not None:
+            self._in_loop(self._wake.set)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _in_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # The loop has just ended.
+                self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001 - reported to the user
+            for name in self.names:
+                self._post(ToolServerFailed(name, describe(error)))
+
+    async def _serve(self) -> None:
+        from akunu_py.mcp.connection import Connection
+
+        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._connections = {config.name: Connection(config) for config in self._configs}
+        starts = [asyncio.create_task(self._start(name)) for name in self._connections]
+        if not self._closed.is_set():
+            await self._wake.wait()
+        self._loop = None
+        for task in (*starts, *self._calls.values()):
+            task.cancel()
+        closing = [connection.close() for connection in self._connections.values()]
+        await asyncio.gather(*starts, *closing, return_exceptions=True)
+
+    async def _start(self, name: str) -> None:
+        try:
+            tools = await self._connections[name].start()
+        except AkunuError as error:
+            self._post(ToolServerFailed(name, str(error)))
+        else:
+            self._post(ToolsListed(name, tools))
+
+    def _begin(self, call: str, server: str, tool: str, arguments: str) -> None:
+        task = asyncio.create_task(self._call(call, server, tool, arguments))
+        self._calls[call] = task
+        task.add_done_callback(lambda task: self._calls.pop(call, None))
+
+    def _cancel(self, call: str) -> None:
+        if call in self._calls:
+            self._calls[call].cancel()
+
+    async def _call(self, call: str, server: str, tool: str, arguments: str) -> None:
+        try:
+            values = json.loads(arguments or "{}")
+            if not isinstance(values, dict):
+                raise AkunuError("the arguments are not a JSON object")
+            output = await self._connections[server].call(tool, values)
+        except (AkunuError, ValueError, RecursionError) as error:
+            output = ToolOutput(str(error) or describe(error), is_error=True)
+        self._post(ToolCalled(call, output))
