@@ -79,7 +79,7 @@ def _show_status(manager: ServiceManager) -> None:
     servers = running_servers()
     for server in servers:
         answers = ServerClient(server.url).has_token(server.token)
-        state = "" if answers else ", does not answer"
-        say(f"server: {server.url}/v1 serves {server.name} (process {server.process}{state})")
+        state, names = "" if answers else ", does not answer", ", ".join(server.models)
+        say(f"server: {server.url}/v1 serves {names} (process {server.process}{state})")
     if not servers:
         say("server: none is running")
