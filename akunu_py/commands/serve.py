@@ -119,11 +119,11 @@ def run(args: argparse.Namespace) -> int:
 
         parser = Parser()
         add_options(parser)
-        return manage_service(parser, args)
+        return manage_service(parser, args, lambda: served_models(args, serve_settings()))
     settings = serve_settings()
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port
-    models = _models(args, settings)
+    models = served_models(args, settings)
     embedding = model_store.resolve(args.embedding_model) if args.embedding_model else None
     if embedding is not None:
         model_store.check(embedding)
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
+def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
     """Return the models to serve, without duplicates. Raises UsageError, UnknownModel."""
     names = args.model or [each.strip() for each in settings.model.split(",") if each.strip()]
     found = [model_store.resolve(name) for name in names or [load_settings().model]]

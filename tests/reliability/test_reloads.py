@@ -56,7 +56,7 @@ class Server:
         args = parser.parse_args(["--model", str(model), "--prompt-cache-memory", "10MB"])
         self.warnings: list[str] = []
         options = ServeOptions(AccessRules(), GenerateOptions())
-        [found] = serve._models(args, ServeSettings())
+        [found] = serve.served_models(args, ServeSettings())
         pool = serve._pool(args, [found], options, None, self.warnings, lambda *_: None)
         self.served = pool.models[0]
         self.host = self.served.host

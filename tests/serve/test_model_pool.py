@@ -50,7 +50,7 @@ def pool_of(directories: list[Path], *words: str) -> Iterator[ModelPool]:
     models = [word for path in directories for word in ("--model", str(path))]
     args = parser.parse_args([*models, "--no-answer-cache", *words])
     options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=6)
-    found = serve._models(args, ServeSettings())
+    found = serve.served_models(args, ServeSettings())
     pool = serve._pool(args, found, options, None, [], lambda *_: None)
     yield pool
     assert pool.close()
@@ -350,7 +350,7 @@ def test_settings_and_environment_list_models(
 
     def names(*words: str) -> list[str]:
         args = parser.parse_args(words)
-        return [model.name for model in serve._models(args, serve_settings())]
+        return [model.name for model in serve.served_models(args, serve_settings())]
 
     settings_file().parent.mkdir(parents=True, exist_ok=True)
     settings_file().write_text(f"[serve]\nmodel = '{a}, {b}'\n")

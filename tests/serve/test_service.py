@@ -18,6 +18,7 @@ from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.running import running_servers
 from akunu_py.serve.own.service import Launchd, ServiceCommand, ServiceManager, Systemd
 from tests.support.command import assert_one_line_error, run_here, until
+from tests.support.serving import write_served_model
 
 _HOSTILE = ("--alias", "a b", "--alias", "q\"uo'te", "--alias", "100%h", "--alias", "$HOME\\n;|&")
 _MANAGERS = {"darwin": Launchd, "linux": Systemd}
@@ -128,6 +129,18 @@ def test_install_status_and_uninstall(
     assert not manager.file.exists()
     assert "not installed" in run_here("serve", "--uninstall").stdout
     assert "not installed" in run_here("serve", "--status").stdout
+
+
+def test_a_service_of_several_models(
+    manager: ServiceManager, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write_served_model(home / name) for name in "ab"]
+    monkeypatch.chdir(home)
+    done = run_here("serve", "--install", "--model", "./a", "--model", "./b")
+    assert done.returncode == 0, done.stderr
+    assert "a, b served at http://" in done.stdout
+    words = words_of(manager, manager.file.read_bytes())
+    assert words[-4:] == ["--model", str(paths[0].resolve()), "--model", str(paths[1].resolve())]
 
 
 def test_a_refusal_of_the_system_leaves_nothing(
