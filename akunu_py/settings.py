@@ -83,6 +83,7 @@ class Settings:
     model: str = DEFAULT_MODEL
     completion_model: str = ""  # for `akunu complete`; "": `model`
     completion_exclude: tuple[str, ...] = SECRET_FILES  # patterns of files without completions
+    save_battery: bool = True  # completions: nothing ahead, and later requests, on battery
     draft_model: str = ""  # drafts for models with the same tokenizer; "": none
     unload_after: float = 0.0  # minutes without a request before unloading; 0: never
     temperature: float = 0.7  # of the chat

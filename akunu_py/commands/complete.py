@@ -22,6 +22,7 @@ from akunu_py.arguments import (
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.completion_queue import QueueOptions
+from akunu_py.completion.power import Power
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     CompleteOptions,
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     args.model = requested or settings.completion_model or settings.model
     load, base = partial(load_completer, args, requested, server), base_request(args)
     options = QueueOptions(settings.unload_s, settings.completion_exclude)
+    if settings.save_battery:
+        options = replace(options, saves_power=Power().on_battery)
     acceptance = Acceptance(None if args.no_answer_cache else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.protocols.filter import run_filter

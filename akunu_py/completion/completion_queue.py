@@ -54,6 +54,7 @@ class QueueOptions:
     unload_s: float | None = None  # idle seconds after which the model is unloaded; None: never
     exclude: tuple[str, ...] = SECRET_FILES  # patterns of files that no prompt may contain
     pause_s: float = 0.5  # without a request, before the next completion is made ahead
+    saves_power: Callable[[], bool] = lambda: False  # True: nothing is made ahead
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +99,7 @@ class CompletionQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._exclude, self._pause_s = options.exclude, options.pause_s
+        self.saves_power = options.saves_power
         self._next: Ticket | None = None  # the completion after the last one, until it is queued
         self._pause: threading.Timer | None = None  # queues it
         self._load = load
@@ -218,11 +220,11 @@ class CompletionQueue:
         self.host.submit(job, lambda event: self._on_event(served, event))
 
     def _submit_ahead(self, ticket: Ticket) -> None:
-        """Queue a completion to make ahead, unless it is cached or in progress."""
+        """Queue a completion to make ahead, unless it is cached, in progress or costs battery."""
         with self._lock:
             known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
         known = known or self._cache.find(ticket.request) is not None
-        if not known:
+        if not known and not self.saves_power():
             with self._lock:
                 self._ahead = ticket
             self._put(ticket)

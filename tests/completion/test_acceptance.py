@@ -98,9 +98,26 @@ class Thread:
     """Completes everything with the same text."""
 
     state = "ready"
+    battery = False
+
+    def saves_power(self) -> bool:
+        return self.battery
+
+    def accepted(self) -> None:
+        pass
 
     def submit(self, ticket: Ticket) -> None:
         ticket.on_done(Completion(TEXT if ticket.request.max_tokens else "", "stop", Stats()))
+
+
+@pytest.mark.parametrize("battery", [True, False])
+def test_replies_name_battery_power(battery: bool) -> None:
+    replies: list[dict[str, Any]] = []
+    thread = Thread()
+    thread.battery = battery
+    lines = JsonLines(thread, lambda line: replies.append(json.loads(line)), ASKED)  # type: ignore[arg-type]
+    lines.handle(b'{"id": 1, "prefix": "x"}')
+    assert replies[0].get("battery") == (True if battery else None)
 
 
 def test_lines_that_report_what_was_accepted(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.errors import UsageError
+from akunu_py.types import Stats
 from tests.support.command import until
+from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -31,6 +33,24 @@ PREFIX = "x = [[[["  # brackets that the random model never closes: it continues
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([END]), end=END)
+
+
+def test_on_battery_nothing_is_made_ahead() -> None:
+    """Neither a prefill nor the next completion; what is asked for is completed."""
+    made: list[CompletionRequest] = []
+
+    def complete(request: CompletionRequest, *_: Any) -> Completion:
+        made.append(request)
+        return Completion("text", "stop", Stats())
+
+    options = QueueOptions(pause_s=0.0, saves_power=lambda: True)
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+    queue.start()
+    assert queue.complete(CompletionRequest("a", max_tokens=0)).finish_reason == "cancelled"
+    assert queue.complete(CompletionRequest("b")).text == "text"
+    assert queue.complete(CompletionRequest("c")).text == "text"
+    queue.close(drain=True)
+    assert [request.prefix for request in made] == ["b", "c"]
 
 
 class Host:

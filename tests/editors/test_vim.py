@@ -414,6 +414,12 @@ var found: list<number> = []
 found->add(pace.Delay())
 Type(150)
 found->add(pace.Delay())
+for _ in range(2)
+  pace.Asked()
+  Type(150, 1)
+endfor
+found->add(pace.Delay())
+pace.Answered()
 pace.Asked()
 sleep 300m
 pace.Answered()
@@ -434,9 +440,10 @@ def test_the_delay_follows_typing_and_latency(tmp_path: Path) -> None:
     command = ["vim", "-Nu", "NONE", "-es", "--cmd", f"set rtp^={PLUGIN}"]
     environment = os.environ | {"OUT": str(tmp_path / "out")}
     subprocess.run([*command, "-S", f"{tmp_path}/pace.vim"], env=environment, timeout=60)
-    first, fast_answers, slow_answers, after_a_pause, battery = json.loads(
+    first, fast_answers, unanswered, slow_answers, after_a_pause, battery = json.loads(
         (tmp_path / "out").read_text()
     )
+    assert 1.3 * 150 <= unanswered <= 1000
     assert (first, fast_answers, after_a_pause, battery) == (100, 100, 100, 200)
     assert 1.3 * 150 <= slow_answers <= 1000
 

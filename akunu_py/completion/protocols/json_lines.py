@@ -148,7 +148,8 @@ class JsonLines:
                 text = done.text or (done.change and "\n".join(done.change.lines) + "\n")
                 if text:
                     self._acceptance.shown(line.request, text, line.id)
-            self._reply({"id": line.id} | _as_dict(done, line.request))
+            power = {"battery": True} if self._queue.saves_power() else {}
+            self._reply({"id": line.id} | _as_dict(done, line.request) | power)
 
         ticket = Ticket(line.request, on_done, line.channel, on_text)
         with self._lock:

@@ -277,11 +277,11 @@ def Answered(line: string)
   endif
   if is_ours
     pace.Answered()
-    pace.Battery(reply->get('battery', false))
     const then = asked.spot
     const text = reply->get('text', asked.text .. reply->get('delta', ''))
     asked.text = text
     if reply->has_key('text')
+      pace.Battery(reply->get('battery', false))
       asked = {}
     endif
     if IsWanted()

@@ -15,6 +15,7 @@ class Pace {
     this.lastKey = -Infinity
     this.interval = 0 // average milliseconds between two keys, 0 after a pause
     this.latency = 0 // average milliseconds until the first text
+    this.unanswered = -Infinity // start of the last request without a text
     this.onBattery = false
   }
 
@@ -24,10 +25,15 @@ class Pace {
     this.interval = gap < PAUSE_MS ? average(this.interval, gap) : 0
   }
 
-  // Returns a function to call when the first text arrives.
+  // A request is sent. If the one before has no text yet, its latency is at least its age. Returns a
+  // function to call when the first text arrives.
   asked() {
     const start = this.now()
+    const age = start - this.unanswered
+    if (age > this.latency && age < PAUSE_MS) this.latency = average(this.latency, age)
+    this.unanswered = start
     return () => {
+      this.unanswered = -Infinity
       const ms = this.now() - start
       if (ms < LOADING_MS) this.latency = average(this.latency, ms)
     }

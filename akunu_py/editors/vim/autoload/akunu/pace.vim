@@ -26,7 +26,12 @@ export def Key()
   last_key = reltime()
 enddef
 
+# A request is sent. If the one before has no text yet, its latency is at least its age.
 export def Asked()
+  const age = asked_at->empty() ? 0.0 : MsSince(asked_at)
+  if age > latency && age < PAUSE_MS
+    latency = Average(latency, age)
+  endif
   asked_at = reltime()
 enddef
 
