@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ async def test_a_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     job, prompts = answer_jobs.chat_job, list[list[Message]]()
 
     def forced(engine: Any, messages: Any, asked: Any, tools: Any, **more: Any) -> Any:
-        """The first answer must call `environment`, the next ones must not call."""
+        """The first answer must call `picture`, the next ones must not call."""
         prompts.append(messages)
-        mode = ToolChoice("none") if prompts[1:] else ToolChoice("named", "environment")
+        mode = ToolChoice("none") if prompts[1:] else ToolChoice("named", "picture")
         return partial(job, choice=mode)(engine, messages, asked, tools, **more)
 
     monkeypatch.setattr(answer_jobs, "chat_job", forced)
@@ -40,21 +41,23 @@ async def test_a_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         [ServerConfig("tests", command[0], tuple(command[1:]), cwd=str(ROOT), timeout=60)]
     )
     client = ChatClient("hermes", lambda name: StepLoop(Session(engine), 1))
-    config = ChatConfig("hermes", options(engine), session=client, tools=servers)
+    asked = options(engine)
+    brace = engine.tokens.tokenizer.backend_tokenizer.token_to_id("}")  # ends the arguments
+    bias = (*asked.sampling.logit_bias, (brace, 30.0))
+    asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
+    config = ChatConfig("hermes", asked, session=client, tools=servers)
     async with ChatApp(config).run_test(size=(100, 40)) as pilot:
         it = Chat(pilot)
         await until(pilot, lambda: it.app.tools.offered.listed)
         await it.send("go")
         await until(pilot, lambda: it.phase() == "asking")
-        assert "Run this tool? tests · environment" in it.screen_text()
+        assert "Run this tool? tests · picture" in it.screen_text()
         await it.press("enter")
         await until(pilot, lambda: prompts[1:])
         assert [message.role for message in prompts[1]] == ["user", "assistant", "tool"]
-        assert prompts[1][2] == Message(
-            "tool", "", tool_call_id=prompts[1][1].tool_calls[0].id, name="environment"
-        )
+        assert prompts[1][2].content == "before\n[image not shown: image/png, 3.0 kB]"
         await until(pilot, lambda: it.phase() == "answering")
         await it.press("escape")
-        assert "tests · environment" in it.screen_text()
+        assert "tests · picture" in it.screen_text()
     assert client.close(60)
     assert servers.close(60)
