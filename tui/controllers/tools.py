@@ -27,7 +27,7 @@ from akunu_py.types import ToolCall
 
 Consent = Literal["once", "always", "deny"]
 
-_START_S = 10.0  # Prompts wait this long for servers that start.
+_START_S = 30.0  # Prompts wait this long for servers that start.
 
 
 @dataclass(eq=False)
