@@ -114,13 +114,13 @@ def _tokens(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    settings = serve_settings()
     if args.install or args.uninstall or args.status:
         from akunu_py.commands.serve_service import manage_service
 
         parser = Parser()
         add_options(parser)
-        return manage_service(parser, args)
-    settings = serve_settings()
+        return manage_service(parser, args, partial(_models, args, settings))
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port
     models = _models(args, settings)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from akunu_py.arguments import as_arguments, loading_from
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.running import running_servers
 from akunu_py.serve.own.service import (
@@ -17,17 +19,22 @@ from akunu_py.serve.own.service import (
     own_environment,
     service_manager,
 )
-from akunu_py.settings import load_settings, serve_settings
+from akunu_py.settings import serve_settings
 from akunu_py.text import say
 
-_MODELS = ("model", "embedding_model", "draft_model")
 
+def manage_service(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    models: Callable[[], Sequence[StoredModel]],
+) -> int:
+    """Install or remove the service, or show what runs.
 
-def manage_service(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """Install or remove the service, or show what runs. parser: of `akunu serve`."""
+    parser: of `akunu serve`. models: returns those to serve, or raises what is wrong with them.
+    """
     manager = service_manager()
     if args.install:
-        _install(manager, parser, args)
+        _install(manager, parser, args, models)
     elif args.uninstall:
         removed = manager.uninstall()
         say(f"removed {manager.file}" if removed else "the service is not installed")
@@ -37,7 +44,10 @@ def manage_service(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
 
 
 def _install(
-    manager: ServiceManager, parser: argparse.ArgumentParser, args: argparse.Namespace
+    manager: ServiceManager,
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    models: Callable[[], Sequence[StoredModel]],
 ) -> None:
     """Check the options that a service would fail with, then install it."""
     if "/Cellar/" in sys.prefix:
@@ -51,12 +61,12 @@ def _install(
         raise UsageError("--until-eof cannot be combined with --install: a service has no stdin")
     settings = serve_settings()
     loading_from(args)
-    model = model_store.resolve(args.model or settings.model or load_settings().model)
-    model_store.check(model)
-    for name in _MODELS:  # a service has another working directory
-        named = model_store.resolve(value) if (value := getattr(args, name)) else None
-        if named and named.manifest is None and not named.program:
-            setattr(args, name, str(named.path.resolve()))
+    names = ", ".join(model.name for model in models())
+    # A service has another working directory.
+    args.model = [_absolute(name) for name in args.model or ()] or None
+    for option in ("embedding_model", "draft_model"):
+        if name := getattr(args, option):
+            setattr(args, option, _absolute(name))
     if args.hosts and Path(args.hosts).exists():
         args.hosts = str(Path(args.hosts).resolve())
     args.install = False
@@ -64,10 +74,17 @@ def _install(
     host = args.host or settings.host
     port = settings.port if args.port is None else args.port
     say(f"installed {manager.file}")
-    say(f"{model.name} is served at http://{host}:{port}/v1, now and after each login")
+    say(f"{names}: served at http://{host}:{port}/v1, now and after each login")
     say(f"logs: {manager.logs}")
     if manager.note:
         say(manager.note)
+
+
+def _absolute(name: str) -> str:
+    """Return the path of a model outside the store, or its name. Raises UnknownModel."""
+    model = model_store.resolve(name)
+    outside = model.manifest is None and not model.program
+    return str(model.path.resolve()) if outside else name
 
 
 def _show_status(manager: ServiceManager) -> None:
@@ -80,6 +97,7 @@ def _show_status(manager: ServiceManager) -> None:
     for server in servers:
         answers = ServerClient(server.url).has_token(server.token)
         state = "" if answers else ", does not answer"
-        say(f"server: {server.url}/v1 serves {server.name} (process {server.process}{state})")
+        names = ", ".join(server.models)
+        say(f"server: {server.url}/v1 serves {names} (process {server.process}{state})")
     if not servers:
         say("server: none is running")

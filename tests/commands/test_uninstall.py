@@ -61,7 +61,7 @@ def test_it_deletes_ours_and_only_ours(home: Path) -> None:
 def test_it_refuses_where_it_cannot_ask_or_a_server_runs(home: Path) -> None:
     before = left(home)
     assert "run: akunu uninstall --data --yes" in run_here("uninstall", "--data").stderr
-    with announce(RunningServer("http://127.0.0.1:1", "", "m", str(home))):
+    with announce(RunningServer("http://127.0.0.1:1", "", {"m": str(home)})):
         assert f"process {os.getpid()}" in run_here("uninstall", "--data", "--yes").stderr
     assert left(home) == before
 
