@@ -121,7 +121,6 @@ def test_docs_are_in_plain_english() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.long
 def test_class_names_are_unique() -> None:
     names = Counter(
         node.name

@@ -23,7 +23,7 @@ from textual.widgets import Static
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.markdown import MarkdownSection
-from akunu_py.tui.transcript.thinking import ThinkingView
+from akunu_py.tui.transcript.thinking_view import ThinkingView
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 _NEAR = 2  # screens: closer sections are mounted

@@ -86,7 +86,7 @@ class ModelRunner:
         return results
 
     def _waiting_pays(self, requests: Sequence[Request], *, ahead: bool) -> bool:
-        """Return whether the next pass shall wait for the tokens of this one, to have drafts."""
+        """Return whether the next pass should wait for the tokens of this one, to have drafts."""
         alone = (self.prefers_alone(each, len(requests)) for each in requests)
         return any(self._plan(requests, ahead=ahead)) or any(alone)
 

@@ -14,7 +14,7 @@ from akunu_py.chats.tool_rounds import Outcome, ToolUse
 from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
-from akunu_py.tui.transcript.thinking import ThinkingView
+from akunu_py.tui.transcript.thinking_view import ThinkingView
 
 _MARKS: dict[Outcome, str] = {
     "waiting": "? waits for your decision",
@@ -33,7 +33,7 @@ def describe_call(use: ToolUse) -> str:
 
 
 def readable_arguments(arguments: str) -> str:
-    """Return the arguments of a call with one line for each, as far as they are JSON."""
+    """Return the arguments of a call on one line each if they are JSON, else unchanged."""
     try:
         text = json.dumps(json.loads(arguments or "{}"), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
