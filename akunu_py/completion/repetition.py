@@ -22,7 +22,7 @@ _PARTIAL_CONFLICT = re.compile(r"(?:^|\n)([<>|]{1,7})\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
+class RepetitionEnd:
     """Where to end a text."""
 
     at: int
@@ -40,7 +40,7 @@ class RepetitionStops:
         self._above = lines[-_ECHO:]
         self._has_conflict = bool(_CONFLICT.search(prefix[-20_000:]))
 
-    def find(self, text: str, *, final: bool) -> Repetition:
+    def find(self, text: str, *, final: bool) -> RepetitionEnd:
         """Return where the output `text` begins to repeat. final: no more output follows."""
         ends = [
             self._echo(text, final=final),
@@ -51,9 +51,9 @@ class RepetitionStops:
         loops = [end for end in ends if end.is_loop]
         return min(loops or ends, key=lambda end: end.at)
 
-    def _echo(self, text: str, *, final: bool) -> Repetition:
+    def _echo(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find the lines above the cursor at the start of the output."""
-        none = Repetition(len(text))
+        none = RepetitionEnd(len(text))
         if self._before.strip():
             return none
         start = len(text) - len(text.lstrip("\n"))
@@ -64,9 +64,9 @@ class RepetitionStops:
             if not self._is_distinct(above):
                 continue
             if [line.rstrip() for line in whole[:size]] == above:
-                return Repetition(0, is_loop=True)
+                return RepetitionEnd(0, is_loop=True)
             if not final and len(whole) < size and _begins(above, whole, lines[-1]):
-                none = Repetition(0)
+                none = RepetitionEnd(0)
         return none
 
     def _is_distinct(self, lines: Sequence[str]) -> bool:
@@ -78,7 +78,7 @@ class RepetitionStops:
             return False
         return f"\n{self._seen}".count("\n" + "\n".join(lines)) == 1
 
-    def _line_loop(self, text: str, *, final: bool) -> Repetition:
+    def _line_loop(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find the same line, or the same few lines, five times."""
         lines = (self._before + text).split("\n")
         whole = len(lines) if final else len(lines) - 1
@@ -97,16 +97,16 @@ class RepetitionStops:
                 if not alike[size] or not _has_words(lines[first - size : first]):
                     continue
                 if complete and alike[size] >= (_TIMES - 1) * size:
-                    return Repetition(self._offset(starts[first]), is_loop=True)
+                    return RepetitionEnd(self._offset(starts[first]), is_loop=True)
                 if number == len(lines) - 1 and not final:
                     held = min(held, first)
-        return Repetition(self._offset(starts[held]) if held < len(lines) else len(text))
+        return RepetitionEnd(self._offset(starts[held]) if held < len(lines) else len(text))
 
     def _offset(self, start: int) -> int:
         """Return the place of a line's start in the output."""
         return max(0, start - len(self._before))
 
-    def _run(self, text: str, *, final: bool) -> Repetition:
+    def _run(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find a text that is repeated many times within a line."""
         lines = text.split("\n")
         at = 0
@@ -115,9 +115,9 @@ class RepetitionStops:
             if found is not None:
                 end, is_loop = found
                 if is_loop or (number == len(lines) - 1 and not final):
-                    return Repetition(at + end, is_loop)
+                    return RepetitionEnd(at + end, is_loop)
             at += len(line) + 1
-        return Repetition(len(text))
+        return RepetitionEnd(len(text))
 
     def _run_in(self, line: str) -> tuple[int, bool] | None:
         """Return where a repetition in `line` is to be cut, and whether it is a loop.
@@ -144,17 +144,17 @@ class RepetitionStops:
         shorter = part in (2 * part)[1:-1]  # it repeats a shorter text
         return shorter or not re.search(r"\w", part) or 3 * part in self._seen
 
-    def _conflict(self, text: str, *, final: bool) -> Repetition:
+    def _conflict(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find the markers of a merge conflict."""
         if not self._has_conflict:
             for found in _CONFLICT.finditer(text):
                 if found.start() or not self._before:
-                    return Repetition(found.start(), is_loop=True)
+                    return RepetitionEnd(found.start(), is_loop=True)
             partial = _PARTIAL_CONFLICT.search(text)
             at_start = partial and (partial.start(1) or not self._before)
             if partial and at_start and (not final or len(partial.group(1)) == _MARKER):
-                return Repetition(partial.start(1), is_loop=final)
-        return Repetition(len(text))
+                return RepetitionEnd(partial.start(1), is_loop=final)
+        return RepetitionEnd(len(text))
 
 
 def _begins(above: Sequence[str], whole: Sequence[str], partial: str) -> bool:
