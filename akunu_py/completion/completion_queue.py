@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
 from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.prompt.imports import ProjectImports
 from akunu_py.completion.request import (
     Completion,
     CompletionReason,
@@ -100,6 +101,7 @@ class CompletionQueue:
     ) -> None:
         self._exclude, self._pause_s = options.exclude, options.pause_s
         self.saves_power = options.saves_power
+        self._imports, self._imports_lock = ProjectImports(), threading.Lock()
         self._next: Ticket | None = None  # the completion after the last one, until it is queued
         self._pause: threading.Timer | None = None  # queues it
         self._load = load
@@ -133,7 +135,8 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        The completion in an excluded file is empty; excluded files and edits are dropped.
+        The completion in an excluded file is empty; excluded files and edits are dropped. Closed
+        files that the buffer imports are added.
         It cancels the earlier request on its channel, or takes over its completion if that starts
         with the text typed since. A request for a prefill cancels nothing.
         """
@@ -145,7 +148,10 @@ class CompletionQueue:
         if is_excluded(ticket.request.path, self._exclude):
             self.finish(ticket, Completion("", "stop", Stats()))
             return
-        ticket.request = without_excluded(ticket.request, self._exclude)
+        with self._imports_lock:
+            imported = self._imports.of(ticket.request)
+        files = (*ticket.request.files, *imported)
+        ticket.request = without_excluded(replace(ticket.request, files=files), self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._submit_ahead(ticket)

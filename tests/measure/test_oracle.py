@@ -123,3 +123,15 @@ def test_prompts_contain_definitions_of_called_functions(
     assert shares["calls"][0] >= 5
     assert shares["related"][2] >= 0.9
     assert shares["first lines"][2] <= shares["related"][2] - 0.4
+
+
+def test_imported_files_have_the_names_of_the_next_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tax.py").write_text("def value_added_tax(price):\n    return price * 1.2\n")
+    above = "from tax import *\n" + "x = 1\n" * 12
+    (tmp_path / "uses.py").write_text(above + "value_added_tax(7)\n" + "y = 1\n" * 12)
+    (tmp_path / "alone.py").write_text("x = 1\n" * 12 + "value_added_tax(7)\n" + "y = 1\n" * 12)
+    assert main(["--imports", str(tmp_path), "--places", "99", "--format", "json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["all"]
+    assert counts == {"places": 15, "imported": 8, "new names": 4}

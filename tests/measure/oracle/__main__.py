@@ -18,6 +18,7 @@ from akunu_py.errors import UsageError
 from akunu_py.parser import positive
 from akunu_py.types import LoadOptions
 from tests.measure.oracle.definitions import BUDGETS, measure_definitions
+from tests.measure.oracle.imports import measure_imports
 from tests.measure.oracle.places import Place
 from tests.measure.oracle.score import as_dict, ignore_fault, score_directory
 from tests.measure.tool import run_tool
@@ -33,6 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Measure instead how often the prompt contains the definition of a called function",
     )
     parser.add_argument(
+        "--imports",
+        action="store_true",
+        help="Measure instead how often the next lines use a name that only imported files have",
+    )
+    parser.add_argument(
         "--places",
         type=positive,
         default=10,
@@ -45,6 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.imports:
+        return _find_imports(options)
     return _find_definitions(options) if options.definitions else _score_rules(options)
 
 
@@ -72,6 +80,23 @@ def _find_definitions(options: argparse.Namespace) -> int:
     as_json = {"budgets": BUDGETS, "languages": found}
     show(options, as_json, lambda: print_definitions(BUDGETS, found))
     return 0
+
+
+def _find_imports(options: argparse.Namespace) -> int:
+    found = measure_imports(options.directory, options.places, progress)
+    progress("")
+    if not found:
+        raise UsageError(f"no source files in {options.directory}")
+    show(options, found, lambda: print_imports(found))
+    return 0
+
+
+def print_imports(found: Mapping[str, Mapping[str, int]]) -> None:
+    """Print the shares of places."""
+    print("places with imported files, and whose next lines use a name that only those have")
+    for name, counts in sorted(found.items()):
+        imported, new = (counts[key] / counts["places"] for key in ("imported", "new names"))
+        print(f"  {name:<11} {counts['places']:>6} places {imported:>8.2%} {new:>8.2%}")
 
 
 def print_oracle(found: dict[str, Any]) -> None:

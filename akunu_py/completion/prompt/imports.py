@@ -1,0 +1,197 @@
+"""Closed files that the buffer imports or includes, found on disk within its project."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from akunu_py.completion.prompt.layout import find_root
+from akunu_py.completion.request import CompletionRequest, SourceFile
+
+_FILES = 8  # maximum files for one buffer
+_CHARACTERS = 16_000  # of the head of each file
+_LARGEST = 1 << 20  # bytes of a file
+_HEAD = 20_000  # characters at the start of the buffer that are searched for imports
+_KEPT = 64  # files whose heads are kept in memory
+_SOURCE_ROOTS = ("src", "lib", "app", "source", "include", "src/main/java", "src/main/kotlin")
+
+_SCRIPTS = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".vue", "/index.ts", "/index.js")
+_PYTHON = re.compile(
+    r"(?m)^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)"
+    r"|import[ \t]+([\w., \t]+))"
+)
+_QUOTED = re.compile(r"""(?:\bfrom|\brequire\(|\bimport\(?)[ \t]*['"](\.{1,2}/[^'"\n]+)['"]""")
+_INCLUDE = re.compile(r'(?m)^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"')
+_RUST = re.compile(
+    r"(?m)^[ \t]*(?:pub(?:\([^)]*\))?[ \t]+)?(?:mod[ \t]+(\w+)[ \t]*;|use[ \t]+crate::([\w:]+))"
+)
+_RUBY = re.compile(r"""(?m)^[ \t]*require_relative[ \t(]+['"]([^'"\n]+)['"]""")
+_STYLE = re.compile(r"""(?m)^[ \t]*@(?:use|forward|import)[ \t]+['"]([^'":\n]+)['"]""")
+_SHELL = re.compile(r"""(?m)^[ \t]*(?:source|\.)[ \t]+["']?([\w./-]+)""")
+_LUA = re.compile(r"""\brequire[ \t(]*['"]([\w./]+)['"]""")
+_JAVA = re.compile(r"(?m)^[ \t]*import[ \t]+(?:static[ \t]+)?([\w.]+)")
+_PHP = re.compile(
+    r"""\b(?:require|include)(?:_once)?[ \t(]*(?:__DIR__[ \t]*\.[ \t]*)?['"]/?([^'"\n]+)"""
+)
+
+Candidates = Iterator[list[str]]  # for each import, the paths to try in order
+
+
+def _python(text: str, path: str, root: str) -> Candidates:
+    for dots, module, names, modules in _PYTHON.findall(text):
+        bases = _above(path, root)
+        if dots:
+            bases = [os.path.join(os.path.dirname(path), *[".."] * (len(dots) - 1))]
+        for name in re.split(r"[\s,]+", modules):
+            if name:
+                yield _modules(bases, [name])
+        if module or dots:
+            members = re.findall(r"\w+", re.sub(r"\bas[ \t]+\w+", "", names))
+            yield _modules(bases, [module]) if module else []
+            for member in members:
+                yield _modules(bases, [f"{module}.{member}".lstrip(".")])
+
+
+def _modules(bases: list[str], names: list[str]) -> list[str]:
+    stems = [os.path.join(base, *name.split(".")) for name in names for base in bases]
+    return [stem + end for stem in stems for end in (".py", "/__init__.py", ".pyi")]
+
+
+def _beside(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, str], Candidates]:
+    """Return a function that finds files relative to the buffer, the path with each of `ends`."""
+
+    def find(text: str, path: str, root: str) -> Candidates:
+        for name in pattern.findall(text):
+            stem = os.path.join(os.path.dirname(path), name)
+            bare = os.path.splitext(stem)[0]  # TypeScript imports a.js for a.ts
+            yield [each + end for each in (stem, bare) for end in ends]
+
+    return find
+
+
+def _include(text: str, path: str, root: str) -> Candidates:
+    for name in _INCLUDE.findall(text):
+        yield [os.path.join(base, name) for base in _above(path, root)]
+
+
+def _rust(text: str, path: str, root: str) -> Candidates:
+    stem, name = os.path.split(path)
+    inner = stem if name in ("mod.rs", "lib.rs", "main.rs") else os.path.splitext(path)[0]
+    for module, used in _RUST.findall(text):
+        if module:
+            yield [os.path.join(inner, f"{module}.rs"), os.path.join(inner, module, "mod.rs")]
+        parts = [part for part in used.split("::") if part]
+        bases = [base for base in _above(path, root) if os.path.basename(base) == "src"]
+        for length in range(len(parts), 0, -1):
+            yield [os.path.join(base, *parts[:length]) + ".rs" for base in bases]
+
+
+def _style(text: str, path: str, root: str) -> Candidates:
+    for name in _STYLE.findall(text):
+        directory, base = os.path.split(os.path.join(os.path.dirname(path), name))
+        names = (f"_{base}.scss", f"{base}.scss", f"{base}.less", f"_{base}.sass", base)
+        yield [os.path.join(directory, each) for each in names]
+
+
+def _dotted(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, str], Candidates]:
+    """Return a function that finds files by dotted names below a source root."""
+
+    def find(text: str, path: str, root: str) -> Candidates:
+        for name in pattern.findall(text):
+            stems = [os.path.join(base, *name.split(".")) for base in _above(path, root)]
+            yield [stem + end for stem in stems for end in ends]
+
+    return find
+
+
+_FINDERS: dict[str, Callable[[str, str, str], Candidates]] = {
+    **dict.fromkeys((".py", ".pyi"), _python),
+    **dict.fromkeys(
+        (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
+        _beside(_QUOTED, *_SCRIPTS),
+    ),
+    **dict.fromkeys((".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm"), _include),
+    ".rs": _rust,
+    ".rb": _beside(_RUBY, "", ".rb"),
+    **dict.fromkeys((".scss", ".less", ".sass"), _style),
+    **dict.fromkeys((".sh", ".bash", ".zsh"), _beside(_SHELL, "")),
+    ".lua": _dotted(_LUA, ".lua", "/init.lua"),
+    **dict.fromkeys((".java", ".kt"), _dotted(_JAVA, ".java", ".kt")),
+    ".php": _beside(_PHP, ""),
+}
+
+
+class ProjectImports:
+    """Finds and reads the files that a buffer imports. Not thread-safe."""
+
+    def __init__(self) -> None:
+        # Modification time and size, and the head, by path.
+        self._heads: OrderedDict[str, tuple[tuple[int, int], str]] = OrderedDict()
+
+    def of(self, request: CompletionRequest) -> tuple[SourceFile, ...]:
+        """Return the heads of the closed files that the buffer imports, in its order."""
+        path = os.path.normpath(request.path)
+        finder = _FINDERS.get(os.path.splitext(path)[1].lower())
+        root = request.root or find_root(path)
+        if finder is None or not root or not os.path.isabs(path):
+            return ()
+        within = os.path.realpath(root) + os.sep
+        seen = {os.path.realpath(each) for each in (path, *(file.path for file in request.files))}
+        found: list[SourceFile] = []
+        text = request.prefix + request.suffix if len(request.prefix) < _HEAD else request.prefix
+        for candidates in finder(text[:_HEAD], path, root):
+            for candidate in candidates:
+                head = self._head(candidate, within)
+                if head is not None:
+                    real = os.path.realpath(candidate)
+                    if real not in seen and head:
+                        seen.add(real)
+                        found.append(SourceFile(os.path.normpath(candidate), head))
+                    break
+            if len(found) == _FILES:
+                break
+        return tuple(found)
+
+    def _head(self, path: str, within: str) -> str | None:
+        """Return the first characters of a file, "" if it is no text.
+
+        Returns None if there is no file at `path`, or none within the directory `within`.
+        """
+        try:
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode) or not os.path.realpath(path).startswith(within):
+                return None
+            state = status.st_mtime_ns, status.st_size
+            known = self._heads.get(path)
+            if known is None or known[0] != state:
+                known = state, _read_head(Path(path)) if status.st_size <= _LARGEST else ""
+            self._heads[path] = known
+            self._heads.move_to_end(path)
+            while len(self._heads) > _KEPT:
+                self._heads.popitem(last=False)
+            return known[1]
+        except (OSError, ValueError):  # ValueError: a NUL character in the path
+            return None
+
+
+def _read_head(path: Path) -> str:
+    """Return whole lines of the head of a file, "" if it is no text."""
+    with path.open("rb") as file:
+        data = file.read(4 * _CHARACTERS)
+    text = data.decode("utf-8", "replace")[:_CHARACTERS].replace("\r\n", "\n")
+    return "" if "\0" in text else text[: text.rfind("\n") + 1]
+
+
+def _above(path: str, root: str) -> list[str]:
+    """Return the directories from that of `path` up to `root`, then the usual source roots."""
+    found, directory, root = [], os.path.dirname(path), os.path.normpath(root)
+    while directory.startswith(root):
+        found.append(directory)
+        if directory == root:
+            break
+        directory = os.path.dirname(directory)
+    return found + [os.path.join(root, each) for each in _SOURCE_ROOTS]
