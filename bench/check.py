@@ -24,7 +24,14 @@ import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
-from akunu_py.bench.mac_checks import bandwidth_line, logprobs_speed, schema_line
+from akunu_py.bench.mac_checks import (
+    TIE_ROWS,
+    bandwidth_line,
+    counted_memory,
+    logprobs_speed,
+    near_ties,
+    schema_line,
+)
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -55,6 +62,8 @@ MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians 
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
 MIN_LOGPROBS = 0.9  # of the speed without them
 MAX_SCHEMA_S = 0.05
+MAX_FLIPPED = 0.02  # of the tokens
+MAX_UNCOUNTED = 1.05
 MAX_WIRED = 1.1  # times the weights; more can panic macOS
 MAX_MEMORY = 1.1  # times the estimate
 MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
@@ -163,6 +172,7 @@ class CheckPlan:
     depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
     bandwidth_bytes: int = 1 << 30
+    tie_positions: int = 500
     soak_tokens: int = 14_000  # of a prompt
 
 
@@ -303,12 +313,28 @@ def check_model(
         "decoding with logprobs compared with none",
     )
     check.add(model.name, name, rate, MIN_LOGPROBS, unit="x", least=True)
+    _check_ties(engine, plan, check, show)
+    show("memory")
+    ratio = counted_memory(engine, max(plan.prompts[:2]))
+    name = "memory of a prompt compared with the bytes counted"
+    check.add(model.name, name, ratio, MAX_UNCOUNTED, unit="x")
     show("schema")
     again, note = schema_line(engine)
     name = "compiling a schema of 300 properties again"
     check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
     show("idle")
     _check_idle(engine, plan, check)
+
+
+def _check_ties(engine: Engine, plan: CheckPlan, check: Check, show: Callable[[str], None]) -> None:
+    """Check how often the number of rows changes the most likely token, by format."""
+    for kind in FORMATS:
+        name = str(kind).removeprefix("mlx.core.")
+        show(f"near-ties in {name}")
+        found = near_ties(engine, kind, plan.tie_positions)
+        note = f"{found.flipped} of {found.positions} tokens; {found.close} are near-ties"
+        name = f"tokens that {TIE_ROWS} rows change, {name}"
+        check.add(engine.name, name, found.rate, MAX_FLIPPED, here=device.on_metal(), note=note)
 
 
 def _time_start(model: model_store.StoredModel, check: Check, show: Callable[[str], None]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import chips, device
+from akunu_py.decoding import chips, device, kv_cache
 from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
@@ -16,6 +18,20 @@ from akunu_py.errors import UsageError
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5
+TIE_ROWS = 5  # of a pass with a draft of four tokens
+
+
+@dataclass(frozen=True, slots=True)
+class NearTies:
+    """Positions of a text where rounding may decide."""
+
+    positions: int
+    flipped: int  # another token is the most likely one in a pass of several rows
+    close: int  # the two highest logits are within one step of the format
+
+    @property
+    def rate(self) -> float:
+        return self.flipped / max(1, self.positions)
 
 
 def measured_bandwidth(nbytes: int) -> float:
@@ -54,7 +70,50 @@ def logprobs_speed(engine: Engine, max_tokens: int) -> float | None:
     return median(plain) / median(asked) if median(asked) else None
 
 
+def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> NearTies:
+    """Compare the most likely tokens of passes of `TIE_ROWS` rows with one row at a time.
+
+    kind: format of all values that are not quantized. The text is the model's own answer.
+    """
+    prompt = engine.tokens.encode_chat([Message("user", "Write a story about a lighthouse.")])
+    options = GenerateOptions(positions, draft="off", may_store=False)
+    text = [*prompt, *Session(engine).generate(prompt, options).answer().tokens]
+    original = engine.model.parameters()
+    engine.model.set_dtype(kind)
+    try:
+        single, together = (_logits(engine, text, len(prompt), rows) for rows in (1, TIE_ROWS))
+    finally:
+        engine.model.update(original)
+    top = mx.sort(single, axis=-1)[:, -2:]
+    close = top[:, 1] - top[:, 0] <= mx.finfo(kind).eps * mx.abs(top[:, 1])
+    flipped = mx.argmax(single, axis=-1) != mx.argmax(together, axis=-1)
+    return NearTies(len(flipped), int(flipped.sum().item()), int(close.sum().item()))
+
+
+def _logits(engine: Engine, text: list[int], start: int, rows: int) -> mx.array:
+    """Return the logits behind each token from `start` on, [tokens, vocab] of float32."""
+    cache, found = kv_cache.new_cache(engine.model, engine.plan.kv_bits), []
+    mx.eval(engine.model(mx.array([text[:start]]), cache=cache))
+    for at in range(start, len(text), rows):
+        found.append(engine.model(mx.array([text[at : at + rows]]), cache=cache)[0])
+        mx.eval(found[-1])
+    return mx.concatenate(found).astype(mx.float32)
+
+
 _PROPERTIES = 300
+
+
+def counted_memory(engine: Engine, length: int) -> float | None:
+    """Return MLX's memory for a prompt of `length` tokens, relative to the bytes counted."""
+    length = min(length, engine.plan.context_length - 2)
+    gc.collect()
+    mx.clear_cache()
+    before, session = mx.get_active_memory(), Session(engine)
+    prompt = [number % engine.tokens.vocabulary for number in range(length)]
+    options = GenerateOptions(1, draft="off", may_store=False)
+    session.generate(prompt, options).answer()
+    held = mx.get_active_memory() - before
+    return held / session.target.history.nbytes
 
 
 def schema_line(engine: Engine) -> tuple[float | None, str]:

@@ -50,7 +50,7 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
 
     def stream(seed: int) -> None:
         dice = random.Random(seed)
-        while found.error is None and time.monotonic() < started + seconds:
+        while found.error is None:
             tokens = dice.choices(
                 range(engine.tokens.vocabulary), k=dice.randint(length // 2, length)
             )
@@ -63,6 +63,8 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
                 found.error = end.error
             found.requests += 1
             found.prompt_tokens += len(tokens)
+            if time.monotonic() >= started + seconds:
+                return
 
     threads = [
         threading.Thread(target=stream, args=(seed,), daemon=True) for seed in range(_STREAMS)

@@ -193,6 +193,18 @@ def detach(cache: Cache) -> Cache:
     return cache
 
 
+def own_states(cache: Cache) -> list[mx.array]:
+    """Replace recurrent states with lazy copies and return these.
+
+    Some states are views that keep the rows of a whole chunk alive.
+    """
+    own = cache.own if isinstance(cache, SharedCache) else cache
+    recurrent = [entry for entry in leaves(own) if _is_recurrent(entry)]
+    for entry in recurrent:
+        vars(entry).update(_copied(vars(entry)))
+    return _arrays(recurrent)
+
+
 def shrink(cache: Cache) -> None:
     """Release spare capacity, one layer at a time."""
     _notify(cache, "shrink")

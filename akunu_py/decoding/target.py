@@ -60,6 +60,7 @@ class Target:
         if not kv_cache.has_length(self.cache, len(self.tokens)):  # a failed pass left rows behind
             self.reset()
         self.history.reserved, self.history.pending = 0, []
+        mx.async_eval(kv_cache.own_states(self.cache))
         if self.caches.limit and len(self.tokens) >= LEAST:
             self.caches.add(self.history)
             self.reset()

@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from akunu_py.bench import check, mac_checks, soak
 from akunu_py.bench.check import Check, CheckPlan, Promise
@@ -21,6 +22,7 @@ from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
 from akunu_py.decoding.chips import ChipBandwidth
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
@@ -40,6 +42,7 @@ QUICK = CheckPlan(
     depths=(16,),
     idle_s=0.0,
     bandwidth_bytes=1 << 16,
+    tie_positions=10,
 )
 
 
@@ -163,6 +166,20 @@ def test_a_wrong_bandwidth_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mac_checks.measured_bandwidth(1 << 16) > 0
 
 
+def test_near_ties_are_counted_and_the_weights_stay(tmp_path: Path) -> None:
+    engine = Engine.load(write_chat_model(tmp_path / "model"))
+    before = dict(tree_flatten(engine.model.parameters()))
+    exact = mac_checks.near_ties(engine, mx.float32, 12)
+    assert (exact.flipped, exact.rate) == (0, 0.0)
+    assert 0 < exact.positions <= 12
+    rounded = mac_checks.near_ties(engine, mx.bfloat16, 12)
+    assert rounded.positions == exact.positions
+    assert rounded.close >= exact.close
+    after = dict(tree_flatten(engine.model.parameters()))
+    assert all(mx.array_equal(after[name], value) for name, value in before.items())
+    assert {value.dtype for value in after.values()} == {mx.float32}
+
+
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
     programs: bool,
@@ -199,9 +216,10 @@ def _run_command(
     of_metal = [
         line
         for line in lines
-        if line["about"] in ("kernels", "device") or re.search("32 rows|idling|wired", line["name"])
+        if line["about"] in ("kernels", "device")
+        or re.search("32 rows|idling|wired|rows change", line["name"])
     ]
-    assert len(of_metal) == 6 + 1 + 3 + 2
+    assert len(of_metal) == 6 + 1 + 3 + 2 + 2
     if not device.on_metal():
         assert {line["verdict"] for line in of_metal} == {"not on this machine"}
         rest = [line for line in lines if line not in of_metal]

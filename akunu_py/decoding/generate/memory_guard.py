@@ -10,6 +10,11 @@ import mlx.core as mx
 from akunu_py.decoding import device
 from akunu_py.decoding.load_plan import growth
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.history import (
+    CHECKPOINT_EVERY,
+    MAX_CHECKPOINT_BYTES,
+    MAX_CHECKPOINTS,
+)
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError
@@ -18,6 +23,7 @@ from akunu_py.text import human_size
 
 _LEAST_ANSWER = 256  # answer tokens that must fit; the rest may never be generated
 _STEP = 256  # growth of caches in tokens
+_MARKS = 2  # checkpoints of a short prompt
 
 
 def release_under_pressure(caches: PromptCaches) -> None:
@@ -40,7 +46,8 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     cached = target.reach(prompt)
     fewest = min(len(prompt) + min(max_tokens, _LEAST_ANSWER), context)
     least = _growth(engine, fewest, cached)
-    most = _growth(engine, min(len(prompt) + max_tokens, context), cached)
+    longest = min(len(prompt) + max_tokens, context)
+    most = _growth(engine, longest, cached) + checkpoint_bytes(engine, longest)
     if (left := device.memory_left(engine.plan.memory_limit)) >= most:
         return
     asked_for = target.best(prompt) if cached >= LEAST else None
@@ -56,6 +63,21 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     target.reset()  # it holds more besides the prompt than it shares with it
     caches.make_room(caches.limit)
     mx.clear_cache()
+
+
+def needed(engine: Engine, tokens: int) -> int:
+    """Return the bytes of a history of `tokens` tokens, with its checkpoints."""
+    return engine.plan.fit.needs.cache.at(tokens) + checkpoint_bytes(engine, tokens)
+
+
+def checkpoint_bytes(engine: Engine, tokens: int) -> int:
+    """Return the bytes of the checkpoints in a history of `tokens` tokens."""
+    if not engine.needs_checkpoints:
+        return 0
+    cache = engine.plan.fit.needs.cache
+    each = cache.fixed + sum(min(tokens, size) * width for size, width in cache.windows)
+    count = min(MAX_CHECKPOINTS, _MARKS + tokens // CHECKPOINT_EVERY)
+    return max(each, min(count * each, MAX_CHECKPOINT_BYTES))
 
 
 def _growth(engine: Engine, tokens: int, cached: int, cache: CacheGrowth | None = None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import CHECKPOINT_EVERY, TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
@@ -18,7 +18,6 @@ _TILE = 64  # rows per kernel tile
 _FIRST_SLICE = 64  # tokens of a timed chunk before the speed is known
 _LEAST_SLICE = 16
 _BUFFERS, _MIN_BUFFERS = 0.1, 64 << 20  # unused ones to keep: share of the used ones, bytes
-_CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two checkpoints
 
 
 @dataclass(slots=True)
@@ -115,12 +114,13 @@ def _next_size(target: Target, sizes: ChunkSizes) -> int:
 def _is_place(history: TokenHistory) -> bool:
     """Return whether a checkpoint is due here."""
     length = len(history.tokens)
-    return length in history.marks or length >= history.last_checkpoint + _CHECKPOINT_EVERY
+    return length in history.marks or length >= history.last_checkpoint + CHECKPOINT_EVERY
 
 
 def _launch(target: Target, count: int) -> _Chunk:
     """Launch a pass over the next `count` pending tokens and record them."""
     target.fill(mx.array(target.pending[:count]))
+    kv_cache.own_states(target.cache)
     arrays = kv_cache.state_arrays(target.cache)  # the logits are never computed
     # The next chunk overwrites the cache's arrays, so wait for a separate one.
     done = arrays[-1][(0,) * arrays[-1].ndim] == 0

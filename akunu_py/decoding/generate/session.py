@@ -480,9 +480,9 @@ class Request:
         return target.caches.has_room(needed, target.history)
 
     def _needed(self, tokens: int) -> int:
-        """Return the bytes of a KV cache of `tokens` tokens."""
+        """Return the bytes of a history of `tokens` tokens."""
         most = min(tokens, self._engine.plan.context_length)
-        return self._engine.plan.fit.needs.cache.at(most)
+        return memory_guard.needed(self._engine, most)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Decode a piece and count the part that belongs to the answer."""

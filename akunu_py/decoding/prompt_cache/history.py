@@ -9,10 +9,11 @@ from typing import Any
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.token_ids import common_prefix
 
-_MAX_CHECKPOINTS = 8  # maximum per history
+CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two checkpoints
+MAX_CHECKPOINTS = 8  # maximum per history
 _KEEP_RECENT = 4  # the last checkpoints are never dropped
 _MIN_SHORTENED = 256  # minimum tokens of a history after `shorten`
-_MAX_CHECKPOINT_BYTES = 512 << 20  # per history; the last checkpoint always stays
+MAX_CHECKPOINT_BYTES = 512 << 20  # per history; the last checkpoint always stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,14 @@ class TokenHistory:
         if not self.needs_checkpoints or len(self.tokens) in (0, self.last_checkpoint):
             return
         self.checkpoints.append(kv_cache.checkpoint(self.cache, len(self.tokens)))
-        while len(self.checkpoints) > _MAX_CHECKPOINTS:
+        while len(self.checkpoints) > MAX_CHECKPOINTS:
             # Drop the checkpoint whose loss costs the fewest tokens of prefill.
             ends = [0, *(each.length for each in self.checkpoints)]
-            older = range(_MAX_CHECKPOINTS - _KEEP_RECENT + 1)
+            older = range(MAX_CHECKPOINTS - _KEEP_RECENT + 1)
             del self.checkpoints[min(older, key=lambda index: ends[index + 1] - ends[index])]
         while (
             len(self.checkpoints) > 1
-            and sum(each.nbytes for each in self.checkpoints) > _MAX_CHECKPOINT_BYTES
+            and sum(each.nbytes for each in self.checkpoints) > MAX_CHECKPOINT_BYTES
         ):
             del self.checkpoints[0]
 

@@ -94,12 +94,12 @@ def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) 
 
 
 def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_module, "_CHECKPOINT_EVERY", 100)
+    monkeypatch.setattr(prefill_module, "CHECKPOINT_EVERY", 100)
     target = Target(build("qwen3_next"))
     target.reuse_prefix(some(2000, 1))
     read(target, prefill_module.ChunkSizes(largest=50))
     places = [each.length for each in target.history.checkpoints]
-    assert len(places) == history._MAX_CHECKPOINTS
+    assert len(places) == history.MAX_CHECKPOINTS
     assert places[-1] == 2000 - target.prompt_tail
     gaps = [after - before for before, after in zip([0, *places], places, strict=False)]
     assert max(gaps) <= 800
@@ -109,7 +109,7 @@ def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.Mo
 
 
 def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MAX_CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(history, "MAX_CHECKPOINT_BYTES", 1)
     target = Target(build("mamba2"))
     target.reuse_prefix(some(100, 1))
     read(target)

@@ -163,7 +163,7 @@ def test_texts_that_begin_alike_are_asked_for_again_alike() -> None:
 def test_what_is_shortened_gives_memory_back_and_goes_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "_CHECKPOINT_EVERY", 100)
+    monkeypatch.setattr(prefill, "CHECKPOINT_EVERY", 100)
     target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
     first = some(600, 1)
     target.reuse_prefix(first)
