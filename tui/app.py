@@ -28,7 +28,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.library import LibraryController, Resume
-from akunu_py.tui.controllers.tools import ToolController
+from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt import slash_commands
@@ -47,7 +47,7 @@ from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.screens.theme_gallery import ThemesScreen
-from akunu_py.tui.screens.tools import ToolsScreen
+from akunu_py.tui.screens.tool_list import ToolsScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background

@@ -14,9 +14,9 @@ from textual.widgets import Input, OptionList
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.mcp.config import ServerConfig
 from akunu_py.mcp.output import ListedTool, ToolOutput
-from akunu_py.tui.controllers.tools import ToolServersOverdue
-from akunu_py.tui.screens.tools import ToolsScreen
-from akunu_py.tui.transcript.tool_calls import ToolUseView
+from akunu_py.tui.controllers.tool_consent import ToolServersOverdue
+from akunu_py.tui.screens.tool_list import ToolsScreen
+from akunu_py.tui.transcript.call_views import ToolUseView
 from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.tui.workers.tool_servers import (

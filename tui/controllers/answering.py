@@ -16,7 +16,7 @@ from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
-from akunu_py.tui.controllers.tools import Consent, ToolController
+from akunu_py.tui.controllers.tool_consent import Consent, ToolController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController

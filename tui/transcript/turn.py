@@ -20,11 +20,11 @@ from textual.widgets import Static
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
+from akunu_py.tui.transcript.call_views import RoundsView
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
 from akunu_py.tui.transcript.thinking_view import ThinkingView
-from akunu_py.tui.transcript.tool_calls import RoundsView
 from akunu_py.types import FinishReason
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
