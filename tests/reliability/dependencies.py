@@ -11,6 +11,7 @@ import itertools
 import platform
 import re
 import tomllib
+from collections import defaultdict
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires
 from typing import Any
@@ -112,13 +113,17 @@ def render() -> str:
 def brought_along() -> set[str]:
     """What is installed because a dependency wants it, by name."""
     found: set[str] = set()
+    extras: dict[str, set[str]] = defaultdict(set)  # wanted, by package
     waiting = list(declared())
     while waiting:
-        name = waiting.pop()
-        for text in (requires(name) or []) if _is_here(name) else []:
+        parent = waiting.pop()
+        for text in (requires(parent) or []) if _is_here(parent) else []:
             requirement = Requirement(text)
             name = canonicalize_name(requirement.name)
-            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            wanted = requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": each}) for each in ("", *extras[parent])
+            )
+            extras[name] |= requirement.extras
             if wanted and name not in found and _is_here(name):
                 found.add(name)
                 waiting.append(name)

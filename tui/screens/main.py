@@ -220,7 +220,7 @@ class ChatView:
             self.panel.show(best, f"answer {turns.index(best) + 1} of {len(turns)}")
 
     def toggle_thinking(self) -> None:
-        self.transcript.thinking = not self.transcript.thinking_view
+        self.transcript.thinking = not self.transcript.thinking
 
     def _welcome(self, model: str) -> Welcome:
         better = partial(better_model, model) if self._offer_better else None
