@@ -123,8 +123,9 @@ def brought_along() -> set[str]:
             wanted = requirement.marker is None or any(
                 requirement.marker.evaluate({"extra": each}) for each in ("", *extras[parent])
             )
-            extras[name] |= requirement.extras
-            if wanted and name not in found and _is_here(name):
+            is_new = name not in found or not requirement.extras <= extras[name]
+            if wanted and is_new and _is_here(name):
+                extras[name] |= requirement.extras
                 found.add(name)
                 waiting.append(name)
     return found - set(declared())
