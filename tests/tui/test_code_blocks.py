@@ -82,3 +82,18 @@ async def test_a_block_that_is_copied_in_mid_stream_says_so(
         await it.piece("```\nThat is all.")
         await it.press("f8")
         assert "so far" not in it.notifications[-1], "it is whole, though the answer is not"
+
+
+async def test_json_is_shown_and_copied_as_a_code_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "clipboard_command", lambda: None)
+    async with chat() as it:
+        await it.send("/json")
+        await it.send("go")
+        await it.piece('{"a": ')
+        assert it.app.query_one(CodeBlock).lexer == "json", "while it grows, too"
+        await it.answer("1}")
+        assert "json · 1 line" in it.screen_text()
+        await it.press("f8")
+        assert it.app.clipboard == '{"a": 1}'
+        await it.app.view.show_conversation()
+        assert len(it.app.query(CodeBlock)) == 1
