@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
 from akunu_py.completion.completion_job import CompletionJob
-from akunu_py.completion.prompt.imports import ProjectImports
+from akunu_py.completion.prompt.project_imports import ProjectImports
 from akunu_py.completion.request import (
     Completion,
     CompletionReason,

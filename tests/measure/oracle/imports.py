@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
-from akunu_py.completion.prompt.imports import ProjectImports
+from akunu_py.completion.prompt.project_imports import ProjectImports
 from akunu_py.completion.request import CompletionRequest
 from tests.measure.oracle.source import LANGUAGES
 

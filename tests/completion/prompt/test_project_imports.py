@@ -9,9 +9,9 @@ import pytest
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue
-from akunu_py.completion.prompt import imports
-from akunu_py.completion.prompt.imports import ProjectImports
+from akunu_py.completion.prompt import project_imports
 from akunu_py.completion.prompt.layout import Prompt
+from akunu_py.completion.prompt.project_imports import ProjectImports
 from akunu_py.completion.request import CompletionRequest, SourceFile
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
@@ -90,13 +90,13 @@ def test_files_are_read_again_only_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    head = imports._read_head
+    head = project_imports._read_head
 
     def count(path: Path) -> str:
         read.append(path.name)
         return head(path)
 
-    monkeypatch.setattr(imports, "_read_head", count)
+    monkeypatch.setattr(project_imports, "_read_head", count)
     write(tmp_path, "main.py", "tax.py", "money.py")
     files, request = ProjectImports(), asked(tmp_path, "main.py", "import tax, money\n")
     for _ in range(3):
