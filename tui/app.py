@@ -27,6 +27,8 @@ from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
+from akunu_py.tui.controllers.chat_options import OptionsController
+from akunu_py.tui.controllers.compaction import CompactionController
 from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.tools import ToolController
 from akunu_py.tui.controllers.turns import TurnController
@@ -160,6 +162,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
+        self.options = OptionsController(self.conversation, self.settings, self.view)
         self.answering = AnswerController(
             config.model,
             self.conversation,
@@ -177,6 +180,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation, self.answering, self.turns, self.view, store, directory
         )
 
+        self.compaction = CompactionController(self.conversation, self.answering, self.view)
+        self.answering.on_end = self.compaction.on_end
+
         # Textual finds the action of a key or command by its name here.
         self.action_stop = self.turns.stop
         self.action_edit = self.turns.edit
@@ -192,7 +198,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_export = self.library.export
         self.action_use_persona = self.settings.use_persona
         self.action_use_system_prompt = self.settings.use_system_prompt
-        self.action_use_temperature = self.settings.use_temperature
+        self.action_compact = self.compaction.compact
+        self.action_chat_options = self.options.open
+        self.action_use_temperature = self.options.use_temperature
         self.action_show_drafting = self.view.toggle_drafting
         self.action_toggle_thinking = self.view.toggle_thinking
         self.action_send = self.view.prompt.send
@@ -292,7 +300,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def _state(self) -> ChatState:
         return ChatState(
             self.answering.model,
-            self.settings.persona_label,
+            " · ".join(filter(None, (self.settings.persona_label, self.options.label))),
             self.answering.is_busy,
             self.turns.is_editing,
             self.answering.has_queued_prompt,

@@ -29,8 +29,8 @@ from akunu_py.types import FinishReason
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
 _ENDINGS: dict[FinishReason | None, str] = {
-    "length": "… reached the token limit (--max-tokens); F9 continues",
-    "context": "… the context is full; Ctrl+N starts a new chat",
+    "length": "… reached the token limit (/options); F9 continues",
+    "context": "… the context is full; /compact makes room",
     "cancelled": "■ stopped",
     None: "… interrupted; F9 continues",
 }
