@@ -17,6 +17,7 @@ from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.events import Resize
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.widgets import Markdown
 
@@ -29,6 +30,7 @@ from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.chat_options import OptionsController
 from akunu_py.tui.controllers.compaction import CompactionController
+from akunu_py.tui.controllers.find import FindController
 from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.tools import ToolController
 from akunu_py.tui.controllers.turns import TurnController
@@ -54,6 +56,7 @@ from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.find import HitMarks
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient
@@ -183,8 +186,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
         self.answering.on_end = self.compaction.on_end
 
+        self.find = FindController(self.conversation, self.view, HitMarks())
+
         # Textual finds the action of a key or command by its name here.
-        self.action_stop = self.turns.stop
         self.action_edit = self.turns.edit
         self.action_regenerate = self.turns.regenerate
         self.action_continue = self.turns.continue_answer
@@ -370,6 +374,30 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if prompt is not None:
             self.view.prompt.write(prompt)
         self.view.prompt.focus()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        marks = self.find.marks if len(self.screen_stack) == 1 else None
+        return [*super().get_line_filters(), *([marks] if marks and marks.pattern else [])]
+
+    def action_find(self, words: str = "") -> None:
+        """Find text in the open chat, or start typing it."""
+        if words:
+            self.run_worker(self.find.find(words), group="find", exclusive=True)
+        else:
+            self.view.prompt.write("/find ")
+            self.view.prompt.focus()
+
+    def action_find_next(self, direction: int) -> None:
+        self.run_worker(self.find.step(direction), group="find", exclusive=True)
+
+    async def action_stop(self) -> None:
+        """End the search in the chat, else stop what runs."""
+        if self.find.is_active and self.view.is_choosing:
+            self.find.end()
+            self.view.prompt.focus()
+        else:
+            self.find.end()
+            await self.turns.stop()
 
     def action_defer(self, action: str) -> None:
         """Run an action after the current message is handled."""

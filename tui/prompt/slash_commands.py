@@ -46,6 +46,7 @@ COMMANDS = (
     Command("new", "new_chat", "New chat"),
     Command("chats", "conversations", "Open or search earlier chats"),
     Command("rename", "rename_chat", "Rename this chat", "[TITLE]"),
+    Command("find", "find", "Find text in this chat", "TEXT"),
     Command("export", "export", "Save this chat as Markdown or JSON", "[FILE]"),
     Command("models", "models", "Choose or fetch a model"),
     Command("model", "use_model", "Use another model from here on", "[NAME]"),

@@ -103,6 +103,12 @@ class PromptView(Widget, can_focus=False):
         self._limit = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._limit
         self.refresh(layout=True)
 
+    def unfold(self) -> None:
+        """Show all of a long prompt."""
+        if shorten(self._full_text, self._limit)[1]:
+            self._limit = _SHOWN_CHARACTERS * len(self._full_text)
+            self.refresh(layout=True)
+
     def show_actions(self, shown: bool) -> None:
         self._has_actions = shown
         self.refresh(layout=True)
