@@ -125,7 +125,7 @@ class SettingsScreen(Dialog[Settings]):
                 yield Horizontal(
                     Label("Answer limit"),
                     _number(now.max_tokens, "max-tokens"),
-                    Label("0: none   Thinking limit", classes="note"),
+                    Label("0: none   Thinking ", classes="note"),
                     _number(now.thinking_budget, "thinking-budget"),
                     Label("-1: none", classes="note"),
                     classes="row joined",
