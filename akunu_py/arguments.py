@@ -8,7 +8,7 @@ from pathlib import Path
 
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json, read_bounded
-from akunu_py.parser import add_values, positive
+from akunu_py.parser import add_values, count, positive
 from akunu_py.text import parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
@@ -72,11 +72,16 @@ def add_generation(
 ) -> None:
     """Add the options of one answer.
 
-    temperature: None for the value in the settings. max_tokens: None for the context length.
+    temperature, max_tokens: None for the values in the settings.
     """
-    limit = "Maximum tokens to generate"
-    limit += "" if max_tokens else " (default: up to the context length)"
-    add_values(parser, ("--max-tokens", "N", positive, max_tokens, limit))
+    limit, budget = "Maximum tokens to generate", "Maximum thinking tokens"
+    limit += "" if max_tokens else " (default: as in the settings)"
+    budget += f" (default: {'no limit' if max_tokens else 'as in the settings'})"
+    add_values(
+        parser,
+        ("--max-tokens", "N", positive, max_tokens, limit),
+        ("--thinking-budget", "N", count, None, budget),
+    )
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="Stop at this text; repeatable"
     )
@@ -193,7 +198,14 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
         typical=args.typical,
     )
     stop = tuple(args.stop or ())
-    return GenerateOptions(args.max_tokens, args.draft, args.draft_tokens, sampling, stop)
+    return GenerateOptions(
+        args.max_tokens,
+        args.draft,
+        args.draft_tokens,
+        sampling,
+        stop,
+        thinking_budget=args.thinking_budget,
+    )
 
 
 MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar

@@ -98,12 +98,21 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 def positive(text: str) -> int:
     """Parse the value of an option that must be a positive integer."""
+    return _integer(text, 1)
+
+
+def count(text: str) -> int:
+    """Parse the value of an option that must be 0 or a positive integer."""
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of 1 or more, got {text!r}")
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
     return value
 
 

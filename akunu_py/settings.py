@@ -16,7 +16,13 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.text import is_size, print_warnings
-from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, MAX_TEMPERATURE, WIRE_MODES
+from akunu_py.types import (
+    DEFAULT_MODEL,
+    DEFAULT_WIRE,
+    MAX_TEMPERATURE,
+    NO_TOKEN_LIMIT,
+    WIRE_MODES,
+)
 
 if TYPE_CHECKING:  # imported only to save settings
     from tomlkit import TOMLDocument
@@ -25,6 +31,7 @@ MAX_BYTES = 1 << 20  # of the file
 _MAX_VALUE = 80  # characters of a wrong value in an error
 # The meaning of an empty size; "": a size is required.
 _SIZES = {"prompt_cache_memory": "0B", "memory_limit": "0B", "prompt_cache_disk": ""}
+_LEAST = {"max_tokens": 0, "thinking_budget": -1}  # tokens
 _RENAMED = {  # old: new; files with an old key still work
     "memory": "answer_cache",
     "cache_memory": "prompt_cache_memory",
@@ -35,6 +42,7 @@ _EXPECTED = {
     bool: "true or false",
     str: "a text in quotes",
     float: "a number",
+    int: "an integer",
     dict: "a table of names and texts",
     tuple: "a list of texts",
 }
@@ -87,6 +95,8 @@ class Settings:
     draft_model: str = ""  # drafts for models with the same tokenizer; "": none
     unload_after: float = 0.0  # minutes without a request before unloading; 0: never
     temperature: float = 0.7  # of the chat
+    max_tokens: int = 0  # of an answer in the chat; 0: the room left in the context
+    thinking_budget: int = -1  # maximum thinking tokens of an answer in the chat; -1: no limit
     system_prompt: str = ""  # of the chat
     persona: str = ""  # name of the persona in use; "": `system_prompt`
     personas: dict[str, str] = field(default_factory=dict)  # more system prompts, by name
@@ -104,6 +114,16 @@ class Settings:
     def unload_s(self) -> float | None:
         """Seconds without a request before the model is unloaded; None: never."""
         return self.unload_after * 60 or None
+
+    @property
+    def token_limit(self) -> int:
+        """`max_tokens` for `GenerateOptions`."""
+        return self.max_tokens or NO_TOKEN_LIMIT
+
+    @property
+    def thinking_limit(self) -> int | None:
+        """`thinking_budget` for `GenerateOptions`."""
+        return None if self.thinking_budget < 0 else self.thinking_budget
 
     @property
     def system(self) -> str:
@@ -301,6 +321,8 @@ def _expected(name: str, value: Any, kind: type) -> str:
         return _EXPECTED[kind]
     if name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
         return f"0 to {MAX_TEMPERATURE:g}"
+    if name in _LEAST and not _LEAST[name] <= value <= NO_TOKEN_LIMIT:
+        return f"a number of tokens from {_LEAST[name]}"
     if name == "unload_after" and not 0 <= value < float("inf"):
         return "minutes"
     if name == "server" and value not in ("auto", "off") and not value.startswith("http://"):

@@ -12,15 +12,18 @@ ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 WireMode = Literal["off", "weights", "all"]
 DEFAULT_WIRE: WireMode = "weights"
+ThinkingMode = Literal["default", "on", "off", "low", "medium", "high"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
 NEURAL_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
 WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 WIRE_MODES: tuple[WireMode, ...] = ("off", "weights", "all")
+THINKING_MODES: tuple[ThinkingMode, ...] = ("default", "on", "off", "low", "medium", "high")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 MAX_TEMPERATURE = 5.0  # of the command line and the settings; above, models write nonsense
 DEFAULT_MAX_TOKENS = 1024
+NO_TOKEN_LIMIT = 1 << 30  # The context ends the answer first.
 
 
 class Drafter(Protocol):
@@ -170,6 +173,7 @@ class GenerateOptions:
     stop_tokens: tuple[int, ...] = ()  # in addition to the model's
     may_store: bool = True  # the answer in the answer cache, its prompt cache on disk
     markers: tuple[str, ...] = ()  # special tokens that stay in the text
+    thinking: ThinkingMode = "default"  # of a conversation: on, off, or how much
     thinking_budget: int | None = None  # maximum thinking tokens; None: no limit
     min_tokens: int = 0  # tokens before the answer may end
     conversation: str = ""  # its id, so that its prompt caches can be deleted with it

@@ -17,6 +17,7 @@ from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.events import Resize
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.widgets import Markdown
 
@@ -27,6 +28,9 @@ from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
+from akunu_py.tui.controllers.chat_options import OptionsController
+from akunu_py.tui.controllers.compaction import CompactionController
+from akunu_py.tui.controllers.find import FindController
 from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.controllers.turns import TurnController
@@ -52,6 +56,7 @@ from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.find import HitMarks
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient
@@ -160,6 +165,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
+        self.options = OptionsController(self.conversation, self.settings, self.view)
         self.answering = AnswerController(
             config.model,
             self.conversation,
@@ -177,8 +183,12 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation, self.answering, self.turns, self.view, store, directory
         )
 
+        self.compaction = CompactionController(self.conversation, self.answering, self.view)
+        self.answering.on_end = self.compaction.on_end
+
+        self.find = FindController(self.conversation, self.view, HitMarks())
+
         # Textual finds the action of a key or command by its name here.
-        self.action_stop = self.turns.stop
         self.action_edit = self.turns.edit
         self.action_regenerate = self.turns.regenerate
         self.action_continue = self.turns.continue_answer
@@ -192,7 +202,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_export = self.library.export
         self.action_use_persona = self.settings.use_persona
         self.action_use_system_prompt = self.settings.use_system_prompt
-        self.action_use_temperature = self.settings.use_temperature
+        self.action_compact = self.compaction.compact
+        self.action_chat_options = self.options.open
+        self.action_use_temperature = self.options.use_temperature
         self.action_show_drafting = self.view.toggle_drafting
         self.action_toggle_thinking = self.view.toggle_thinking
         self.action_send = self.view.prompt.send
@@ -292,7 +304,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def _state(self) -> ChatState:
         return ChatState(
             self.answering.model,
-            self.settings.persona_label,
+            " · ".join(filter(None, (self.settings.persona_label, self.options.label))),
             self.answering.is_busy,
             self.turns.is_editing,
             self.answering.has_queued_prompt,
@@ -362,6 +374,30 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if prompt is not None:
             self.view.prompt.write(prompt)
         self.view.prompt.focus()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        marks = self.find.marks if len(self.screen_stack) == 1 else None
+        return [*super().get_line_filters(), *([marks] if marks and marks.pattern else [])]
+
+    def action_find(self, words: str = "") -> None:
+        """Find text in the open chat, or start typing it."""
+        if words:
+            self.run_worker(self.find.find(words), group="find", exclusive=True)
+        else:
+            self.view.prompt.write("/find ")
+            self.view.prompt.focus()
+
+    def action_find_next(self, direction: int) -> None:
+        self.run_worker(self.find.step(direction), group="find", exclusive=True)
+
+    async def action_stop(self) -> None:
+        """End the search in the chat, else stop what runs."""
+        if self.find.is_active and self.view.is_choosing:
+            self.find.end()
+            self.view.prompt.focus()
+        else:
+            self.find.end()
+            await self.turns.stop()
 
     def action_defer(self, action: str) -> None:
         """Run an action after the current message is handled."""

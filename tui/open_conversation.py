@@ -10,10 +10,11 @@ import copy
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of, stopped
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
 from akunu_py.tui.prompt.attachments import title_text
@@ -21,6 +22,11 @@ from akunu_py.tui.workers.chat_client import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats, ToolCall
 
+SUMMARY_PROMPT = (  # of /compact; shown as a prompt, and part of the history
+    "Summarize our conversation so far, so that you can continue from the summary alone. Keep "
+    "facts, names, numbers, decisions, code that is still needed, and open questions. "
+    "Write only the summary."
+)
 TurnState = Literal["queued", "prefill", "answering", "calling", "done", "failed"]
 
 _turn_numbers = itertools.count(1)
@@ -48,6 +54,7 @@ class ChatTurn:
     constraint: Constraint | None = None  # on the answer; not saved, nor used when continuing
     rounds: list[ToolRound] = field(default_factory=list)  # of tool calls, before `answer`
     calling: ToolCall | None = None  # the call that the model is writing
+    summarizes: Sequence[Message] = ()  # for /compact: the history, instead of earlier turns
 
     @classmethod
     def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> ChatTurn:
@@ -121,7 +128,8 @@ class ChatTurn:
     def can_continue(self) -> bool:
         """Whether the answer was cut off before its end."""
         has_ended = self.state in ("done", "failed")
-        return bool(self.answer or self.rounds) and has_ended and self.finish_reason != "stop"
+        has_text = bool(self.answer or self.thinking or self.rounds)
+        return has_text and has_ended and self.finish_reason != "stop"
 
 
 class Conversation:
@@ -159,6 +167,7 @@ class Conversation:
     def history(self, until: ChatTurn, system: str = "") -> list[Message]:
         """Return the messages to answer `until`, which end with an unfinished answer, if any."""
         messages = [Message("system", system)] if system else []
+        messages += until.summarizes
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
             if turn.is_answered:
                 messages.append(Message("user", turn.prompt.text))
@@ -166,7 +175,9 @@ class Conversation:
                 messages.append(Message("assistant", turn.answer))
         messages.append(Message("user", until.prompt.text))
         messages += messages_of(until.rounds, thinking=True)
-        return [*messages, Message("assistant", until.answer)] if until.answer else messages
+        if until.answer or until.thinking:
+            messages.append(Message("assistant", until.answer, thinking=until.thinking))
+        return messages
 
     def ask(self, text: str) -> ChatTurn:
         """Add a turn at the end."""
@@ -185,11 +196,35 @@ class Conversation:
         del self.turns[self.turns.index(turn) :]
         return self._add(turn.prompt)
 
+    def summarize(self, messages: Sequence[Message]) -> ChatTurn:
+        """Start a branch with a summary of `messages`; the present branch stays."""
+        parent = self.turns[0].prompt.parent
+        self.turns.clear()
+        turn = self._add(ChatMessage("user", SUMMARY_PROMPT, parent))
+        turn.summarizes = messages
+        return turn
+
+    def copy_turns(self, turns: Sequence[ChatTurn]) -> None:
+        """Append copies of turns of another branch."""
+        for turn in turns:
+            prompt = replace(turn.prompt, id=new_id(), parent=self.turns[-1].reply_id)
+            copied = self._add(prompt)
+            for name in ("answer", "thinking", "finish_reason", "stats", "model", "created"):
+                setattr(copied, name, getattr(turn, name))
+            copied.rounds, copied.state = list(turn.rounds), "done"
+            self.save(copied)
+
     def save(self, turn: ChatTurn) -> None:
         """Save the current answer of a turn."""
         self.tree.replace(turn.reply)
         if self._store is not None:
             self._store.save(self.tree.conversation, turn.reply)
+
+    def set_options(self, options: ChatOptions) -> None:
+        """Change the options of the conversation; an empty one is saved with its first turn."""
+        self.tree.options = options
+        if self._store is not None and self.turns:
+            self._store.set_options(self.tree.conversation, options)
 
     def remove(self, turn: ChatTurn) -> ChatMessage:
         """Remove an unanswered turn, reactivate the replaced branch; return the removed message."""
@@ -243,5 +278,7 @@ class Conversation:
         self.turns.append(turn)
         if self._store is not None:
             self._store.save(self.tree.conversation, prompt, self.tree.title)
+            if len(self._turns) == 1 and self.tree.options != ChatOptions():
+                self._store.set_options(self.tree.conversation, self.tree.options)
         self.save(turn)
         return turn

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
+from textual.app import App
 from textual.content import Content
+from textual.filter import LineFilter
 from textual.reactive import reactive
 from textual.timer import Timer
 from textual.widget import Widget
@@ -44,7 +46,14 @@ _MAX_TITLE = 24  # maximum columns for another chat's title
 _SEPARATOR = " · "
 
 
-class StatusLine(Widget):
+class Unmarked:
+    """A mixin for widgets in which found text is not marked."""
+
+    def get_line_filters(self: Any) -> Sequence[LineFilter]:
+        return App.get_line_filters(self.app)
+
+
+class StatusLine(Unmarked, Widget):
     """The activity with its duration, and the numbers of the last answer."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -162,7 +171,7 @@ _CHARACTERS_A_SECOND = 15  # reading speed of a busy user
 _ERROR_FACTOR = 2  # errors stay this many times longer
 
 
-class MessageLine(Static, can_focus=False):
+class MessageLine(Unmarked, Static, can_focus=False):
     """A line above the prompt for messages; hidden while empty."""
 
     DEFAULT_CSS = """

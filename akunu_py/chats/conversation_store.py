@@ -14,6 +14,7 @@ from pathlib import Path
 
 from akunu_py.chats import rows
 from akunu_py.chats.database import DatabaseFile
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.search import SearchHit, find_matches, searchable, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, ConversationTree, title_of, tree_of
 from akunu_py.errors import ConversationError
@@ -103,6 +104,9 @@ class ConversationStore:
             database.execute("UPDATE conversations SET deleted = NULL WHERE number = ?", (number,))
             if new:
                 self._choose(number, tree.chosen())
+            if options := rows.options_text(tree.options):
+                update = "UPDATE conversations SET options = ifnull(options, ?) WHERE number = ?"
+                database.execute(update, (options, number))
         return len(new)
 
     def choose(self, conversation: str, message: str) -> None:
@@ -153,7 +157,7 @@ class ConversationStore:
         """Return a conversation. Raises ConversationError if it does not exist."""
         with self._file.convert_errors():
             number = self._require_number(conversation)
-            query = "SELECT title FROM conversations WHERE number = ? AND deleted IS NULL"
+            query = "SELECT title, options FROM conversations WHERE number = ? AND deleted IS NULL"
             row = self._database.execute(query, (number,)).fetchone()
             if row is None:
                 raise _unknown_conversation(conversation)
@@ -161,7 +165,8 @@ class ConversationStore:
             in_order = "SELECT number FROM messages WHERE conversation = ? ORDER BY chosen"
             chosen = [each for (each,) in self._database.execute(in_order, (number,))]
             ids = [messages[each].id for each in chosen if each in messages]
-            return tree_of(conversation, rows.text_of(row[0]), messages.values(), ids)
+            title, options = rows.text_of(row[0]), rows.options_in(row[1])
+            return tree_of(conversation, title, messages.values(), ids, options)
 
     def resolve(self, name: str) -> ConversationInfo:
         """Return the conversation whose id starts with `name`. Raises ConversationError."""
@@ -191,6 +196,12 @@ class ConversationStore:
             number = self._require_number(conversation)
             database.execute("UPDATE conversations SET title = ? WHERE number = ?", (title, number))
             self._index("title_index", number, title)
+
+    def set_options(self, conversation: str, options: ChatOptions) -> None:
+        """Replace the options of a conversation, if it exists."""
+        values = rows.options_text(options), self._find_number(conversation)
+        with self._file.transaction() as database:
+            database.execute("UPDATE conversations SET options = ? WHERE number = ?", values)
 
     def delete(self, conversation: str) -> None:
         """Delete a conversation; `undo_delete` can restore it for UNDO_S."""

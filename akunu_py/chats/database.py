@@ -299,6 +299,10 @@ def _add_rounds(database: sqlite3.Connection) -> None:
     database.execute("ALTER TABLE messages ADD COLUMN rounds TEXT")
 
 
+def _add_options(database: sqlite3.Connection) -> None:
+    database.execute("ALTER TABLE conversations ADD COLUMN options TEXT")  # JSON, or NULL
+
+
 def _run_all(database: sqlite3.Connection, statements: str) -> None:
     # `executescript` would commit the transaction.
     for statement in statements.strip().split(";\n"):
@@ -309,6 +313,7 @@ _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _make_tables,
     _make_indexes,
     _add_rounds,
+    _add_options,
 )
 VERSION = len(_MIGRATIONS)
 

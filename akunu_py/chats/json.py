@@ -1,7 +1,7 @@
 """JSON export and import of conversations with all branches.
 
     {"format": "akunu-conversations", "version": 1, "conversations": [
-        {"id", "title", "chosen": [ids], "messages": [
+        {"id", "title", "chosen": [ids], "options": {}, "messages": [
             {"id", "parent", "role", "text", "thinking", "created", "model", "stats",
              "finish_reason", "rounds"}, ...]}, ...]}
 
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
+from akunu_py.chats.options import options_of
 from akunu_py.chats.tool_rounds import as_values, rounds_of
 from akunu_py.chats.tree import ChatMessage, ConversationTree, Role, tree_of, valid_role
 from akunu_py.errors import ConversationError
@@ -44,6 +45,7 @@ def as_json(trees: Iterable[ConversationTree]) -> str:
             "id": tree.conversation,
             "title": tree.title,
             "chosen": tree.chosen(),
+            **({"options": options} if (options := tree.options.as_dict()) else {}),
             "messages": [
                 {name: values[name] for name in _FIELDS}
                 | ({"rounds": as_values(message.rounds)} if message.rounds else {})
@@ -112,7 +114,8 @@ def _read_conversation(values: Any) -> ConversationTree:
         _expect(follows, f"a message that may follow {previous or 'nothing'}", message.role)
         roles[message.id] = message.role
         messages.append(message)
-    return tree_of(conversation, title, messages, [_read_id(each) for each in chosen])
+    ids, options = [_read_id(each) for each in chosen], options_of(values.get("options"))
+    return tree_of(conversation, title, messages, ids, options)
 
 
 def _read_message(values: Any) -> ChatMessage:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from akunu_py.chats.json import ID, is_time, stats_of
+from akunu_py.chats.options import ChatOptions, options_of
 from akunu_py.chats.tool_rounds import ToolRound, as_values, rounds_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
 from akunu_py.files import parse_json
@@ -72,6 +73,20 @@ def values_of(message: ChatMessage) -> tuple[Any, ...]:
     model = storable(message.model)
     rounds = json.dumps(as_values(message.rounds)) if message.rounds else None
     return (*head, *texts, message.created, model, stats, message.finish_reason, rounds)
+
+
+def options_in(value: object) -> ChatOptions:
+    """Return the options in a column value; the defaults if it is damaged."""
+    try:
+        return options_of(parse_json(text_of(value)))
+    except ValueError:
+        return ChatOptions()
+
+
+def options_text(options: ChatOptions) -> str | None:
+    """Return the column value for options; None for the defaults."""
+    values = options.as_dict()
+    return json.dumps(values) if values else None
 
 
 def number_of(name: str) -> int | None:

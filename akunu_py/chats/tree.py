@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tool_rounds import ToolRound
 from akunu_py.types import FinishReason, Stats
 
@@ -63,6 +64,7 @@ class ConversationTree:
     def __init__(self, conversation: str | None = None, title: str = "") -> None:
         self.conversation = conversation or new_id()
         self.title = title
+        self.options = ChatOptions()
         self._messages: dict[str, ChatMessage] = {}
         self._children: dict[str | None, list[str]] = {None: []}
         self._active: dict[str | None, str] = {}
@@ -168,10 +170,15 @@ def title_of(prompt: str, length: int = 80) -> str:
 
 
 def tree_of(
-    conversation: str, title: str, messages: Iterable[ChatMessage], chosen: Iterable[str] = ()
+    conversation: str,
+    title: str,
+    messages: Iterable[ChatMessage],
+    chosen: Iterable[str] = (),
+    options: ChatOptions = ChatOptions(),  # noqa: B008 - immutable
 ) -> ConversationTree:
     """Build a tree of messages, each after its parent; activate `chosen` in order."""
     tree = ConversationTree(conversation, title)
+    tree.options = options
     for message in messages:
         tree.add(message)
     for message_id in chosen:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from akunu_py.tui.workers.chat_client import ChatClient
 
 
-NO_TOKEN_LIMIT = 1 << 30  # The context ends the answer first.
 _ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
 _TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
 
@@ -69,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     problems += check_draft_model(args)
     if args.temperature is None:
         args.temperature = settings.temperature
-    args.max_tokens = args.max_tokens or NO_TOKEN_LIMIT
+    args.max_tokens = args.max_tokens or settings.token_limit
+    if args.thinking_budget is None:
+        args.thinking_budget = settings.thinking_limit
     options = options_from(args)
 
     from akunu_py.tui.app import ChatApp, ChatConfig, load_ui_state, save_ui_state

@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     engine = engine_from_arguments(args)
     # Slow imports, so after all usage errors.
+    from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
     from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
     from akunu_py.decoding.generate.session import Session
 
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     generation = session.generate(tokens, options, prompt_rewrites(engine, tokens, options))
     if options.draft != "off" and engine.no_draft_reason:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
+    if options.thinking_budget is not None and not can_limit_thinking(encoder.tokenizer):
+        print_warnings([f"--thinking-budget has no effect: {engine.name} does not think"])
     with cancelled_by_interrupt(generation):
         if args.format == "json":
             try:

@@ -25,7 +25,7 @@ from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import Parser, add_values, positive
+from akunu_py.parser import Parser, add_values, count, positive
 from akunu_py.settings import DEFAULT_PORT, ServeSettings, load_settings, serve_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions, LoadOptions
@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("generation", "Defaults for requests that do not set them."),
         ("--temperature", "T", float, None, "Sampling temperature (default: the model's, or 1)"),
         ("--max-tokens", "N", positive, None, "Maximum tokens (default: up to the context length)"),
-        ("--thinking-budget", "N", _tokens, None, "Maximum thinking tokens (default: no limit)"),
+        ("--thinking-budget", "N", count, None, "Maximum thinking tokens (default: no limit)"),
     )
     add_values(
         parser,
@@ -107,10 +107,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_drafting(parser.add_argument_group("drafting"))
     add_loading(parser)
     add_hosts(parser)
-
-
-def _tokens(text: str) -> int:
-    return 0 if text == "0" else positive(text)
 
 
 def run(args: argparse.Namespace) -> int:

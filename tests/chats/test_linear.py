@@ -66,7 +66,6 @@ def test_import_choose_and_remove_are_linear(store: ConversationStore) -> None:
             lambda branch=branch: store.remove("long", branch[0].id),  # type: ignore[misc]
         ]
         counted.append([steps(store, action) for action in actions])
-        store.erase("long")
     for one, two in zip(*counted, strict=True):
         assert 10 < two < _LINEAR * one + 10, counted
 

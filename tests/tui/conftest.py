@@ -42,6 +42,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     Textual's own pause sleeps 20 ms at a time, until the process used no processor for 20 ms.
     """
     monkeypatch.setattr("akunu_py.tui.transcript.view._UPDATE_DELAY_S", 0.005)
+    monkeypatch.setattr("akunu_py.tui.transcript.view._LAYOUT_S", 60.0)  # on a busy machine
     monkeypatch.setattr("akunu_py.tui.screens.conversation_list._PREVIEW_DELAY_S", 0.005)
     monkeypatch.setattr("textual.pilot.wait_for_idle", until_idle)
     monkeypatch.setattr("textual.app.wait_for_idle", until_idle)

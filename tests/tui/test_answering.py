@@ -269,7 +269,7 @@ async def test_one_message_line_above_the_prompt() -> None:
         line = it.app.view.message
         height = it.transcript.size.height
         await it.send("/temperature 0.5")
-        assert (line.text, line.has_class("-error")) == ("Temperature from now on: 0.5", False)
+        assert (line.text, line.has_class("-error")) == ("Temperature of this chat: 0.5", False)
         assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
         await it.send("/temperature 9")
         assert "expected a number from 0 to 5" in line.text

@@ -48,7 +48,7 @@ async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
         shown.query_one("#temperature", Input).value = "0,25"
         shown.query_one("#system", TextArea).text = "Be brief.\x1b"
         shown.query_one("#theme", Select).value = "light"
-        await pilot.press(*["tab"] * 6, *["backspace"] * 4, *"off")
+        await pilot.press(*["tab"] * 8, *["backspace"] * 4, *"off")
         await pilot.press("tab", "space", "tab", "space", "ctrl+s")
         await until(pilot, lambda: host.results)
     expected = Settings(

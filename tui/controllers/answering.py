@@ -32,7 +32,7 @@ from akunu_py.tui.workers.chat_client import (
 )
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.tool_servers import ToolServerMessage
-from akunu_py.types import Constraint, FinishReason
+from akunu_py.types import Constraint, FinishReason, GenerateOptions
 
 _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
@@ -57,6 +57,7 @@ class AnswerController:
     _is_loading: bool = True
     _requests: int = 0
     _constraint: Constraint | None = None  # on the next answer
+    on_end: Callable[[Conversation, ChatTurn], None] = lambda conversation, turn: None
 
     def __post_init__(self) -> None:
         self._tools.on_started = self._answer_next
@@ -426,6 +427,7 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.show_state()
+        self.on_end(self._conversation_of(turn), turn)
 
     async def _answer_next(self) -> None:
         """Request the next queued answer, unless the model is busy."""
@@ -451,18 +453,28 @@ class AnswerController:
             if self._session is not None:
                 conversation = self._conversation_of(turn)
                 messages = conversation.history(turn, self._settings.current.system)
-                options = self._settings.options
+                options = self._options_of(conversation, turn)
                 options = replace(
                     options,
                     sampling=replace(options.sampling, constraint=turn.constraint),
                     conversation=conversation.tree.conversation,
                 )
                 self._session.request(
-                    turn.request, messages, options, self._tools.offered.for_model()
+                    turn.request,
+                    messages,
+                    options,
+                    () if turn.summarizes else self._tools.offered.for_model(),
                 )
         elif self.active is None and self._queue and not self._is_loading:
             self._show_phase("ready")
         self._view.show_state()
+
+    def _options_of(self, conversation: Conversation, turn: ChatTurn) -> GenerateOptions:
+        options = conversation.tree.options.apply(self._settings.options)
+        if not turn.summarizes:
+            return options
+        limit, budget = self.context_length // 5, self.context_length // 10
+        return replace(options, max_tokens=limit, thinking_budget=budget)
 
     def download_missing(self) -> None:
         """Download the model, which prompts then wait for."""
@@ -504,7 +516,7 @@ class AnswerController:
         texts: list[str] = []
         for turn in reversed(turns):  # later turns first
             removed = self._conversation.remove(turn)
-            if removed.role == "user" and turn is not discard:
+            if removed.role == "user" and turn is not discard and not turn.summarizes:
                 texts.insert(0, self._view.prompt.prompt_of(turn.prompt.text))
         if turns:
             await self._view.transcript.show_branch()

@@ -14,7 +14,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversatio
 from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
-from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.open_conversation import SUMMARY_PROMPT, Conversation
 from akunu_py.tui.screens.conversation_list import ChosenConversation
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.status import report_errors
@@ -153,6 +153,7 @@ class LibraryController:
         if self._store is not None:
             with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
                 prompts = await self._store.call(lambda store: store.recent_prompts(_MAX_PROMPTS))
+                prompts = [prompt for prompt in prompts if prompt != SUMMARY_PROMPT]
                 self._view.prompt.extend_history(prompts)
 
     async def on_deleted(self, conversation: str) -> None:

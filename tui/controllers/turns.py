@@ -10,7 +10,7 @@ from pathlib import Path
 from akunu_py.errors import UsageError
 from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn, Conversation
 from akunu_py.tui.prompt.attachments import (
     Attachment,
     attach,
@@ -145,6 +145,9 @@ class TurnController:
         if turn is None:
             self._view.show_error("There is no answer yet.")
             return
+        if turn.prompt.text == SUMMARY_PROMPT:
+            self._view.show_error("Press ← on this note for the original chat, then use /compact.")
+            return
         await self._answering.interrupt()
         if turn not in self._conversation.turns:
             self._view.inform("The prompt is back in the box because it had no answer yet.")
@@ -163,9 +166,8 @@ class TurnController:
         turn = self._chosen_turn()
         if turn is None or turn is not self._conversation.turns[-1]:
             self._view.show_error("Only the last answer can be continued.")
-        elif turn.thinking and not turn.answer:
-            why = "It was stopped before its answer began; regenerate it instead (Ctrl+G)."
-            self._view.show_error(why)
+        elif not (turn.answer or turn.thinking):
+            self._view.show_error("There is nothing to continue yet; Ctrl+G tries again.")
         elif not turn.can_continue:
             self._view.show_error("The answer is already complete.")
         else:

@@ -19,6 +19,7 @@ from textual.widgets import TextArea
 from akunu_py.text import typeable
 from akunu_py.tui.prompt import attachments
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
+from akunu_py.tui.status import Unmarked
 
 # Terminals without an extended keyboard protocol cannot distinguish Shift+Enter from Enter.
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter", "ctrl+enter")
@@ -26,7 +27,7 @@ _JOINERS = ("\u200c", "\u200d")  # not printable, but part of Persian words and 
 _ERASING_KEYS = ("backspace", "delete", "ctrl+h", "ctrl+w")
 
 
-class PromptBox(TextArea):
+class PromptBox(Unmarked, TextArea):
     """The text area for prompts. Enter sends, Ctrl+J starts a new line, Up recalls."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -53,7 +53,7 @@ class ChatState:
     """The state that the border of the prompt box and the title show."""
 
     model: str  # for the next answer
-    persona: str  # or "system prompt"; "" for neither
+    persona: str  # or "system prompt"; with "options" if the chat has its own; "" for none
     busy: bool
     editing: bool
     queued: bool

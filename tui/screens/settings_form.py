@@ -49,9 +49,14 @@ class SettingsController:
 
     def apply(self, settings: Settings) -> None:
         """Use `settings` from now on."""
-        if settings.temperature != self.current.temperature:
+        before = self.current
+        if settings.temperature != before.temperature:
             sampling = replace(self.options.sampling, temperature=settings.temperature)
             self.options = replace(self.options, sampling=sampling)
+        if settings.max_tokens != before.max_tokens:
+            self.options = replace(self.options, max_tokens=settings.token_limit)
+        if settings.thinking_budget != before.thinking_budget:
+            self.options = replace(self.options, thinking_budget=settings.thinking_limit)
         self.current = settings
         self._view.show_state()
 
@@ -69,19 +74,6 @@ class SettingsController:
     def use_system_prompt(self, text: str = "") -> None:
         self.apply(replace(self.current, persona="", system_prompt=text))
         self._view.inform("System prompt set." if text else "System prompt removed.")
-
-    def use_temperature(self, number: str = "") -> None:
-        try:
-            temperature = float(number.replace(",", "."))
-        except ValueError:
-            temperature = -1.0
-        if not 0 <= temperature <= MAX_TEMPERATURE:
-            self._view.show_error(
-                f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}"
-            )
-            return
-        self.apply(replace(self.current, temperature=temperature))
-        self._view.inform(f"Temperature from now on: {temperature:g}")
 
     def use_theme(self, name: str) -> None:
         """Use and save a theme."""
@@ -129,7 +121,15 @@ class SettingsScreen(Dialog[Settings]):
                     max_length=6,
                 )
                 note = f"0 to {MAX_TEMPERATURE:g}; higher is more varied"
-                yield _row("Temperature", temperature, note)
+                yield _row("Temperature", temperature, note, joined=True)
+                yield Horizontal(
+                    Label("Answer limit"),
+                    _number(now.max_tokens, "max-tokens"),
+                    Label("0: none   Thinking ", classes="note"),
+                    _number(now.thinking_budget, "thinking-budget"),
+                    Label("-1: none", classes="note"),
+                    classes="row joined",
+                )
                 yield _row("Persona", _select(self._names(), self._persona, "persona"))
                 yield Input(
                     id="name", placeholder="Name of the new persona, then Enter", compact=True
@@ -174,6 +174,8 @@ class SettingsScreen(Dialog[Settings]):
             "model": self._value("#model"),
             "draft_model": self._value("#draft-model"),
             "temperature": temperature,
+            "max_tokens": self._integer("#max-tokens"),
+            "thinking_budget": self._integer("#thinking-budget"),
             "system_prompt": self._personas[_NO_PERSONA],
             "personas": personas,
             "persona": self._persona,
@@ -241,6 +243,8 @@ class SettingsScreen(Dialog[Settings]):
         self._show_theme(str(event.value))
 
     @on(Input.Submitted, "#temperature")
+    @on(Input.Submitted, "#max-tokens")
+    @on(Input.Submitted, "#thinking-budget")
     @on(Input.Submitted, "#server")
     async def _save_on_enter(self) -> None:
         await self.action_save()
@@ -262,6 +266,13 @@ class SettingsScreen(Dialog[Settings]):
     def _value(self, selector: str) -> str:
         return str(self.query_one(selector, Select).value)
 
+    def _integer(self, selector: str) -> int | str:
+        """Return the number in a field, or its text, which `save_settings` rejects."""
+        text = self.query_one(selector, Input).value
+        with contextlib.suppress(ValueError):
+            return int(text)
+        return text
+
     def _show(self, text: str, *, wrong: bool = False) -> None:
         line = self.query_one("#say", Static)
         line.set_class(wrong, "wrong")
@@ -281,6 +292,10 @@ class PlainCheckbox(Checkbox):
 def _row(label: str, widget: Any, note: str = "", *, joined: bool = False) -> Horizontal:
     notes = [Label(note, classes="note")] if note else []
     return Horizontal(Label(label), widget, *notes, classes="row joined" if joined else "row")
+
+
+def _number(value: int, name: str) -> Input:
+    return Input(str(value), id=name, compact=True, restrict=r"-?[0-9]*", max_length=9)
 
 
 def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:

@@ -17,6 +17,7 @@ from textual.widget import Widget
 
 from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
+from akunu_py.tui.status import Unmarked
 from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -121,7 +122,7 @@ class DraftedText(Vertical):
         return end
 
 
-class DraftingPanel(Widget, can_focus=False):
+class DraftingPanel(Unmarked, Widget, can_focus=False):
     """A legend of the marks, tokens per step, the estimated speedup and the answer's statistics."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {

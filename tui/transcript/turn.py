@@ -29,8 +29,8 @@ from akunu_py.types import FinishReason
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
 _ENDINGS: dict[FinishReason | None, str] = {
-    "length": "… reached the token limit (--max-tokens); F9 continues",
-    "context": "… the context is full; Ctrl+N starts a new chat",
+    "length": "… reached the token limit (/options); F9 continues",
+    "context": "… the context is full; /compact makes room",
     "cancelled": "■ stopped",
     None: "… interrupted; F9 continues",
 }
@@ -102,6 +102,12 @@ class PromptView(Widget, can_focus=False):
         """Show ten times more of a long prompt, or fold a prompt that is fully shown."""
         self._limit = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._limit
         self.refresh(layout=True)
+
+    def unfold(self) -> None:
+        """Show all of a long prompt."""
+        if shorten(self._full_text, self._limit)[1]:
+            self._limit = _SHOWN_CHARACTERS * len(self._full_text)
+            self.refresh(layout=True)
 
     def show_actions(self, shown: bool) -> None:
         self._has_actions = shown

@@ -6,13 +6,15 @@ Only turns and answer sections near the viewport are mounted: layout cost does n
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Literal
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.geometry import Size
+from textual.geometry import Offset, Size
 from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.reactive import reactive
@@ -22,6 +24,13 @@ from textual.widgets import Static
 
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.find import (
+    CurrentMark,
+    ShownHit,
+    clicked_text,
+    hits_in,
+    section_of_hit,
+)
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.thinking_view import ThinkingView
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
@@ -32,6 +41,7 @@ TEXT_WIDTH = 100  # columns of text
 _EDGES = 5  # columns of padding and scrollbar
 _COPIED_S = 1.5  # duration of the "copied" highlight
 _UPDATE_DELAY_S = 0.05  # minimum time between updates of the mounted sections
+_LAYOUT_S = 5.0  # maximum time until a mounted message is laid out
 PAGE = 10  # turns mounted initially
 _STEP = 5  # turns added when the reader scrolls near an end
 _MAX_MOUNTED = 20  # turns; large screens allow more
@@ -239,6 +249,9 @@ class Transcript(SteadyScroll):
         Binding("w", "wrap_code", "Wrap or truncate long lines of code"),
         Binding("shift+left", "scroll_code(-1)", "Scroll long lines of code", show=False),
         Binding("shift+right", "scroll_code(1)", "Scroll long lines of code"),
+        Binding("n", "app.find_next(1)", "Next hit of /find"),
+        Binding("N", "app.find_next(-1)", "Previous hit of /find"),
+        Binding("slash", "app.find", "Find in this chat", show=False),
         Binding("question_mark", "app.help", "Keys", show=False),
     ]
 
@@ -267,6 +280,8 @@ class Transcript(SteadyScroll):
         self._mounting = asyncio.Lock()  # serializes mounting and unmounting
         self._update_pending = False
         self.first_drafted: ChatTurn | None = None  # scrolled to when the drafting view opens
+        self._hit: Widget | None = None  # the widget with the current hit
+        self._clicked: tuple[Widget | None, Offset | None] = None, None  # by the last first click
 
     def on_resize(self) -> None:
         """Center the text column. Wider content extends to the right."""
@@ -361,6 +376,63 @@ class Transcript(SteadyScroll):
         copied.add_class("-copied")
         self.set_timer(_COPIED_S, lambda: copied.remove_class("-copied"))
 
+    # Found text
+
+    async def show_hit(
+        self, turn: ChatTurn, part: Part, index: int, pattern: re.Pattern[str]
+    ) -> None:
+        """Mount a message, scroll to a hit in it, and mark the hit."""
+        turns = self._conversation.turns
+        self.mark_hit(None)
+        self.release_anchor()
+        if self._column.message(turn, part) is None and turn in turns:
+            async with self._mounting:
+                await self._column.show(turns, turns.index(turn))
+        view = self._column.message(turn, part)
+        if view is None:
+            return
+        self._mark_chosen(view)
+        where: Widget = view
+        if isinstance(view, PromptView):
+            view.unfold()
+        elif not self.drafting:
+            where, index = section_of_hit(view, view.sections, index, pattern)
+        hits, deadline = list(hits_in(where, pattern)), time.monotonic() + _LAYOUT_S
+        while len(hits) <= index and time.monotonic() < deadline:  # text that is not laid out yet
+            if isinstance(where, MarkdownSection) and where.is_unmounted:
+                # First, because sections far from the screen are unmounted.
+                self.scroll_to_widget(where, animate=False, top=True, immediate=True)
+                async with self._mounting:
+                    await where.restore()
+            await asyncio.sleep(_UPDATE_DELAY_S)
+            hits = list(hits_in(where, pattern))
+        if hits:
+            self.mark_hit(hits[min(index, len(hits) - 1)])
+        else:
+            self._scroll_into_view(view)
+
+    def mark_hit(self, hit: ShownHit | None) -> None:
+        """Mark the current hit, and scroll to it; None removes the mark."""
+        if self._hit is not None:
+            del self._hit.__dict__["get_line_filters"]
+            self._hit.refresh()
+        self._hit = hit.widget if hit else None
+        if hit is None:
+            return
+        widget, filters = hit.widget, hit.widget.get_line_filters
+        mark = CurrentMark(hit.selection)
+        widget.__dict__["get_line_filters"] = lambda: [mark, *filters()]
+        widget.refresh()
+        here, top = self.content_region, widget.content_region.y + hit.row
+        if not here.y <= top < here.bottom:
+            place = self.scroll_y + top - here.y - here.height // 2
+            self.scroll_to(y=max(0, place), animate=False, immediate=True)
+
+    def redraw(self) -> None:
+        """Draw all mounted text again."""
+        for widget in self.query("*"):
+            widget.refresh()
+
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
@@ -424,6 +496,11 @@ class Transcript(SteadyScroll):
 
     def on_click(self, event: events.Click) -> None:
         """Choose the clicked message; a second click unchooses it."""
+        if event.chain == 1:  # The actions of a chosen message may move the text.
+            self._clicked = self.screen.get_widget_and_offset_at(*event.screen_offset)
+        elif self._select_clicked(line=event.chain > 2):
+            event.stop()
+            return
         clicked, _ = self.screen.get_widget_at(*event.screen_offset)
         above = clicked.ancestors_with_self
         view = next((each for each in above if isinstance(each, (PromptView, AnswerView))), None)
@@ -435,6 +512,15 @@ class Transcript(SteadyScroll):
             self._mark_chosen(view)
             self._is_clicked = True
             view.show_actions(True)
+
+    def _select_clicked(self, *, line: bool) -> bool:
+        """Select the clicked word or line; return False if there is none."""
+        widget, offset = self._clicked
+        if widget is None or offset is None or not widget.is_attached:
+            return False
+        selection = clicked_text(widget, offset, line=line)
+        self.screen.selections = {widget: selection} if selection else {}
+        return selection is not None
 
     async def action_choose(self, steps: int) -> None:
         self.on_focus()

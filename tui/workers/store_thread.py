@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from textual.message import Message as TextualMessage
 
 from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ConversationError, describe
 
@@ -89,6 +90,11 @@ class StoreThread:
         """Queue the removal of a message and its replies. See `ConversationStore.remove`."""
         key = "remove", conversation, message
         self._write_later(key, lambda store: store.remove(conversation, message), last=True)
+
+    def set_options(self, conversation: str, options: ChatOptions) -> None:
+        """Queue the options of a conversation. See `ConversationStore.set_options`."""
+        key = "options", conversation
+        self._write_later(key, lambda store: store.set_options(conversation, options), last=True)
 
     async def call(self, function: Callable[[ConversationStore], Result]) -> Result:
         """Run `function` after all queued writes; return its result. Raises ConversationError."""

@@ -52,6 +52,39 @@ class ThinkingVariables:
         return variables or None
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingChoice:
+    """How one answer thinks."""
+
+    variables: dict[str, Any]  # of the chat template
+    budget: int | None  # maximum thinking tokens
+    has_effect: bool  # the model can do as requested
+
+
+def choose_thinking(
+    template: ThinkingVariables,
+    *,
+    enabled: bool | None,
+    effort: Effort | None,
+    budget: int | None,
+    has_budget: bool,
+) -> ThinkingChoice:
+    """Return how an answer thinks if a client asks to enable thinking, or for an effort.
+
+    None: not requested. has_budget: the model's thinking can be ended by force.
+    """
+    if enabled is False or effort == "none":
+        off = template.off()
+        cut = off is None and has_budget
+        return ThinkingChoice(off or {}, 0 if cut else budget, off is not None or has_budget)
+    variables = (template.on(effort) if enabled or effort else {}) or {}
+    if not effort or template.degrees:
+        return ThinkingChoice(variables, budget, has_effect=True)
+    if has_budget and budget is None:
+        budget = EFFORT_BUDGETS.get(effort)
+    return ThinkingChoice(variables, budget, bool(variables) or has_budget)
+
+
 @chat_template.cached_per_tokenizer
 def thinking_variables(tokenizer: Any) -> ThinkingVariables:
     """Return the variables that control thinking in a tokenizer's chat template."""

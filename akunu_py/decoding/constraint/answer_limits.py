@@ -16,9 +16,11 @@ from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_ahea
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import (
     HARMONY,
+    HARMONY_ANSWER,
+    HARMONY_NEXT,
     channels_of,
-    prompt_opens_thinking,
-    thinking_markers,
+    marker_tokens,
+    unfinished_thinking,
 )
 from akunu_py.types import DraftGuide, GenerateOptions
 
@@ -40,16 +42,12 @@ def _markers_of(tokenizer: Any) -> _Markers | None:
     def encode(text: str) -> tuple[int, ...]:
         return tuple(map(int, tokenizer.encode(text, add_special_tokens=False)))
 
-    if thinking_markers(tokenizer) is not None:
-        end = tuple(tokenizer.think_end_tokens)
-        return _Markers(tuple(tokenizer.think_start_tokens), end, end)
+    start, end = marker_tokens(tokenizer)
+    if not start:
+        return None
     if channels_of(tokenizer) is HARMONY:
-        end = encode("<|end|>")
-        answer = encode("<|start|>assistant<|channel|>final<|message|>")
-        return _Markers(
-            encode("<|channel|>analysis<|message|>"), end, end + answer, in_channels=True
-        )
-    return None
+        return _Markers(start, end, end + encode(HARMONY_NEXT + HARMONY_ANSWER), in_channels=True)
+    return _Markers(start, end, end)
 
 
 def can_limit_thinking(tokenizer: Any) -> bool:
@@ -75,7 +73,8 @@ class ThinkingBudget:
         markers = _markers_of(codec.tokenizer)
         assert markers is not None
         self._tokenizer, self._markers, self._limit = codec.tokenizer, markers, limit
-        self.place = _Place(prompt_opens_thinking(codec.tokenizer, prompt))
+        thought = unfinished_thinking(codec.tokenizer, prompt)
+        self.place = _Place(thought is not None, used=thought or 0)
 
     @property
     def free(self) -> bool:

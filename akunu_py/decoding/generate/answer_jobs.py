@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from akunu_py.decoding.constraint.answer_limits import compile_rules
+from akunu_py.decoding.chat_format.effort import (
+    ThinkingChoice,
+    choose_thinking,
+    thinking_variables,
+)
+from akunu_py.decoding.constraint.answer_limits import can_limit_thinking, compile_rules
 from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.events import (
     Event,
@@ -23,7 +28,26 @@ from akunu_py.decoding.generate.job import PromptJob
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser, parser_for
+from akunu_py.errors import UsageError
 from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
+
+
+def thinking_for(engine: Engine, options: GenerateOptions) -> ThinkingChoice:
+    """Return how an answer thinks. Raises UsageError if the model cannot do without thinking."""
+    mode, budget = options.thinking, options.thinking_budget
+    if mode == "default":
+        return ThinkingChoice({}, budget, has_effect=True)
+    tokenizer = engine.tokens.tokenizer
+    choice = choose_thinking(
+        thinking_variables(tokenizer),
+        enabled=mode != "off",
+        effort=None if mode in ("on", "off") else mode,  # type: ignore[arg-type]
+        budget=budget,
+        has_budget=can_limit_thinking(tokenizer),
+    )
+    if mode == "off" and not choice.has_effect:
+        raise UsageError(f"{engine.name} cannot answer without thinking; set thinking to default")
+    return choice
 
 
 def chat_job(

@@ -42,10 +42,15 @@ class ShownJob:
     def prepare(self, engine: Engine) -> PromptJob:
         """Encode the conversation, and compile the grammar of the answer."""
         from akunu_py.decoding.constraint.answer_limits import compile_rules
-        from akunu_py.decoding.generate.answer_jobs import ChatPrompt, chat_job
+        from akunu_py.decoding.generate.answer_jobs import ChatPrompt, chat_job, thinking_for
 
+        thinking = thinking_for(engine, self.options)
+        variables = thinking.variables
+        options = replace(self.options, thinking_budget=thinking.budget)
         if self.tools:
-            job = chat_job(engine, self.messages, self.options, self.tools, enforce=True)
+            job = chat_job(
+                engine, self.messages, options, self.tools, variables=variables, enforce=True
+            )
 
             def begin_with_tools(session: Session) -> ShownAnswer:
                 calls = ToolAnswer(job.begin(session))
@@ -53,10 +58,10 @@ class ShownJob:
 
             return PromptJob(begin_with_tools, job.prompt)
         compile_rules(engine.tokens, self.options)
-        prompt = ChatPrompt.encode(engine, self.messages, self.options)
+        prompt = ChatPrompt.encode(engine, self.messages, options, variables=variables)
 
         def begin(session: Session) -> ShownAnswer:
-            return ShownAnswer(session, self, prompt.begin(session, self.options))
+            return ShownAnswer(session, self, prompt.begin(session, options))
 
         return PromptJob(begin, prompt.tokens)
 

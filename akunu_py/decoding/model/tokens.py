@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
-from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.decoding.text.thinking import (
+    HARMONY,
+    HARMONY_ANSWER,
+    HARMONY_NEXT,
+    HARMONY_THINKING,
+    channels_of,
+    opens_thinking,
+    thinking_markers,
+)
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.decoding.tools import rendering
 from akunu_py.errors import UnsupportedModel, UsageError
@@ -67,25 +75,39 @@ class TokenCodec:
     ) -> list[int]:
         """Encode a conversation with the chat template, up to the start of the model's answer.
 
-        The model continues an assistant message at the end. variables: of the template. Raises
-        UsageError if there is no template, UnsupportedModel if it fails.
+        The model continues an assistant message at the end, or its thinking if it has no text.
+        variables: of the template. Raises UsageError if there is no template, UnsupportedModel if
+        it fails.
         """
         if not self.tokenizer.has_chat_template:
             raise UsageError(
                 f"{self.name} has no chat template, so it cannot chat; "
                 "continue a text instead: akunu run --raw"
             )
-        partial = messages[-1].content if _is_partial_answer(messages[-1]) else ""
+        last = messages[-1]
+        partial = _is_partial_answer(last) and bool(last.content or last.thinking)
         turns = messages[:-1] if partial else messages
         text = rendering.render(self.tokenizer, turns, tools, self.name, variables)
         tokens = self.encode_text(text)
-        if not partial:
-            return tokens
-        markers = thinking_markers(self.tokenizer)
-        if markers is not None and prompt_opens_thinking(self.tokenizer, tokens):
-            # Conversations keep no thinking, so the block that the prompt opens stays empty.
-            partial = f"\n{markers[1]}\n\n{partial}"
-        return tokens + self.encode_text(partial)
+        return tokens + self.encode_text(self._partial_answer(last, text)) if partial else tokens
+
+    def _partial_answer(self, message: Message, prompt: str) -> str:
+        """Return the text of a partial answer, with its thinking, behind a rendered `prompt`."""
+        content, thinking = message.content, message.thinking
+        if channels_of(self.tokenizer) is HARMONY:
+            parts = [HARMONY_THINKING + thinking] * bool(thinking)
+            parts += [HARMONY_ANSWER + content] * bool(content)
+            return (HARMONY.ends[0] + HARMONY_NEXT).join(parts)
+        if (markers := thinking_markers(self.tokenizer)) is None:
+            return content
+        start, end = markers
+        opened = opens_thinking(prompt, markers)
+        if not opened and (not thinking or prompt.rstrip().endswith(end)):
+            return content
+        begin = "" if prompt.endswith("\n") else "\n"
+        begin = begin if opened else f"{start}\n"
+        thinking = thinking.rstrip("\n") if content else thinking
+        return f"{begin}{thinking}" + (f"\n{end}\n\n{content}" if content else "")
 
     def stable_prefix(
         self,

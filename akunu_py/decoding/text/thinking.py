@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from akunu_py.decoding.chat_format.chat_template import cached_per_tokenizer
 from akunu_py.decoding.text.stop_sequences import Finder, Kind, TextRun, merge_runs
 
 _NEWLINES = "\r\n"
@@ -28,10 +29,13 @@ def splitter_for(
     tokenizer: Any, prompt: Sequence[int]
 ) -> tuple[ChannelSplitter | ThinkingSplitter, dict[int, str]]:
     """Return a splitter for the answer to a prompt, and the special tokens that it needs."""
+    thought = unfinished_thinking(tokenizer, prompt)
+    inside = thought is not None
     if (channels := channels_of(tokenizer)) is not None:
-        return ChannelSplitter(channels), special_tokens_in(tokenizer, channel_markers(channels))
+        special = special_tokens_in(tokenizer, channel_markers(channels))
+        return ChannelSplitter(channels, thinking=inside), special
     start, end = thinking_markers(tokenizer) or (None, None)
-    splitter = ThinkingSplitter(start, end, inside=prompt_opens_thinking(tokenizer, prompt))
+    splitter = ThinkingSplitter(start, end, inside=inside, trim=not thought)
     return splitter, special_marker_tokens(tokenizer)
 
 
@@ -69,9 +73,48 @@ def opens_thinking(prompt_text: str, markers: Markers | None) -> bool:
 
 
 def prompt_opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """Return whether a prompt in token ids ends with the opening marker."""
+    """Return whether a prompt in token ids ends inside thinking."""
+    return unfinished_thinking(tokenizer, prompt) is not None
+
+
+def unfinished_thinking(tokenizer: Any, prompt: Sequence[int]) -> int | None:
+    """Return how many tokens of unfinished thinking a prompt ends with; None: no open block.
+
+    An opening marker in an earlier message does not count: an added token of the template follows.
+    """
     end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-    return opens_thinking(end, thinking_markers(tokenizer))
+    if opens_thinking(end, thinking_markers(tokenizer)):
+        return 0
+    start, close = marker_tokens(tokenizer)
+    if not start:
+        return None
+    boundaries = _added_tokens(tokenizer)
+    for place in range(len(prompt), 0, -1):
+        if tuple(prompt[max(0, place - len(start)) : place]) == start:
+            first = tokenizer.decode(list(prompt[place : place + 1]))
+            return len(prompt) - place - (bool(first) and not first.strip(_NEWLINES))
+        closed = tuple(prompt[max(0, place - len(close)) : place]) == close
+        if closed or prompt[place - 1] in boundaries:
+            return None
+    return None
+
+
+@cached_per_tokenizer
+def marker_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens that open and close thinking; () for both if they are unknown."""
+    if thinking_markers(tokenizer) is not None:
+        return tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
+    if channels_of(tokenizer) is HARMONY:
+        texts = HARMONY_THINKING, HARMONY.ends[0]
+        found = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        start, end = (tuple(map(int, tokens)) for tokens in found)
+        return start, end
+    return (), ()
+
+
+@cached_per_tokenizer
+def _added_tokens(tokenizer: Any) -> frozenset[int]:
+    return frozenset(tokenizer.backend_tokenizer.get_added_tokens_decoder())
 
 
 class ThinkingSplitter:
@@ -81,11 +124,16 @@ class ThinkingSplitter:
     closing marker without an open block, and an opening one inside a block or the answer, are text.
     """
 
-    def __init__(self, start: str | None, end: str | None, *, inside: bool) -> None:
-        """inside: whether the prompt opened a block. Without markers, all text is the answer."""
+    def __init__(
+        self, start: str | None, end: str | None, *, inside: bool, trim: bool = True
+    ) -> None:
+        """inside: whether the prompt opened a block. Without markers, all text is the answer.
+
+        trim: drop newlines at the start of that block; False if the prompt has a part of it.
+        """
         self._start, self._end = start or "", end or ""
         self._thinking = inside
-        self._trim = inside  # whether to drop newlines at the current position
+        self._trim = inside and trim  # whether to drop newlines at the current position
         self._whitespace: list[TextRun] = []  # whitespace before the answer or an opening marker
         # None: only answer from here on.
         self._finder = Finder([end if inside else start]) if start and end else None
@@ -156,6 +204,9 @@ HARMONY = Channels(
     call="to=functions.",
     markers=("<|channel|>", "<|constrain|>"),
 )
+HARMONY_NEXT = f"{_START}assistant"  # begins a message
+HARMONY_THINKING = "<|channel|>analysis<|message|>"
+HARMONY_ANSWER = "<|channel|>final<|message|>"
 MUSE = Channels(headers=("to=", " to=", _START), ends=("<|eom|>", "<|eot|>"), thinking="to=self")
 
 
@@ -180,12 +231,14 @@ class ChannelSplitter:
     Calls stay unchanged from `<|start|>` on, for the parser of tool calls.
     """
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, *, thinking: bool = False) -> None:
+        """thinking: whether the prompt ends inside a message of thinking."""
         self._channels = channels
-        self._header: str | None = ""  # None: in a message
-        self._start_buffer: list[TextRun] | None = []  # held back until the first header is certain
-        self._kind: Kind = "answer"
-        self._finder = Finder([_MESSAGE])
+        self._header: str | None = None if thinking else ""  # None: in a message
+        # Held back until the first header is certain.
+        self._start_buffer: list[TextRun] | None = None if thinking else []
+        self._kind: Kind = "thinking" if thinking else "answer"
+        self._finder = Finder(channels.ends if thinking else [_MESSAGE])
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
         """Return the text that became certain, in order, each run with its kind."""

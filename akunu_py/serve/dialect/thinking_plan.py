@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort, thinking_variables
+from akunu_py.decoding.chat_format.effort import Effort, choose_thinking, thinking_variables
 from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
 from akunu_py.serve.dialect.fields import ThinkingFields
 from akunu_py.serve.dialect.request_errors import invalid
@@ -63,24 +63,14 @@ def plan_thinking(
             reasoning.max_tokens if reasoning else None,
         ]
     )
-    has_effect = True
-    if enabled is False or effort == "none":
-        variables = template.off()
-        has_effect = variables is not None or limits
-        if variables is None and limits:
-            budget = 0
-    else:
-        variables = template.on(effort) if enabled or effort else {}
-        if effort and not template.degrees:
-            has_effect = bool(variables) or limits
-            if limits and budget is None:
-                budget = EFFORT_BUDGETS.get(effort)
-    if name and not has_effect:
+    choice = choose_thinking(
+        template, enabled=enabled, effort=effort, budget=budget, has_budget=limits
+    )
+    if name and not choice.has_effect:
         body.ignore(name)
-    if budget is None:
-        budget = service.defaults.thinking_budget
+    budget = service.defaults.thinking_budget if choice.budget is None else choice.budget
     return ThinkingPlan(
-        {**(variables or {}), **_template_variables(body)},
+        {**choice.variables, **_template_variables(body)},
         None if budget == -1 else budget,
         _shown(body),
         template.thinks and budget != 0,

@@ -1,0 +1,120 @@
+"""/compact: the model summarizes older turns; the chat continues on a branch that starts with that.
+
+The branch is the summary as a first turn, then copies of the latest turns. The original stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from akunu_py.tui.controllers.answering import AnswerController
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.screens.main import ChatView
+from akunu_py.types import Message
+
+_KEPT = 0.25  # share of the context for copied turns
+_SUMMARIZED = 0.75  # share of the context for the turns to summarize
+_FULL = 0.85  # share of the context from which on the chat proposes /compact
+_CHARACTERS = 4.0  # per token, until an answer has shown the actual ratio
+_CUT = "\n[...]\n"  # in the middle of a message that is too long
+
+
+@dataclass(eq=False)
+class CompactionController:
+    """Makes room in the context of the open conversation."""
+
+    _conversation: Conversation
+    _answering: AnswerController
+    _view: ChatView
+    _kept: dict[str, list[ChatTurn]] = field(default_factory=dict)  # to copy, by summary's reply id
+    _hinted: set[str] = field(default_factory=set)  # conversations for which it was proposed
+
+    async def compact(self) -> None:
+        """Request a summary of all but the latest turns."""
+        if self._answering.is_busy:
+            self._view.show_error("The model is still answering. Esc stops it.")
+            return
+        turns = [turn for turn in self._conversation.turns if turn.is_answered]
+        context = self._answering.context_length
+        if len(turns) < 2 or not context:
+            why = "The model is not loaded yet." if turns and not context else ""
+            self._view.show_error(why or "There is nothing to summarize yet.")
+            return
+        room = context * _characters_per_token(turns)
+        count = _last_that_fit(turns, room * _KEPT)
+        older, kept = turns[: len(turns) - count], turns[len(turns) - count :]
+        turn = self._conversation.summarize(_messages(older, int(room * _SUMMARIZED)))
+        self._kept[turn.reply_id] = kept
+        await self._answering.submit(turn)
+
+    def on_end(self, conversation: Conversation, turn: ChatTurn) -> None:
+        """Continue after a summary, or go back to the original if it was stopped or failed."""
+        kept = self._kept.pop(turn.reply_id, None)
+        if kept is None:
+            self._propose(conversation, turn)
+            return
+        turn.summarizes = ()
+        if turn.finish_reason in ("stop", "length", "context") and turn.answer.strip():
+            conversation.copy_turns(kept)
+            self._view.inform("Older messages are now a note; ← on it shows the original chat.")
+        else:
+            conversation.remove(turn)
+            self._view.show_error("No summary was made; the chat is unchanged.")
+        if conversation is self._conversation:
+            self._view.prompt.app.call_later(self._view.transcript.show_branch)
+
+    def _propose(self, conversation: Conversation, turn: ChatTurn) -> None:
+        """Propose /compact once per conversation, when the context is nearly full."""
+        stats, context = turn.stats, self._answering.context_length
+        if stats is None or not context or len(conversation.turns) < 2:
+            return
+        share = (stats.prompt_tokens + stats.generated_tokens) / context
+        name = conversation.tree.conversation
+        if share >= _FULL and name not in self._hinted:
+            self._hinted.add(name)
+            why = f"The context is {min(share, 1):.0%} full."
+            self._view.inform(f"{why} /compact turns older messages into a note.")
+
+
+def _length(turn: ChatTurn) -> int:
+    return len(turn.prompt.text) + len(turn.answer)
+
+
+def _characters_per_token(turns: Sequence[ChatTurn]) -> float:
+    stats = turns[-1].stats
+    tokens = stats.prompt_tokens + stats.generated_tokens if stats else 0
+    return sum(map(_length, turns)) / tokens if tokens else _CHARACTERS
+
+
+def _last_that_fit(turns: Sequence[ChatTurn], room: float) -> int:
+    """Return how many of the last turns have at most `room` characters, but not all turns."""
+    count = used = 0
+    for turn in reversed(turns[1:]):
+        used += _length(turn)
+        if used > room:
+            break
+        count += 1
+    return count
+
+
+def _messages(turns: Sequence[ChatTurn], room: int) -> list[Message]:
+    """Return the messages of turns; shorten the longest so that all fit `room` characters."""
+    lengths = sorted(len(text) for turn in turns for text in (turn.prompt.text, turn.answer))
+    left, most = room, lengths[-1]
+    for place, length in enumerate(lengths):
+        share = left // (len(lengths) - place)
+        if length > share:
+            most = share
+            break
+        left -= length
+    messages = []
+    for turn in turns:
+        messages.append(Message("user", _shortened(turn.prompt.text, most)))
+        messages.append(Message("assistant", _shortened(turn.answer, most)))
+    return messages
+
+
+def _shortened(text: str, most: int) -> str:
+    half = max(0, most - len(_CUT)) // 2
+    return text if len(text) <= most else text[:half] + _CUT + text[len(text) - half :]

@@ -1,0 +1,180 @@
+"""Text on the screen by its characters: marks of found text, and the word or line of a click."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.geometry import Offset
+from textual.selection import Selection
+from textual.widget import Widget
+
+from akunu_py.text import displayable
+from akunu_py.tui.transcript.markdown import MarkdownSection
+from akunu_py.tui.transcript.markdown_parser import parse
+
+_HIT = Style(color="black", bgcolor="yellow")
+_CURRENT = Style(color="black", bgcolor="bright_cyan", bold=True)
+
+
+def pattern_of(words: str) -> re.Pattern[str]:
+    """Return a pattern for `words`: any case, and any whitespace between them."""
+    return re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
+
+
+def plain_text(markdown: str) -> str:
+    """Return the text of an answer as it is drawn, without Markdown's characters."""
+    parts: list[str] = []
+    for token in parse(displayable(markdown)):
+        if token.type in ("fence", "code_block"):
+            parts.append(token.content.expandtabs(4))
+        cells = token.meta.get("cells")
+        rows = [cells.header, *cells.rows] if cells else []
+        for inline in [token, *(cell for row in rows for cell in row)]:
+            parts += ["".join(child.content or "\n" for child in inline.children or ())]
+    return "\n".join(filter(None, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCharacter:
+    """A character of a widget."""
+
+    text: str
+    offset: Offset  # in the widget's text, as in `Selection`
+    row: int  # in the widget's content
+
+
+def characters(widget: Widget) -> list[ShownCharacter]:
+    """Return the selectable characters of a widget, with newlines, and spaces for wraps."""
+    shown: list[ShownCharacter] = []
+    for row in range(widget.content_size.height):
+        new_row = True
+        for segment in widget.render_line(row):
+            x, y = (segment.style and segment.style.meta.get("offset")) or (None, None)
+            if x is None or y is None:
+                continue
+            if new_row and shown:
+                last = shown[-1].offset
+                if last.y != y or last.x + 1 != x:  # otherwise a word is cut
+                    gap = "\n" if last.y != y else " "
+                    shown.append(ShownCharacter(gap, Offset(last.x + 1, last.y), shown[-1].row))
+            new_row = False
+            shown += [
+                ShownCharacter(text, Offset(x + place, y), row)
+                for place, text in enumerate(segment.text)
+            ]
+    return shown
+
+
+@dataclass(frozen=True, slots=True)
+class ShownHit:
+    """Found text in a widget."""
+
+    widget: Widget
+    selection: Selection
+    row: int  # of its first character, in the widget's content
+
+
+def hits_in(view: Widget, pattern: re.Pattern[str]) -> Iterator[ShownHit]:
+    """Yield the hits in the widgets of a message, in order."""
+    for widget in view.walk_children(with_self=True):
+        if not isinstance(widget, Widget) or widget.children or not widget.display:
+            continue
+        shown = characters(widget)
+        for found in pattern.finditer("".join(each.text for each in shown)):
+            first, last = shown[found.start()], shown[found.end() - 1]
+            yield ShownHit(widget, Selection(first.offset, _after(last.offset)), first.row)
+
+
+def section_of_hit(
+    view: Widget, sections: Sequence[MarkdownSection], index: int, pattern: re.Pattern[str]
+) -> tuple[Widget, int]:
+    """Return the section with hit number `index` of an answer, and the number of the hit there.
+
+    view: the answer, returned for a hit behind `sections`.
+    """
+    left = index
+    for section in sections:
+        count = len(pattern.findall(plain_text(section.text)))
+        if left < count:
+            return section, left
+        left -= count
+    return view, index
+
+
+class HitMarks(LineFilter):
+    """Marks found text in each line; text that continues on the next line is not marked."""
+
+    pattern: re.Pattern[str] | None = None
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        text = "".join(segment.text for segment in segments)
+        spans = [found.span() for found in self.pattern.finditer(text)] if self.pattern else []
+        return _styled(segments, spans, _HIT) if spans else segments
+
+
+class CurrentMark(LineFilter):
+    """Marks the current hit in its widget."""
+
+    def __init__(self, selection: Selection) -> None:
+        super().__init__()
+        self._selection = selection
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        start, end = self._selection
+        assert start is not None
+        assert end is not None
+        spans, place = [], 0
+        for segment in segments:
+            x, y = (segment.style and segment.style.meta.get("offset")) or (None, None)
+            if x is not None and y is not None and start.y <= y <= end.y:
+                size = len(segment.text)
+                first = max(0, start.x - x) if y == start.y else 0
+                last = min(size, end.x - x) if y == end.y else size
+                spans.append((place + min(first, size), place + max(0, last)))
+            place += len(segment.text)
+        return _styled(segments, [span for span in spans if span[0] < span[1]], _CURRENT)
+
+
+def _styled(segments: list[Segment], spans: list[tuple[int, int]], style: Style) -> list[Segment]:
+    """Return the segments with `style` on ranges of their text."""
+    result: list[Segment] = []
+    place = 0
+    for segment in segments:
+        text, own, control = segment
+        size = len(text)
+        cuts = {0, size}
+        for span in spans:
+            cuts |= {cut - place for cut in span if 0 < cut - place < size}
+        ordered = sorted(cuts)
+        for first, last in itertools.pairwise(ordered):
+            inside = any(start <= place + first < end for start, end in spans)
+            is_current = own is not None and own.bgcolor == _CURRENT.bgcolor
+            marked = (own or Style()) + style if inside and not is_current else own
+            result.append(Segment(text[first:last], marked, control))
+        place += size
+    return result
+
+
+def _after(offset: Offset) -> Offset:
+    return Offset(offset.x + 1, offset.y)
+
+
+def clicked_text(widget: Widget, offset: Offset, *, line: bool) -> Selection | None:
+    """Return the word, or the line, at a place in the text of a widget."""
+    found = [each for each in characters(widget) if each.offset.y == offset.y]
+    shown = [each for each in found if each.text not in ("\n", "")]
+    if line and shown:
+        return Selection(shown[0].offset, _after(shown[-1].offset))
+    text = "".join(each.text for each in shown)
+    for word in re.finditer(r"\w+|[^\w\s]+", text):
+        first, last = shown[word.start()].offset, shown[word.end() - 1].offset
+        if first.x <= offset.x <= last.x:
+            return Selection(first, _after(last))
+    return None
