@@ -65,14 +65,14 @@ def test_what_is_counted_is_what_mlx_holds(name: str, tiny: Engine) -> None:
     before = active()
     target = Target(model, caches=PromptCaches(1 << 30))
     target.reuse_prefix(some(LENGTH, 1), stable=500)
-    chunks = prefill(target, ChunkSizes(largest=CHUNK, seconds=1e6))
+    chunks = prefill(target, ChunkSizes(largest=CHUNK))
     for read in chunks:
         if read >= LENGTH // 3:
             break
     chunks.close()  # cancelled
     held = active() - before
     assert held == pytest.approx(target.history.nbytes, rel=0.05, abs=slack(target))
-    list(prefill(target, ChunkSizes(largest=CHUNK, seconds=1e6)))
+    list(prefill(target, ChunkSizes(largest=CHUNK)))
     filled, rest = active() - before, list(target.pending)
     mx.eval(target.forward(mx.array(rest)))
     target.commit((), len(rest))

@@ -222,9 +222,10 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
 
 def test_usage_is_recorded_where_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
-    model_store.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
+    (tmp_path / "none").write_text("in the place of the directory")
+    model_store.note_usage("m", tokens=3)
     assert model_store.read_usage("m") == model_store.Usage()
-    (tmp_path / "none" / "akunu" / "models").mkdir(parents=True)
+    (tmp_path / "none").unlink()
     model_store.note_usage("m", tokens=3)
     model_store.note_usage("m", measured_peak=5)
     kept = model_store.read_usage("m")
