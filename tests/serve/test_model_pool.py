@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import threading
@@ -13,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from starlette.types import ASGIApp
 
 from akunu_py.commands import serve
+from akunu_py.decoding import device
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.serve.http.asgi import create_app
@@ -33,7 +36,19 @@ from tests.support.tiny import write_tiny_llama
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 NAMES = ("a", "b", "c")
-pytestmark = pytest.mark.usefixtures("own_directories")
+pytestmark = pytest.mark.usefixtures("own_directories", "own_memory")
+
+
+@pytest.fixture
+def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not count the models that other tests of this process hold."""
+    gc.collect()
+    before, memory_left = mx.get_active_memory(), device.memory_left
+
+    def left(limit: int | None = None) -> int:
+        return memory_left(None if limit is None else limit + before)
+
+    monkeypatch.setattr(device, "memory_left", left)
 
 
 @pytest.fixture(scope="module")
