@@ -128,8 +128,7 @@ class ChatTurn:
     def can_continue(self) -> bool:
         """Whether the answer was cut off before its end."""
         has_ended = self.state in ("done", "failed")
-        has_text = bool(self.answer or self.thinking or self.rounds)
-        return has_text and has_ended and self.finish_reason != "stop"
+        return self.has_output and has_ended and self.finish_reason != "stop"
 
 
 class Conversation:

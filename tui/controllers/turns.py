@@ -166,7 +166,7 @@ class TurnController:
         turn = self._chosen_turn()
         if turn is None or turn is not self._conversation.turns[-1]:
             self._view.show_error("Only the last answer can be continued.")
-        elif not (turn.answer or turn.thinking):
+        elif not turn.has_output:
             self._view.show_error("There is nothing to continue yet; Ctrl+G tries again.")
         elif not turn.can_continue:
             self._view.show_error("The answer is already complete.")
