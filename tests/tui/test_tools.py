@@ -393,6 +393,7 @@ async def test_the_question_fits(size: tuple[int, int]) -> None:
         shown = it.screen_text()
         assert "Allow once" in shown
         assert "Deny" in shown
+        assert it.app.view.consent.region.bottom == it.status.region.y == size[1] - 1
         await it.press("enter")
         assert it.app.query_one(ToolUseView).region.width <= size[0]
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import OptionList, Static
@@ -21,11 +21,12 @@ from textual.widgets.option_list import Option
 
 from akunu_py.chats.tool_rounds import ToolUse
 from akunu_py.tui.transcript.call_views import describe_call, readable_arguments
+from akunu_py.workarounds.textual_heights import SummedHeight
 
 _READING_S = 0.5  # An earlier Enter was meant for something else.
 
 
-class ConsentPanel(Vertical):
+class ConsentPanel(SummedHeight):
     """Shows a call with its arguments, and the choices; hidden while no call waits."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -30,6 +30,7 @@ from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel, best_case
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import TEXT_WIDTH, Transcript, side_margin
+from akunu_py.workarounds.textual_heights import SummedHeight
 
 # Hints and their click actions. Narrow terminals drop hints from the end, except the last.
 _ALWAYS = (
@@ -93,7 +94,7 @@ class ChatView:
         self.prompt = PromptBox("Ask something", self._popup, directory, id="prompt")
         self.status = StatusLine(id="status")
         below = (self.panel, self.message, self._popup, self.prompt, self.consent, self.status)
-        self._below = Vertical(*below, id="below")
+        self._below = SummedHeight(*below, id="below")
 
     def compose(self) -> ComposeResult:
         yield self.title
