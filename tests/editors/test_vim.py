@@ -383,7 +383,7 @@ def test_requests_have_other_files_recent_texts_and_the_root(
     (project / ".git").mkdir(parents=True)
     (project / "never.py").write_text("never = 1\n")
     (project / "large.py").write_text("".join(f"large_{n} = {n}\n" for n in range(20_000)))
-    settings = helper(tmp_path, LOGGING_HELPER) + "set nohidden noswapfile\n"
+    settings = helper(tmp_path, LOGGING_HELPER) + "set nohidden noswapfile laststatus=2\n"
     vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings)
     vim.type(f":args {project}/large.py {project}/never.py {project}/own.py", "Enter")
     vim.wait_for("large_0")
