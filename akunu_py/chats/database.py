@@ -295,12 +295,10 @@ def _make_indexes(database: sqlite3.Connection) -> None:
         database.executemany(f"INSERT INTO {index} (rowid, words) VALUES (?, ?)", rows)
 
 
-def _add_rounds(database: sqlite3.Connection) -> None:
+def _add_rounds_and_options(database: sqlite3.Connection) -> None:
+    """Add the tool calls of messages and the options of conversations: JSON, or NULL."""
     database.execute("ALTER TABLE messages ADD COLUMN rounds TEXT")
-
-
-def _add_options(database: sqlite3.Connection) -> None:
-    database.execute("ALTER TABLE conversations ADD COLUMN options TEXT")  # JSON, or NULL
+    database.execute("ALTER TABLE conversations ADD COLUMN options TEXT")
 
 
 def _run_all(database: sqlite3.Connection, statements: str) -> None:
@@ -312,8 +310,7 @@ def _run_all(database: sqlite3.Connection, statements: str) -> None:
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _make_tables,
     _make_indexes,
-    _add_rounds,
-    _add_options,
+    _add_rounds_and_options,
 )
 VERSION = len(_MIGRATIONS)
 

@@ -8,7 +8,7 @@ CREATE TABLE conversations (
     updated REAL NOT NULL,
     model TEXT NOT NULL,
     deleted REAL
-);
+, options TEXT);
 CREATE TABLE messages (
     number INTEGER PRIMARY KEY,
     conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE,
@@ -27,8 +27,8 @@ CREATE TABLE messages (
 CREATE INDEX conversations_by_time ON conversations (updated);
 CREATE VIRTUAL TABLE message_index USING fts5 (words, tokenize = 'unicode61 remove_diacritics 2');
 CREATE VIRTUAL TABLE title_index USING fts5 (words, tokenize = 'unicode61 remove_diacritics 2');
-INSERT INTO conversations (number, id, title, created, updated, model, deleted) VALUES (1, 'queue', 'What is a queue?', 1795240000.0, 1795240240.0, 'starter', NULL);
-INSERT INTO conversations (number, id, title, created, updated, model, deleted) VALUES (2, 'lists', 'Lists', 1795241000.0, 1795241005.0, 'starter', NULL);
+INSERT INTO conversations (number, id, title, created, updated, model, deleted, options) VALUES (1, 'queue', 'What is a queue?', 1795240000.0, 1795240240.0, 'starter', NULL, NULL);
+INSERT INTO conversations (number, id, title, created, updated, model, deleted, options) VALUES (2, 'lists', 'Lists', 1795241000.0, 1795241005.0, 'starter', NULL, NULL);
 INSERT INTO messages (number, conversation, id, parent, role, text, thinking, created, model, stats, finish_reason, chosen, rounds) VALUES (1, 1, 'queue-0', NULL, 'user', 'What is a queue?
 Show me Python.', '', 1795240000.0, '', NULL, NULL, 1, NULL);
 INSERT INTO messages (number, conversation, id, parent, role, text, thinking, created, model, stats, finish_reason, chosen, rounds) VALUES (2, 1, 'queue-1', 'queue-0', 'assistant', 'First in, first *out*.', 'Easy.', 1795240000.0, 'starter', '{"prompt_tokens": 30, "cached_tokens": 4, "generated_tokens": 121, "target_passes": 52, "drafted": 160, "accepted": 67, "prefill_s": 0.25, "decode_s": 1.5, "known_tokens": 0, "not_cached": ""}', 'length', 7, NULL);
