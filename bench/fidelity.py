@@ -262,18 +262,9 @@ def compare_answers(
         for mode in missing:
             passes = Passes()
             output = _generate(session, tokens, replace(options, draft=mode), passes)
-            answers = [(tokens, plain)], [(tokens, output)]
-            yield AnswerComparison(
-                engine.name,
-                weights,
-                mode,
-                prompt,
-                max_tokens,
-                tokens=len(plain),
-                drafted=sum(passes.drafted),
-                drafting_passes=sum(count > 0 for count in passes.drafted),
-                difference=first_divergence(engine, *answers, sampling),
-            )
+            drafted = sum(passes.drafted), sum(count > 0 for count in passes.drafted)
+            asked = replace(options, draft=mode)
+            yield _comparison(engine, weights, prompt, asked, tokens, plain, output, drafted)
 
 
 def compare_batches(
@@ -309,22 +300,41 @@ def compare_batches(
                     plain.append(_generate(session, tokens, each, Passes()))
             drafting = [replace(each, draft=mode) for each in options]
             answers = _generate_together(engine, encoded, drafting)
-            for prompt, tokens, alone, (output, stats), each in zip(
-                batch, encoded, plain, answers, drafting, strict=True
+            for prompt, asked, tokens, alone, (output, stats) in zip(
+                batch, drafting, encoded, plain, answers, strict=True
             ):
-                yield AnswerComparison(
-                    engine.name,
-                    weights,
-                    mode,
-                    prompt,
-                    max_tokens,
-                    tokens=len(alone),
-                    drafted=stats.drafted,
-                    drafting_passes=stats.target_passes,
-                    difference=first_divergence(
-                        engine, [(tokens, alone)], [(tokens, output)], each.sampling
-                    ),
-                )
+                drafted = stats.drafted, stats.target_passes
+                yield _comparison(engine, weights, prompt, asked, tokens, alone, output, drafted)
+
+
+def _comparison(
+    engine: Engine,
+    weights: str,
+    prompt: str,
+    options: GenerateOptions,
+    tokens: list[int],
+    plain: list[int],
+    output: list[int],
+    drafted: tuple[int, int],
+) -> AnswerComparison:
+    """Compare `output` to the answer without drafts, `plain`, to the same prompt `tokens`.
+
+    drafted: draft tokens, and passes over more than one row.
+    """
+    turns = [(tokens, plain)], [(tokens, output)]
+    return AnswerComparison(
+        engine.name,
+        weights,
+        options.draft,
+        prompt,
+        options.max_tokens,
+        tokens=len(plain),
+        drafted=drafted[0],
+        drafting_passes=drafted[1],
+        difference=first_divergence(
+            engine, [(tokens, plain)], [(tokens, output)], options.sampling
+        ),
+    )
 
 
 def _precision(engine: Engine, temperature: float) -> str:
