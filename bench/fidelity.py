@@ -331,9 +331,7 @@ def _comparison(
         tokens=len(plain),
         drafted=drafted[0],
         drafting_passes=drafted[1],
-        difference=first_divergence(
-            engine, [(tokens, plain)], [(tokens, output)], options.sampling
-        ),
+        difference=first_divergence(engine, *turns, options.sampling),
     )
 
 
