@@ -1,7 +1,8 @@
 """`--draft auto`: draft the planned number of tokens, often none.
 
 `guess` predicts tokens, `chain` chains them, `planner` chooses the length by the costs in `cost`,
-`pipelining` the cost of a plain step, and `neural_plan` decides when a neural drafter is better.
+`pipelining` computes the cost of a step without a draft, and `neural_plan` decides when a neural
+drafter is better.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import DraftGuide, NeuralDrafter
 
 MAX_DRAFT = 32
-HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
+HORIZON = MAX_DRAFT + 1  # maximum guesses: the longest draft and the bonus token
 
 MAX_OUTCOMES = 1 << 15  # per kind; each takes about 60 bytes
 PROBE_INTERVAL, MAX_PROBE_INTERVAL = 64, 2048  # plain passes between probes; each doubles it
@@ -41,7 +42,9 @@ PROBE_CHANCE = 0.3
 class Proposal:
     """A draft: guesses, then maybe tokens of a neural drafter, then maybe guesses again."""
 
-    guesses: list[Guess] = field(default_factory=list)  # after the history, drafted or not
+    guesses: list[Guess] = field(
+        default_factory=list
+    )  # continuation of the history, drafted or not
     start: int = 0  # 1 if the draft follows the unknown token of the running step
     end: int = 0  # guesses[start:end] begin the draft
     neural_drafter: PlannedDrafter | None = None  # that drafts `neural_tokens`
@@ -107,9 +110,9 @@ class AutoDrafter:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the history and learn from them.
 
-        After a proposal, tokens that the observed pass can have yielded count as output, and so
-        does a single token later in an answer. Anything else is a prompt; the answer starts at its
-        last token.
+        Tokens count as output if the last observed pass can have produced them, or if they are a
+        single token of a running answer. Other tokens are a prompt; the answer starts at its last
+        token.
         """
         proposal = self._proposal
         self._proposal = Proposal(is_probe=proposal.is_probe)  # that may be running still
@@ -313,7 +316,7 @@ class AutoDrafter:
         self.index.append(token)
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
-        """Return the length of an occasional draft that looks too expensive, 0 for none.
+        """Return the length of a probe, 0 for none: a draft although the costs predict a loss.
 
         The cost curve may be wrong: never measured, or measured while the machine was busy.
         """

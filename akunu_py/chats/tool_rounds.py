@@ -21,7 +21,7 @@ _RESULTS: dict[Outcome, str] = {  # for the model, instead of a result
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call that a model made, and what became of it."""
+    """A call that a model made, and its outcome."""
 
     call: ToolCall
     server: str = ""  # that has the tool; "" if there is no such tool

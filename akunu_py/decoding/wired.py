@@ -1,8 +1,8 @@
 """Wired memory and unused buffers on Metal.
 
 macOS evicts unwired buffers within seconds; the next pass then waits for 0.25 s. But freeing wired
-buffers while others compute can panic its kernel (mlx issue 3186). So only buffers that stay are
-wired: by default the weights, and never all that the GPU may wire.
+buffers while others compute can panic its kernel (mlx issue 3186). So wire only
+long-lived buffers (by default the weights), and stay below the GPU's limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from akunu_py.types import WireMode
 
 _PAGE = 16 << 10  # Metal allocates whole pages
 _HEAP = 1 << 20  # MLX's heap of small buffers is wired first
-_STEP = 256 << 20  # of the KV caches
+_STEP = 256 << 20  # granularity of wired KV cache bytes
 MIN_UNUSED = 64 << 20  # bytes of buffers that MLX may keep unused
 
 
@@ -37,7 +37,7 @@ class _Model:
 
 _lock = threading.RLock()  # a model may be collected while another one loads
 _models: dict[int, _Model] = {}  # by id
-_limit: int | None = None  # None: as MLX found it
+_limit: int | None = None  # bytes; None: not changed by akunu
 _original = 0
 
 
@@ -66,12 +66,12 @@ def adjust(model: nn.Module, caches: int) -> None:
 
 
 def wired_limit() -> int | None:
-    """Return the limit in bytes that was set here, None if none is."""
+    """Return the wired limit set by akunu in bytes, or None."""
     return _limit
 
 
 def _apply() -> None:
-    """Set the limit if it is another one. With several models one may be running, so not then."""
+    """Set the limit if it changed, unless several models are loaded: one may be running."""
     global _limit, _original
     if len(_models) != 1:
         return

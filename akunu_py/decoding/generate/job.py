@@ -30,10 +30,10 @@ BeginJob = Callable[["Session"], Answering]  # called in the model's thread, for
 
 @runtime_checkable
 class PreparedJob(Protocol):
-    """A job that needs time before it can begin."""
+    """A job with slow setup, such as encoding its prompt and compiling its grammar."""
 
     def prepare(self, engine: Engine) -> BeginJob:
-        """Return what begins the job. Called in a thread of its own, for each attempt."""
+        """Return the function that starts the job. Runs in a worker thread, once per attempt."""
 
 
 Job = BeginJob | PreparedJob

@@ -40,10 +40,10 @@ class ModelRunner:
         return self.not_batched is None
 
     def prefers_alone(self, request: Request, sharing: int) -> bool:
-        """Return whether a draft in a pass of its own is worth more than a shared plain pass.
+        """Return whether a separate pass with a draft is faster than a shared pass without drafts.
 
-        Shared passes draft nothing for recurrent models, whose layers take one row of a request.
-        sharing: number of requests that share the pass.
+        Recurrent layers accept one row per request, so shared passes of recurrent models cannot
+        verify drafts. sharing: number of requests that share the pass.
         """
         if self._planner is None or not self._engine.recurrent:
             return False
@@ -56,10 +56,10 @@ class ModelRunner:
         return length > 0 and values[0] > 0
 
     def run(self, requests: Sequence[Request], *, ahead: bool) -> list[list[Step] | Exception]:
-        """Run one pass over all requests, which `can_share` it; return the results of each.
+        """Run one pass over all requests, which must satisfy `can_share`; return their results.
 
-        If some have a launched pass, read only these. ahead: no other request is ready, so that the
-        next plain pass can be launched before this one is read.
+        If a pass was already launched, collect only the results of its requests. ahead: no other
+        request is ready, so that the next plain pass can be launched before this one is read.
         """
         running = [each for each in requests if each.is_running]
         try:

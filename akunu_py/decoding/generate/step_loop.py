@@ -138,9 +138,10 @@ class StepLoop:
         return [members[0].step_alone()]
 
     def _ready(self) -> list[_Running]:
-        """Update all jobs and return those that can run now, or else the first.
+        """Update all jobs and return the runnable ones, or the first job if none is runnable.
 
-        Once a job waits, later jobs with a wait condition wait too. Cancelled jobs always run.
+        Once one job is blocked, later jobs with a wait condition are blocked too. Cancelled jobs
+        are always runnable, so that they can end.
         """
         ready, crowded = [], False
         for each in self._running:

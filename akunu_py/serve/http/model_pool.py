@@ -251,7 +251,7 @@ class ModelPool:
             await self._unload(least, model)
 
     async def _unload(self, model: ServedModel, wanted: ServedModel) -> None:
-        """Unload a model once its requests end, unless nothing waits for `wanted` any more."""
+        """Unload a model once its requests end, unless no request waits for `wanted`."""
         model.unloading = True  # new requests wait, so that this one comes to an end
         try:
             while model.requests and self._is_wanted(wanted) and not self._closing:
