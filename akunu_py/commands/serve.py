@@ -268,7 +268,9 @@ def _load(
     if has_others and options.draft_model:  # for the models with the same tokenizer
         settings = replace(settings, draft_model=options.draft_model)
         options = replace(options, draft_model=None)
-    engine = load_stored(model_store.resolve(str(model.path)), options, settings)
+    # Again, because its files may have changed; other programs' models have no name in the path.
+    found = replace(model_store.resolve(str(model.path)), name=model.name)
+    engine = load_stored(found, options, settings)
     print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
     from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop

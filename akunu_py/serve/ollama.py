@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
+from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields
@@ -196,9 +196,10 @@ def prepare_generate(
         if service.infill.family is None:
             raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
         infill = service.infill.prompt(body.prompt, body.suffix)
-        job: Job = text_job(infill.tokens, options, infill.draft_context)
+        options = replace(options, stop_tokens=infill.stop_tokens)
+        job: Job = prompt_job(engine, infill.tokens, options, infill.draft_context)
     elif body.raw or not engine.tokens.tokenizer.has_chat_template:
-        job = text_job(engine.tokens.encode(body.prompt), options)
+        job = prompt_job(engine, engine.tokens.encode(body.prompt), options)
     else:
         system = [Message("system", body.system)] if body.system else []
         user = Message("user", _with_images(body.prompt, body.images))

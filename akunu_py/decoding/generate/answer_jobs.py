@@ -147,6 +147,17 @@ def text_job(
     return PromptJob(begin, prompt)
 
 
+def prompt_job(
+    engine: Engine,
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+) -> PromptJob:
+    """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
+    compile_rules(engine.tokens, options)
+    return text_job(prompt, options, [*draft_context, *prompt_rewrites(engine, prompt, options)])
+
+
 class AnswerEvents:
     """The events of one request."""
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.decoding import events
-from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_rewrites, text_job
+from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -79,9 +78,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     engine, messages = service.engine, messages_of(body)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
-        compile_rules(engine.tokens, options)
-        rewrites = prompt_rewrites(engine, prompt, options)
-        job = grammar_tool_job(text_job(prompt, options, rewrites), grammar_tool)
+        job = grammar_tool_job(prompt_job(engine, prompt, options), grammar_tool)
     else:
         job = chat_job(
             engine,
