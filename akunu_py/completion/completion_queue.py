@@ -135,10 +135,9 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        The completion in an excluded file is empty; excluded files and edits are dropped. Closed
-        files that the buffer imports are added.
-        It cancels the earlier request on its channel, or takes over its completion if that starts
-        with the text typed since. A request for a prefill cancels nothing.
+        The completion in an excluded file is empty; excluded files and edits are dropped. It
+        cancels the earlier request on its channel, or takes over its completion if that starts with
+        the text typed since. A request for a prefill cancels nothing.
         """
         try:
             check_request(ticket.request)
@@ -148,10 +147,7 @@ class CompletionQueue:
         if is_excluded(ticket.request.path, self._exclude):
             self.finish(ticket, Completion("", "stop", Stats()))
             return
-        with self._imports_lock:
-            imported = self._imports.of(ticket.request)
-        files = (*ticket.request.files, *imported)
-        ticket.request = without_excluded(replace(ticket.request, files=files), self._exclude)
+        ticket.request = without_excluded(ticket.request, self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._submit_ahead(ticket)
@@ -219,10 +215,15 @@ class CompletionQueue:
         return self._completer
 
     def _put(self, ticket: Ticket) -> None:
+        """Queue a job, with the closed files that the buffer imports."""
         with self._lock:
             self._open.add(ticket)
+        with self._imports_lock:
+            imported = self._imports.of(ticket.request)
+        request = replace(ticket.request, files=(*ticket.request.files, *imported))
+        request = without_excluded(request, self._exclude)
         served = _ServedTicket(self, ticket)
-        job = CompletionJob(ticket.request, self._get_completer, served.ended, served.add)
+        job = CompletionJob(request, self._get_completer, served.ended, served.add)
         self.host.submit(job, lambda event: self._on_event(served, event))
 
     def _submit_ahead(self, ticket: Ticket) -> None:
@@ -242,6 +243,7 @@ class CompletionQueue:
         request = ticket.request
         if done.text and done.finish_reason != "cancelled" and request.temperature == 0:
             following = replace(request, prefix=request.prefix + done.text, seconds=None)
+            self._take_next()  # of another channel
             pause = threading.Timer(self._pause_s, self.accepted)
             pause.daemon = True
             with self._lock:

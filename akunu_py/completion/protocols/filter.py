@@ -55,7 +55,7 @@ def run_filter(
             SourceFile(str(file), _decoded(read_bounded(file, MAX_FILE), f"--file {file}"))
             for file in files
         )
-        queue = CompletionQueue(load, QueueOptions(exclude=()))
+        queue = CompletionQueue(load, QueueOptions(exclude=tuple(exclude)))
         queue.start()
         try:
             request = replace(base, prefix=text[:at], suffix=text[at:], files=read)
