@@ -291,7 +291,12 @@ def compare_batches(
         ]
         plain: list[list[int]] = []
         for mode in ("off", *MODES):
-            if (engine.name, weights, mode, batch[0], max_tokens) in known:
+            missing = [
+                prompt
+                for prompt in batch
+                if (engine.name, weights, mode, prompt, max_tokens) not in known
+            ]
+            if not missing:
                 continue
             progress(f"{weights}, {mode}: answers {start + 1} to {start + len(batch)}")
             if not plain:
@@ -304,7 +309,10 @@ def compare_batches(
                 batch, drafting, encoded, plain, answers, strict=True
             ):
                 drafted = stats.drafted, stats.target_passes
-                yield _comparison(engine, weights, prompt, asked, tokens, alone, output, drafted)
+                if prompt in missing:
+                    yield _comparison(
+                        engine, weights, prompt, asked, tokens, alone, output, drafted
+                    )
 
 
 def _comparison(

@@ -55,6 +55,9 @@ def test_batches_are_compared_with_each_request_alone(shallow_starter: Engine) -
         assert row.differences == []
         assert (row.drafted == 0) == (row.mode == "off")
     assert list(compare_batches(shallow_starter, load_prompts(3), 8, 2, done=comparisons)) == []
+    # Interrupted within a batch: only the missing answer is compared again.
+    rest = compare_batches(shallow_starter, load_prompts(2), 8, 2, done=comparisons[1:])
+    assert list(rest) == comparisons[:1]
 
 
 @pytest.mark.long
