@@ -264,9 +264,9 @@ class AutoDrafter:
         if self.guide is not None or not self.can_pipeline:
             self.pipelines = False
             return [plain, *more]
-        plain = self._pipelining.plain_cost(self._context, gain, chances)
-        self.pipelines = self._pipelining.pays
-        return [plain, *more]
+        cost = self._pipelining.plain_cost(self._context, gain, chances)
+        self.pipelines = cost < plain
+        return [cost, *more]
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False

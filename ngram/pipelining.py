@@ -19,13 +19,12 @@ class Pipelining:
     """Decides whether the next plain step is pipelined, by the chance that a draft follows it."""
 
     def __init__(self, curve: CostCurve) -> None:
-        self.pays = False  # by the last call of `plain_cost`
         self._curve = curve
         self._plain_steps = 0  # since the last draft
         self._redraft_chances = list(_REDRAFT_CHANCES)
 
     def plain_cost(self, context: int, gain: float, chances: Sequence[float]) -> float:
-        """Return the cost of a plain step, and set `pays`.
+        """Return the cost of a plain step: less than unpipelined if pipelining pays.
 
         It is the pipelined time plus the expected loss if a draft appears while the next step runs,
         and at most the unpipelined time. gain: see `RecentGain`. chances: of the upcoming guesses.
@@ -43,7 +42,6 @@ class Pipelining:
                 promised = _FIRST_TOKEN_DISCOUNT * then - 1.0 + saved
                 lost = max(lost, _PREDICTED_DISCOUNT * first * promised)
         lost *= pipelined / gain
-        self.pays = pipelined + lost < plain
         return min(plain, pipelined + lost)
 
     def add_plan(self, *, drafts: bool) -> None:
