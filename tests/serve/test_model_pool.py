@@ -235,6 +235,25 @@ async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
         assert (a.loads, b.loads, a.requests, b.requests) == (1, 0, 0, 0)
 
 
+async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
+    directories: list[Path], size: int
+) -> None:
+    """Ending a request waits for no model, and reaches all of them."""
+    with pool_of(directories[:2], *limited(size)) as pool:
+        app, (a, b), hung_up = app_of(pool), pool.models, asyncio.Event()
+        async with pool.use(a):
+            next_one = ask(app, CHAT, body_of(CHAT, "b", "x"), hung_up=hung_up)
+            waiting = asyncio.create_task(next_one)
+            await until(lambda: a.unloading)
+            reply = await asyncio.wait_for(ask(app, "/akunu/end", {"id": "first"}), 30)
+            assert reply.status == 200
+            assert "first" in a.service().ending
+            hung_up.set()
+            await waiting
+        async with pool.use(b):
+            assert "first" in b.service().ending
+
+
 async def test_a_client_disconnects_while_its_model_loads(
     directories: list[Path], size: int
 ) -> None:

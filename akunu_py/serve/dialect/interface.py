@@ -135,9 +135,9 @@ class Endpoint:
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
     prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
     summary: str  # for the OpenAPI description
-    # What `prepare` gets: the loaded model's `Service`, the `Embedder` if any, or a description of
-    # the model, loaded or not.
-    needs: Literal["service", "embedder", "description"] = "service"
+    # What `prepare` gets: the loaded model's `Service`, the `Embedder` if any, a description of
+    # the model, loaded or not, or `ModelPool.ending`.
+    needs: Literal["service", "embedder", "description", "ending"] = "service"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +21,6 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import GenerateOptions
 
 _MAX_COMPLETERS = 4  # kept, one for each set of options
-_MAX_ENDING = 64
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Service:
     max_tokens: int | None = None  # default limit; None: the context length
     completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
     # ids of requests that akunu's own clients want to stop with the text so far
-    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_ENDING))
+    ending: Collection[str] = ()
 
     @property
     def most_tokens(self) -> int:

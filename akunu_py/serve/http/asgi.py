@@ -217,6 +217,8 @@ class _Post:
                     prepared = await run_in_threadpool(endpoint.prepare, body, backend.embedder)
                 elif endpoint.needs == "description":
                     prepared = endpoint.prepare(body, model.description())
+                elif endpoint.needs == "ending":
+                    prepared = endpoint.prepare(body, backend.pool.ending)
                 else:
                     record.model = model.name if len(backend.pool.models) > 1 else ""
                     using = stack.enter_async_context(backend.pool.use(model))

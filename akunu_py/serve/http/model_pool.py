@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +26,7 @@ from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.request_handler import run_job
 
 _SAVE_S = 10.0  # for the prompt caches of a model; loading the next one takes about as long
+_MAX_ENDING = 64
 _LATEST = ":latest"  # Ollama's clients add it to names
 
 
@@ -45,6 +48,7 @@ class ServedModel:
         self.loads = 0
         self.reserved = 0  # bytes for other models at the next load
         self.unloading = False  # no new request may use the model
+        self.ending: Collection[str] = ()  # see `ModelPool`
         self._load, self.make_service, self._idle_s = load, make_service, idle_s
         self._context_length = context_length
         self._created = int(time.time())
@@ -88,7 +92,7 @@ class ServedModel:
         self.host.start()
         engine = self.host.engine or self.host.ask(lambda engine: engine).result()
         if self._service is None or self._service.engine is not engine:
-            self._service = self.make_service(engine, self.name)
+            self._service = replace(self.make_service(engine, self.name), ending=self.ending)
             self._context_length = engine.plan.context_length
         return self._service
 
@@ -133,6 +137,10 @@ class ModelPool:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.models = tuple(models)
         self._by_name = {name: model for model in self.models for name in model.names}
+        # Ids of requests that akunu's own clients end with the text so far.
+        self.ending: deque[str] = deque(maxlen=_MAX_ENDING)
+        for model in models:
+            model.ending = self.ending
         self._waiting: list[tuple[ServedModel, asyncio.Future[None]]] = []  # in order of arrival
         self._loader: asyncio.Task[None] | None = None  # loads one model after the other
         self._changed = asyncio.Event()  # a request ended, or stopped waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -89,9 +90,9 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     return PreparedRequest([job], _build_reply, AkunuEncoder())
 
 
-def prepare_end(body: RequestBody, service: Service) -> Mapping[str, Any]:
-    """End a request with its text so far, even if it is still queued."""
-    service.ending.append(body.id)
+def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
+    """End a request with its text so far, even if it is still queued or its model is unloading."""
+    ending.append(body.id)
     return {}
 
 
@@ -150,7 +151,13 @@ AKUNU = Dialect(
             "/akunu/complete", AkunuCompleteBody, prepare_complete, "Complete text, for akunu."
         ),
         Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answer a conversation, for akunu."),
-        Endpoint("/akunu/end", RequestBody, prepare_end, "End a request early, for akunu."),
+        Endpoint(
+            "/akunu/end",
+            RequestBody,
+            prepare_end,
+            "End a request early, for akunu.",
+            needs="ending",
+        ),
     ),
     error_body,
 )
