@@ -41,30 +41,30 @@ _PHP = re.compile(
 Candidates = Iterator[list[str]]  # for each import, the paths to try in order
 
 
-def _python(text: str, path: str, root: str) -> Candidates:
+def _python(text: str, path: str, roots: list[str]) -> Candidates:
     for dots, module, names, modules in _PYTHON.findall(text):
-        bases = _above(path, root)
+        bases = roots
         if dots:
             bases = [os.path.join(os.path.dirname(path), *[".."] * (len(dots) - 1))]
         for name in re.split(r"[\s,]+", modules):
             if name:
-                yield _modules(bases, [name])
+                yield _modules(bases, name)
         if module or dots:
             members = re.findall(r"\w+", re.sub(r"\bas[ \t]+\w+", "", names))
-            yield _modules(bases, [module]) if module else []
+            yield _modules(bases, module) if module else []
             for member in members:
-                yield _modules(bases, [f"{module}.{member}".lstrip(".")])
+                yield _modules(bases, f"{module}.{member}".lstrip("."))
 
 
-def _modules(bases: list[str], names: list[str]) -> list[str]:
-    stems = [os.path.join(base, *name.split(".")) for name in names for base in bases]
+def _modules(bases: list[str], name: str) -> list[str]:
+    stems = [os.path.join(base, *name.split(".")) for base in bases]
     return [stem + end for stem in stems for end in (".py", "/__init__.py", ".pyi")]
 
 
-def _beside(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, str], Candidates]:
+def _beside(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, list[str]], Candidates]:
     """Return a function that finds files relative to the buffer, the path with each of `ends`."""
 
-    def find(text: str, path: str, root: str) -> Candidates:
+    def find(text: str, path: str, roots: list[str]) -> Candidates:
         for name in pattern.findall(text):
             stem = os.path.join(os.path.dirname(path), name)
             bare = os.path.splitext(stem)[0]  # TypeScript imports a.js for a.ts
@@ -73,42 +73,43 @@ def _beside(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, str], C
     return find
 
 
-def _include(text: str, path: str, root: str) -> Candidates:
+def _include(text: str, path: str, roots: list[str]) -> Candidates:
     for name in _INCLUDE.findall(text):
-        yield [os.path.join(base, name) for base in _above(path, root)]
+        yield [os.path.join(base, name) for base in roots]
 
 
-def _rust(text: str, path: str, root: str) -> Candidates:
+def _rust(text: str, path: str, roots: list[str]) -> Candidates:
+    bases = [base for base in roots if os.path.basename(base) == "src"]
     stem, name = os.path.split(path)
     inner = stem if name in ("mod.rs", "lib.rs", "main.rs") else os.path.splitext(path)[0]
     for module, used in _RUST.findall(text):
         if module:
             yield [os.path.join(inner, f"{module}.rs"), os.path.join(inner, module, "mod.rs")]
         parts = [part for part in used.split("::") if part]
-        bases = [base for base in _above(path, root) if os.path.basename(base) == "src"]
         for length in range(len(parts), 0, -1):
             yield [os.path.join(base, *parts[:length]) + ".rs" for base in bases]
 
 
-def _style(text: str, path: str, root: str) -> Candidates:
+def _style(text: str, path: str, roots: list[str]) -> Candidates:
     for name in _STYLE.findall(text):
         directory, base = os.path.split(os.path.join(os.path.dirname(path), name))
         names = (f"_{base}.scss", f"{base}.scss", f"{base}.less", f"_{base}.sass", base)
         yield [os.path.join(directory, each) for each in names]
 
 
-def _dotted(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, str], Candidates]:
+def _dotted(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, list[str]], Candidates]:
     """Return a function that finds files by dotted names below a source root."""
 
-    def find(text: str, path: str, root: str) -> Candidates:
+    def find(text: str, path: str, roots: list[str]) -> Candidates:
         for name in pattern.findall(text):
-            stems = [os.path.join(base, *name.split(".")) for base in _above(path, root)]
+            stems = [os.path.join(base, *name.split(".")) for base in roots]
             yield [stem + end for stem in stems for end in ends]
 
     return find
 
 
-_FINDERS: dict[str, Callable[[str, str, str], Candidates]] = {
+# By file type: the functions get the buffer's text and path, and the source roots.
+_FINDERS: dict[str, Callable[[str, str, list[str]], Candidates]] = {
     **dict.fromkeys((".py", ".pyi"), _python),
     **dict.fromkeys(
         (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
@@ -143,7 +144,8 @@ class ProjectImports:
         seen = {os.path.realpath(each) for each in (path, *(file.path for file in request.files))}
         found: list[SourceFile] = []
         text = request.prefix + request.suffix if len(request.prefix) < _HEAD else request.prefix
-        for candidates in finder(text[:_HEAD], path, root):
+        roots = [each for each in _above(path, root) if os.path.isdir(each)]
+        for candidates in finder(text[:_HEAD], path, roots):
             for candidate in candidates:
                 head = self._head(candidate, within)
                 if head is not None:
