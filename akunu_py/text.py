@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Iterable
 
+from akunu_py.errors import UsageError
+
 _REPLACEMENT = "\ufffd"
 
 
@@ -65,8 +67,13 @@ def say(line: str, *, error: bool = False) -> None:
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
 
 
-def confirm(question: str) -> bool:
-    """Ask a question on the terminal. Only "y" and "yes" confirm."""
+def confirm(question: str, command: str) -> bool:
+    """Ask a question on the terminal. Only "y" and "yes" confirm.
+
+    Raises UsageError without a terminal. command: the command that needs no confirmation.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"cannot ask for confirmation; run: {command}")
     return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 

@@ -103,12 +103,10 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
     infos = [store.resolve(name) for name in dict.fromkeys(args.id)]
     for info in infos:
         title = collapse(info.title)
-        if not args.yes:
-            if not sys.stdin.isatty():
-                raise UsageError("cannot ask for confirmation; run: akunu chats rm ID --yes")
-            if not confirm(f"Delete {title!r} permanently?"):
-                say("not deleted")
-                continue
+        question = f"Delete {title!r} permanently?"
+        if not args.yes and not confirm(question, "akunu chats rm ID --yes"):
+            say("not deleted")
+            continue
         store.erase(info.id)
         forget_conversation(info.id)
         say(f"deleted {info.id[:_ID_DIGITS]}  {title}")

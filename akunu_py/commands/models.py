@@ -255,7 +255,7 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
-    for other in model_store.other_models():
+    for other in model_store.other_models() if "/" in args.name else ():
         if other.name == args.name:
             removal = REMOVAL[other.program].format(name=other.name)
             raise UsageError(
@@ -264,15 +264,14 @@ def remove(args: argparse.Namespace) -> None:
     hub_bytes, origin = _in_hub_cache(args.name)
     delete_hub_files = bool(args.hub_files)
     if not args.yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"cannot ask for confirmation; run: akunu models rm {args.name} --yes")
-        if not confirm(f"Remove {args.name}?"):
+        command = f"akunu models rm {args.name} --yes"
+        if not confirm(f"Remove {args.name}?", command):
             print("not removed")
             return
         if hub_bytes and not delete_hub_files:
             size = human_size(hub_bytes)
             question = f"Also delete {size} from the hub's cache? Other programs may use it."
-            delete_hub_files = confirm(question)
+            delete_hub_files = confirm(question, command)
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
     freed = forget(paths.models_dir() / args.name)

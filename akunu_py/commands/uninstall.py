@@ -81,9 +81,8 @@ def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
         raise UsageError(
             f"akunu serve is running (process {servers[0].process}); stop it, then try again"
         )
-    if not confirmed and not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation; run: akunu uninstall --data --yes")
-    if not confirmed and not confirm("Delete all of it permanently?"):
+    question, command = "Delete all of it permanently?", "akunu uninstall --data --yes"
+    if not confirmed and not confirm(question, command):
         say("nothing was deleted")
         return
     try:
