@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from typing import Any
 
 from akunu_py.errors import AkunuError
@@ -50,7 +49,11 @@ def _mark(parser: argparse.ArgumentParser) -> None:
     """Mark the values that are models and files, in a parser that only makes the script."""
     import shtab
 
-    for action in _actions(parser):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _mark(command)
+            continue
         is_model = action.metavar in _MODELS
         of_models = parser.prog.startswith("akunu models ") and not action.option_strings
         if parser.prog == "akunu models pull" and is_model:
@@ -70,13 +73,3 @@ def _complete_models() -> Any:
     # zsh would run shtab's own form once for each option, when the script is loaded.
     preamble = found["preamble"] | {"zsh": f"_akunu_models() {{ compadd -- $({command}) }}"}
     return found | {"zsh": "_akunu_models", "preamble": preamble}
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the actions of `parser`, after a `_mark` of its commands."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _mark(command)
-        else:
-            yield action
