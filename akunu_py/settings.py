@@ -79,8 +79,13 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT  # 0: any free port
-    model: str = ""  # "": the model of the chat
+    model: str = ""  # or several, separated by commas; "": the model of the chat
     api_key: str = ""
+
+    @property
+    def models(self) -> list[str]:
+        """The names in `model`."""
+        return [name for each in self.model.split(",") if (name := each.strip())]
 
 
 @dataclass(frozen=True, slots=True)

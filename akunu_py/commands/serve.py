@@ -164,8 +164,8 @@ def run(args: argparse.Namespace) -> int:
 
 def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
     """Return the models to serve, without duplicates. Raises UsageError, UnknownModel."""
-    names = args.model or [each.strip() for each in settings.model.split(",") if each.strip()]
-    found = [model_store.resolve(name) for name in names or [load_settings().model]]
+    names = args.model or settings.models or [load_settings().model]
+    found = [model_store.resolve(name) for name in names]
     for model in found:
         model_store.check(model)
     models = {model.name: model for model in found}

@@ -107,6 +107,11 @@ class RequestCounts:
     shared_requests: int = 0  # sum of the requests in these passes
     stats: Stats = field(default_factory=Stats)  # sum over all finished answers
 
+    def add_shared(self, passes: int, requests: int) -> None:
+        """Add shared passes, and the sum of their requests."""
+        self.shared_passes += passes
+        self.shared_requests += requests
+
 
 def closed() -> AkunuError:
     """Return the error for requests after closing."""
@@ -342,9 +347,7 @@ class ModelHost:
 
     def _add_shared(self, counts: RequestCounts) -> None:
         if (loop := self._loop) is not None:
-            passes, requests = loop.shared
-            counts.shared_passes += passes
-            counts.shared_requests += requests
+            counts.add_shared(*loop.shared)
 
     def _unload(self) -> None:
         loaded = self._loop is not None

@@ -119,8 +119,7 @@ class ServedModel:
     def counts(self) -> RequestCounts:
         """Return the counters of the model's requests, and of those before it was unloaded."""
         counts, earlier = self.host.counts(), self._earlier
-        counts.shared_passes += earlier.shared_passes
-        counts.shared_requests += earlier.shared_requests
+        counts.add_shared(earlier.shared_passes, earlier.shared_requests)
         return counts
 
     def unload(self) -> None:
@@ -299,6 +298,5 @@ class ModelPool:
         """Return the counters of all models together."""
         total = RequestCounts()
         for counts in (model.counts() for model in self.models):
-            total.shared_passes += counts.shared_passes
-            total.shared_requests += counts.shared_requests
+            total.add_shared(counts.shared_passes, counts.shared_requests)
         return total
