@@ -252,6 +252,33 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
     assert store.close(60)
 
 
+@pytest.mark.parametrize("stop", ["unqueue_last", "interrupt"])
+async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) -> None:
+    """While another chat is answered, results wait in the queue, and so does a resumed answer."""
+    store = StoreThread(tmp_path / "c.db")
+    async with chat(tools=Recorded("files"), store=store) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        first = it.app.conversation.tree.conversation
+        await it.act("new_chat")
+        await it.send("elsewhere")
+        await it.app.open_chat(first)
+        await it.pilot.pause()
+        await it.press("tab", "enter")
+        await result(it)
+        (turn,) = it.app.conversation.turns
+        for _ in range(2):
+            assert turn.state == "queued"
+            await getattr(it.app.answering, stop)()
+            await it.pilot.pause()
+            assert (it.prompts, it.text(), it.feet) == (["go"], "", ["■ stopped"])
+            assert turn.rounds[0].uses[0].result == "buy milk"
+            assert it.app.conversation.turns == [turn]
+            await it.act("continue")
+    assert store.close(60)
+
+
 async def test_a_failing_model_keeps_the_rounds() -> None:
     async with chat(tools=Recorded("files")) as it:
         await started(it)
