@@ -58,6 +58,13 @@ class OfferedTools:
             tools.setdefault(name, ServerTool(name, server, listed))
         return list(tools.values())
 
+    def find(self, server: str, name: str) -> ServerTool | None:
+        """Return a tool by the name that it has for models, or had before a server joined."""
+        tools = [each for each in self.all_tools() if each.server == server]
+        return next(
+            (each for each in tools if name in (each.name, _plain_name(each.listed.name))), None
+        )
+
     def for_model(self) -> list[Tool]:
         """Return the tools for the next answer."""
         return [each.tool for each in self.all_tools() if each.key not in self.off]

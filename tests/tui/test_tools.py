@@ -215,6 +215,26 @@ async def test_an_unknown_tool_and_an_error_are_told_to_the_model() -> None:
         assert it.screen_text().count("× failed") == 2
 
 
+async def test_tools_may_get_other_names_while_a_call_waits() -> None:
+    """Two servers with the same tool: the second one is ready when the user is asked already."""
+    servers, search = Recorded("a", "b"), ListedTool("search it", "Search.", {"type": "object"})
+    async with chat(tools=servers) as it:
+        await it.post(ToolsListed("a", [search]), ToolServersOverdue())
+        await it.send("go")
+        await asks(it, ToolCall("search_it", "{}", "c1"))
+        await it.post(ToolsListed("b", [search]))
+        names = [tool.name for tool in it.app.tools.offered.for_model()]
+        assert names == ["a_search_it", "b_search_it"]
+        await it.press("enter")
+        assert servers.called == [("c1", "a", "search it", "{}")]
+        await result(it)
+        await asks(it, ToolCall("b_search_it", "{}", "c2"), turn=2)
+        await it.post(ToolsListed("b", [READ]))
+        await it.press("enter")
+        assert len(servers.called) == 1, "the tool is gone"
+        assert it.history[-1].content.startswith("There is no tool 'b_search_it'.")
+
+
 async def test_output_is_capped() -> None:
     async with chat(tools=Recorded("files")) as it:
         await started(it)
@@ -249,6 +269,33 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
         assert it.history[-1].content == "buy milk"
         await it.answer("Milk.", turn=3)
         assert it.history[-1].content == "behind"
+    assert store.close(60)
+
+
+@pytest.mark.parametrize("stop", ["unqueue_last", "interrupt"])
+async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) -> None:
+    """While another chat is answered, results wait in the queue, and so does a resumed answer."""
+    store = StoreThread(tmp_path / "c.db")
+    async with chat(tools=Recorded("files"), store=store) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it)
+        first = it.app.conversation.tree.conversation
+        await it.act("new_chat")
+        await it.send("elsewhere")
+        await it.app.open_chat(first)
+        await it.pilot.pause()
+        await it.press("tab", "enter")
+        await result(it)
+        (turn,) = it.app.conversation.turns
+        for _ in range(2):
+            assert turn.state == "queued"
+            await getattr(it.app.answering, stop)()
+            await it.pilot.pause()
+            assert (it.prompts, it.text(), it.feet) == (["go"], "", ["■ stopped"])
+            assert turn.rounds[0].uses[0].result == "buy milk"
+            assert it.app.conversation.turns == [turn]
+            await it.act("continue")
     assert store.close(60)
 
 

@@ -88,11 +88,15 @@ class AnswerController:
         return any(turn in self._conversation for turn in self._queue)
 
     async def unqueue_last(self) -> None:
-        """Return the last queued prompt to the prompt box."""
+        """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
         queued = [turn for turn in self._queue if turn in self._conversation]
         if queued:
-            self._remove_pending(queued[-1])
-            await self._put_back(queued[-1:])
+            turn = queued[-1]
+            if turn.has_output:
+                self._end_turn(turn, "done", "cancelled")
+            else:
+                self._remove_pending(turn)
+                await self._put_back([turn])
             self._view.show_state()
 
     @property
@@ -199,9 +203,8 @@ class AnswerController:
         """
         unanswered = []
         for turn in [turn for turn in self._pending() if turn in self._conversation]:
-            is_queued = turn in self._queue
             self._stop_work(turn)
-            if turn.has_output and not is_queued:
+            if turn.has_output:
                 self._end_turn(turn, "done", "cancelled")
                 self._show_phase("stopped")
             else:

@@ -137,7 +137,7 @@ class ToolController:
         for use in turn.rounds[-1].uses:
             if use.has_ended:
                 continue
-            if not use.server:
+            if use.outcome == "waiting" and not self.offered.find(use.server, use.call.name):
                 names = ", ".join(each.name for each in self.offered.for_model()) or "none"
                 text = f"There is no tool {use.call.name!r}. Tools: {names}"
                 self._set(turn, use.call.id, "failed", shorten(text, limit_for(0)))
@@ -157,7 +157,9 @@ class ToolController:
         self.show_asked()
 
     def _run(self, turn: ChatTurn, use: ToolUse) -> None:
-        tool = next(each for each in self.offered.all_tools() if each.name == use.call.name)
+        tool = self.offered.find(use.server, use.call.name)
+        if tool is None:
+            return  # `_advance` tells the model.
         self._set(turn, use.call.id, "running")
         assert self._servers is not None
         self._servers.call(use.call.id, use.server, tool.listed.name, use.call.arguments)
