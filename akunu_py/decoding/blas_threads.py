@@ -50,7 +50,7 @@ class BlasThreads:
 def describe() -> str:
     """Return the number of threads for `akunu info`, "" without OpenBLAS."""
     threads = openblas.threads()
-    return f"{threads} threads, completions: idle cores" if threads else ""
+    return f"{threads} threads (completions use only idle cores)" if threads else ""
 
 
 def _busy_seconds(stat: Path) -> float:
