@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from akunu_py.errors import INTERRUPTED
 
@@ -46,3 +48,35 @@ def exit_after_interrupt(seconds: float) -> Iterator[None]:
         ended.set()
         signal.set_wakeup_fd(before)
         os.close(write)
+
+
+@contextlib.contextmanager
+def interruptible(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield a reader of `file` in which an interrupt always raises; use it in the main thread.
+
+    Another thread may receive the signal. A plain read of the main thread then goes on waiting.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield io.BufferedReader(_WokenReader(file.fileno(), read))
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+class _WokenReader(io.RawIOBase):
+    """Reads one file descriptor; a byte in another one lets Python call its signal handlers."""
+
+    def __init__(self, file: int, wakeup: int) -> None:
+        self._file, self._wakeup = file, wakeup
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while self._file not in select.select([self._file, self._wakeup], [], [])[0]:
+            os.read(self._wakeup, 1)
+        return os.readv(self._file, [buffer])

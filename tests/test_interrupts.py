@@ -40,3 +40,35 @@ def test_an_interrupt_waits_for_a_pass_only_so_long(busy: bool) -> None:
     child.send_signal(signal.SIGINT)
     rest = child.stdout.read()
     assert (child.wait(60), rest) == ((INTERRUPTED, "") if busy else (0, "went on\n"))
+
+
+# Another thread gets the signal, while the main thread reads.
+_READS = """
+import signal, sys, threading, time
+from akunu_py.interrupts import interruptible
+
+def interrupt() -> None:
+    time.sleep(0.1)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+try:
+    with interruptible(sys.stdin.buffer) as stdin:
+        print(stdin.readline(), stdin.read(3), flush=True)
+        threading.Thread(target=interrupt).start()
+        print(stdin.readline(), flush=True)
+except KeyboardInterrupt:
+    print("interrupted", signal.set_wakeup_fd(-1), flush=True)
+"""
+
+
+def test_an_interrupt_ends_a_read_whichever_thread_gets_it() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _READS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("a line\nand")
+    child.stdin.flush()
+    assert child.stdout.readline() == "b'a line\\n' b'and'\n"
+    assert child.stdout.readline() == "interrupted -1\n"
+    assert child.wait(60) == 0

@@ -35,7 +35,7 @@ from akunu_py.completion.request import (
 )
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
-from akunu_py.interrupts import exit_without_teardown
+from akunu_py.interrupts import exit_without_teardown, interruptible
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
@@ -195,7 +195,8 @@ def serve_jsonl(
     queue = CompletionQueue(load, options, on_state=on_state)
     queue.start()
     try:
-        JsonLines(queue, _write, base, acceptance).serve(sys.stdin.buffer)
+        with interruptible(sys.stdin.buffer) as stdin:
+            JsonLines(queue, _write, base, acceptance).serve(stdin)
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has left
         acceptance.save()
