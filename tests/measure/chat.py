@@ -61,8 +61,12 @@ _TIMEOUT_S = 120.0
 _OVERLAP = 64  # bytes; longer than any text to find
 _CLEAR, _QUIT, _ENTER, _CHATS = b"\x15", b"\x11", b"\r", b"\x0f"  # Ctrl+U, Ctrl+Q, Enter, Ctrl+O
 _ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # the terminal identifies itself
-_READY, _ENDED = "● ready", "● ready|■ stopped|× failed"
-_BEGUN = f" answering|{_ENDED}"
+_READY, _ANSWERING = "● ready", "◐ answering"
+# A whole status: in several colors, up to the next sequence that is no color.
+_STATUS = re.compile(
+    f"({_ANSWERING}|{_READY}|■ stopped|× failed)".encode()
+    + rb"([^\x1b]|\x1b\[[\d;]*m)*(?=\x1b\[[\d;?]*[A-Za-ln-z])"
+)
 _EMPTY = "Ask something"  # what an empty box shows
 _WARM_UP_TOKENS = 32
 _IDLE_KEYS = 8
@@ -326,6 +330,8 @@ class ChatTerminal:
         )
         os.close(slave)
         self._output = bytearray()  # since the last `write`
+        self._searched = 0  # bytes of it
+        self._status = ""  # the last one
         self._gaps = random.Random(0)
 
     def wait_for(self, pattern: str, seconds: float = _TIMEOUT_S, start: int = 0) -> str:
@@ -338,15 +344,15 @@ class ChatTerminal:
         while not (found := wanted.search(self._output, start)):
             start = max(start, len(self._output) - _OVERLAP)  # searching takes time from the chat
             if not self._read(end):
-                last = _visible_text(bytes(self._output))[-300:]
                 raise AkunuError(
-                    f"the chat did not show {pattern!r} within {seconds:.0f} s; the end of its "
-                    f"output: {last}"
+                    f"the chat did not show {pattern!r} within {seconds:.0f} s; {self._last_text()}"
                 )
         return found[0].decode()
 
     def write(self, keys: bytes) -> None:
+        self._has_new_status()
         self._output.clear()
+        self._searched = 0
         os.write(self._master, keys)
 
     def ask(self, prompt: str) -> None:
@@ -354,26 +360,24 @@ class ChatTerminal:
         self.write(b"\x1b[200~%b\x1b[201~" % prompt.encode())
         self.wait_for(re.escape(prompt.split()[-1]))
         self.write(_ENTER)
-        self.wait_for(_BEGUN)
+        self._wait(self._has_new_status, "begin")
 
     def wait_for_end(self) -> None:
         """Wait for the end of the answer. Raises AkunuError if it fails or stops."""
-        if (end := self.wait_for(_ENDED)) != _READY:
-            shown = _visible_text(bytes(self._output))[-300:]
-            raise AkunuError(f"an answer in the chat {end[2:]}; the end of its output: {shown}")
+        self._wait(self._has_ended, "end")
+        if not self._status.startswith(_READY):
+            raise AkunuError(f"an answer in the chat {self._status[2:]}; {self._last_text()}")
 
     def type_keys(self, count: int, into: KeyTimes, *, while_answering: bool) -> int:
         """Type up to `count` letters, clear them, and return their number.
 
         while_answering: stop early at the end of the answer.
         """
-        ended = re.compile(_ENDED.encode())
-        typed = start = 0
+        typed = 0
         for letter in LETTERS[:count]:
             self._read_for(self._gaps.uniform(*_GAPS_S))
-            if while_answering and ended.search(self._output, start):
+            if while_answering and self._has_ended():
                 break
-            start = max(0, len(self._output) - _OVERLAP)
             self._type(letter, into)
             typed += 1
         if typed:
@@ -421,6 +425,30 @@ class ChatTerminal:
                 into.lost += 1
                 return
         into.seconds.append(time.perf_counter() - started)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        end = time.perf_counter() + _TIMEOUT_S
+        while not condition():
+            if not self._read(end):
+                raise AkunuError(f"an answer in the chat did not {what}; {self._last_text()}")
+
+    def _has_ended(self) -> bool:
+        """Return True if the last status is not that of an answer."""
+        self._has_new_status()
+        return not self._status.startswith(_ANSWERING)
+
+    def _has_new_status(self) -> bool:
+        """Read the status up to the last one. Returns False if only the same was drawn again."""
+        new = False
+        for found in _STATUS.finditer(self._output, self._searched):
+            self._searched = found.end()
+            status = _visible_text(found[0])
+            if not self._status.startswith(status):  # a part of it may be drawn again, too
+                self._status, new = status, True
+        return new
+
+    def _last_text(self) -> str:
+        return f"the end of its output: {_visible_text(bytes(self._output))[-300:]}"
 
     def _read_for(self, seconds: float) -> None:
         """Read for `seconds`: a full terminal buffer would stop the program."""
