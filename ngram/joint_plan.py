@@ -22,6 +22,7 @@ class SharedPass:
     drafted: int  # tokens
     context: int  # mean tokens per request
     pipelined: bool  # launched while another pass was running
+    joined: bool = False  # prompts are among the rows
 
 
 class JointPlanner:
@@ -85,6 +86,8 @@ class JointPlanner:
         elif not self.curve.first_use(done.rows):  # devices compile kernels then
             self.curve.observe(done.rows, seconds, done.context)
             costs = self.curve.table(done.context)
+        if done.joined:
+            return
         shown = 1.0 - self._hidden
         plain = costs[min(done.requests, MAX_ROWS) - 1] * shown / done.requests
         cost = costs[min(done.rows, MAX_ROWS) - 1] * (shown if done.pipelined else 1.0)

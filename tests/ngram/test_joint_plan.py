@@ -77,3 +77,12 @@ def test_drafts_must_also_gain_what_pipelining_hides() -> None:
     assert plan.lengths([[0.3]] * 4, 4, 0, pipelined=True) == [0, 0, 0, 0]
     assert plan.lengths([[0.3]] * 4, 4, 0) == [1, 1, 1, 1]
     assert plan.lengths([[0.9]] * 4, 4, 0, pipelined=True) == [1, 1, 1, 1]
+
+
+def test_prompts_that_join_a_pass_say_nothing_of_drafts() -> None:
+    curve = {rows: 0.1 + 0.002 * rows for rows in range(1, MAX_ROWS + 1)}
+    plan = JointPlanner(CostCurve(curve))
+    expected = [plan.lengths([[chance]] * 4, 4, 0) for chance in (0.02, 0.3, 0.9)]
+    for _ in range(50):
+        plan.observe(SharedPass(4, 63, 0, 0, pipelined=False, joined=True), 4, 0.226)
+    assert [plan.lengths([[chance]] * 4, 4, 0) for chance in (0.02, 0.3, 0.9)] == expected

@@ -66,7 +66,7 @@ class Decoding:
         self.limit = limit  # tokens that may follow; 0 at the end
         self._drafter = drafter
         self._stop = stop
-        self._answering = answering
+        self.answering = answering
         self._launched: list[_Pass] = []  # at most two, in order
         self._last = 0.0  # end of the previous pass, or start of this one
         self._passes = 0
@@ -88,7 +88,7 @@ class Decoding:
         An answer's first token is read at once: MLX's CPU backend launches at most 10 tasks ahead.
         """
         drafted = self._launched[0].drafted
-        return self._answering and not drafted and self.target.constraint is None
+        return self.answering and not drafted and self.target.constraint is None
 
     def step(self) -> Piece:
         """Run one pass of this request alone."""
@@ -100,7 +100,7 @@ class Decoding:
         if self.can_continue and self.limit > 1 and target.runs_ahead:
             behind = launch_behind(target, drafter, self.limit - 1, launched)
             self._launched += [behind] if behind is not None else []
-        rows, first = len(target.pending) + len(launched.drafted), not self._answering
+        rows, first = len(target.pending) + len(launched.drafted), not self.answering
         tokens, accepted = self._read()
         started, self._last = self._last, target.clock()
         seconds = self._last - started
@@ -115,12 +115,12 @@ class Decoding:
     def offer(self) -> list[float]:
         """Return the acceptance chances of draft tokens for the next pass."""
         few = len(self.target.pending) <= _MAX_PENDING
-        return self._drafter.offer(self.limit - 1) if few and self._answering else []
+        return self._drafter.offer(self.limit - 1) if few and self.answering else []
 
     def rows(self, count: int) -> SharedRows:
         """Return the rows of a shared pass with the first `count` offered draft tokens."""
         target = self.target
-        drafted = self._drafter.take(count) if self._answering else []
+        drafted = self._drafter.take(count) if self.answering else []
         drafted = in_vocabulary_prefix(drafted, target.vocabulary)
         before = target.pass_state() if drafted else None
         return SharedRows(mx.array([*target.pending, *drafted], mx.int32), drafted, before)
@@ -153,7 +153,7 @@ class Decoding:
 
     def _launch(self) -> None:
         target = self.target
-        drafted = draft(target, self._drafter, self.limit) if self._answering else []
+        drafted = draft(target, self._drafter, self.limit) if self.answering else []
         self._launched.append(_launch(target, drafted, None))
 
     def _read(self) -> tuple[list[int], int]:
@@ -162,7 +162,7 @@ class Decoding:
         return collect(self.target, self._launched.pop(0), sampled, self._stop)
 
     def _extend(self, tokens: list[int], accepted: int, launched: _Pass, seconds: float) -> Piece:
-        self._answering = True
+        self.answering = True
         self._drafter.extend(tokens)
         over = ended(self.target, tokens[-1], self._stop)
         self.limit = 0 if over else self.limit - len(tokens)

@@ -121,6 +121,7 @@ class ModelRunner:
             sum(len(each.drafted) for each in rows),
             _context(requests),
             pipelined=lengths is None,
+            joined=any(each.joining_tokens for each in requests),
         )
         for decoding, each, tokens in zip(decodings, rows, sampled, strict=True):
             decoding.launched(each, tokens, shared)

@@ -17,6 +17,8 @@ _PATIENCE_S = 1.0  # and while another prompt waits
 _SHORT_WEIGHT = 4.0  # a short job's share of time
 _LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus times its prefill time
 _PREFILL_RATE = 500.0  # prompt tokens per second, before any measurement
+# Prompt tokens in a shared pass: as many as take _CHUNK_S, within these limits. Each has logits.
+_LEAST_JOINING, _MOST_JOINING = 64, 256
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,7 @@ class Slot:
     can_share: bool = False  # its next decode pass may be shared
     is_running: bool = False  # has launched a pass
     prompt_tokens_left: int = 0
+    joining_tokens: int = 0  # prompt tokens that run in its first decode pass
     stepped_s: float = 0.0  # all time given since `since`
     pass_s: float = 0.0  # time of its last pass
 
@@ -61,7 +64,7 @@ class Scheduler:
     def schedule(self, ready: Sequence[Slot], prefill_rate: float | None) -> StepPlan:
         """Return the next step. ready: at least one slot. prefill_rate: tokens per second."""
         chosen = self._choose(ready, prefill_rate or _PREFILL_RATE)
-        shared = [each for each in ready if each.can_share and each.decodes]
+        shared = self._sharing(ready, chosen, prefill_rate or _PREFILL_RATE)
         slots = shared if chosen in shared else [chosen]
         alone, chunk = len(slots) == len(ready), not chosen.decodes
         mixed = chunk in [each.decodes for each in ready if each not in slots]
@@ -82,6 +85,16 @@ class Scheduler:
             self._prefill_ahead_s += weighed if chunk else -seconds
         else:
             self._prefill_ahead_s = 0.0
+
+    def _sharing(self, ready: Sequence[Slot], chosen: Slot, rate: float) -> list[Slot]:
+        """Return the slots of a shared pass: `chosen`, and as many joining prompts as fit."""
+        room = min(max(_LEAST_JOINING, rate * _CHUNK_S), _MOST_JOINING)
+        shared = [each for each in ready if each.can_share and each.decodes]
+        for each in sorted(shared, key=lambda each: (each is not chosen, each.joining_tokens)):
+            room -= each.joining_tokens
+            if room < 0 and each is not chosen and each.joining_tokens:
+                shared.remove(each)
+        return shared
 
     def _choose(self, ready: Sequence[Slot], rate: float) -> Slot:
         for each in ready:

@@ -129,7 +129,7 @@ class Session:
 
 _LEG = 1024  # answer tokens for which memory is reserved at once
 _NAP_S = 0.02  # wait of a request that has nothing else to do, until cancelling is possible
-_FEW = 32  # pending prompt tokens that join the first decode pass instead of a prefill pass
+_FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
 Step = PrefillProgress | TextPiece
 
@@ -254,6 +254,12 @@ class Request:
             and target.run == target.run_model
             and (one_row or not self._engine.recurrent)
         )
+
+    @property
+    def joining_tokens(self) -> int:
+        """Prompt tokens that run in the first decode pass, 0 after it."""
+        first = self._decoding is not None and not self._decoding.answering
+        return len(self.target.pending) if first else 0
 
     @property
     def is_running(self) -> bool:

@@ -189,10 +189,11 @@ class _Running:
         request, slot = self.request, self.slot
         self.session.cancelled = slot.cancelled = self.handle.cancelled
         slot.can_share = slot.is_running = False
-        slot.prompt_tokens_left = 0
+        slot.prompt_tokens_left = slot.joining_tokens = 0
         if request is not None:
             request.crowded = crowded
             slot.prompt_tokens_left = request.prompt_tokens_left
+            slot.joining_tokens = request.joining_tokens
             slot.is_running = request.is_running
 
     def follow(self, *, alone: bool, chunk_seconds: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -152,6 +153,35 @@ def test_requests_that_share_a_pass_all_take_part_and_others_get_equal_time() ->
                 each.times.append(simulation.now)
         simulation._scheduler.charge(plan, 0.025)
     assert len(alone.times) == pytest.approx(200 / 5, abs=3)  # a fifth of the time
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("rate", [None, 100.0, 900.0, 9000.0])
+def test_short_prompts_join_a_pass_while_there_is_room(seed: int, rate: float | None) -> None:
+    """All of them do in the end, and answers never miss a pass."""
+    rng = random.Random(seed)
+    room = {None: 100, 100.0: 64, 900.0: 180, 9000.0: 256}[rate]
+    scheduler = Scheduler(lambda: 0.0)
+    slots = [Slot(short=False, since=0.0, spent=0.0, begun=True) for _ in range(rng.randint(2, 12))]
+    for each in slots:
+        each.can_share, each.joining_tokens = True, rng.choice([0, 0, rng.randint(1, 64)])
+    waiting = {id(each) for each in slots if each.joining_tokens}
+    for passes in range(len(slots) + 1):
+        if not waiting:
+            break
+        plan = scheduler.schedule(slots, rate)
+        joining = [each.joining_tokens for each in plan.slots]
+        assert sum(joining) <= room
+        assert all(each in plan.slots for each in slots if not each.joining_tokens)
+        left_out = [each.joining_tokens for each in slots if each not in plan.slots]
+        assert plan.alone == (not left_out)
+        assert not left_out or sum(joining) + min(left_out) > room
+        for each in plan.slots:
+            each.joining_tokens = 0
+            waiting.discard(id(each))
+        scheduler.charge(plan, 0.1)
+    assert not waiting
+    assert passes <= sum(1 for _ in slots)
 
 
 def test_launched_pass_is_collected_before_anything_else() -> None:
