@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from markdown_it.token import Token
 from textual.widget import Widget
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui import app
 from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.transcript.find import ShownHit, hits_in, plain_text
+from akunu_py.tui.transcript.markdown_parser import parse
 from tests.support.tui_chat import Chat, at_rest, chat, until
 
 ANSWER = """\
@@ -111,6 +113,26 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
         await it.send("/find needle is  word")
         await found(it, "Found 1 of 1")
         assert "".join(colored(it, "bright_cyan")).split() == ["needle", "is", "word"]
+
+
+async def test_steps_parse_no_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def count(text: str) -> list[Token]:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr("akunu_py.tui.transcript.find.parse", count)
+    answers = [(f"prompt {number}", f"needle {number}\n\nend") for number in range(3)]
+    async with chat() as it:
+        await it.app.library.show(tree_of(answers))
+        await it.send("/find needle")
+        for rounds in range(2):
+            for number in (3, 1, 2):
+                await found(it, f"Found {number} of 3")
+                await it.press("n")
+            assert parsed if rounds == 0 else not parsed
+            parsed.clear()
 
 
 @pytest.mark.parametrize("lines", [12, 400])
