@@ -392,11 +392,12 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     async def action_stop(self) -> None:
         """End the search in the chat, else stop what runs."""
-        if self.find.is_active and self.view.is_choosing:
-            self.find.end()
+        self.workers.cancel_group(self, "find")
+        ends_search = self.find.is_active and self.view.is_choosing
+        self.find.end()
+        if ends_search:
             self.view.prompt.focus()
         else:
-            self.find.end()
             await self.turns.stop()
 
     def action_defer(self, action: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,9 +52,10 @@ class OfferedTools:
         """Return the tools of all started servers, in the order of the file."""
         pairs = [(name, each) for name in self.servers for each in self.listed.get(name, ())]
         names = [_plain_name(listed.name) for _, listed in pairs]
+        counts = Counter(names)
         tools: dict[str, ServerTool] = {}
         for (server, listed), name in zip(pairs, names, strict=True):
-            if names.count(name) > 1:
+            if counts[name] > 1:
                 name = _plain_name(f"{server}_{name}")
             tools.setdefault(name, ServerTool(name, server, listed))
         return list(tools.values())

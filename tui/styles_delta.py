@@ -30,12 +30,13 @@ def shorten_styles(data: str) -> str:
     """
     parts: list[str] = []
     wanted = actual = ""  # parameters of a style
-    for part in _SEQUENCE.split(data):
-        if part.startswith("\x1b[") and part.endswith("m") and _SEQUENCE.fullmatch(part):
+    for place, part in enumerate(_SEQUENCE.split(data)):
+        is_sequence = place % 2 == 1  # between two texts
+        if is_sequence and part.endswith("m"):
             style = part[2:-1]
             wanted = "" if style in ("", "0") else f"{wanted};{style}" if wanted else style
             continue
-        if wanted != actual and part and not _SEQUENCE.fullmatch(part):  # a move needs no style
+        if wanted != actual and part and not is_sequence:  # a move needs no style
             parts.append(transition(actual, wanted))
             actual = wanted
         parts.append(part)

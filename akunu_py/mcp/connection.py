@@ -44,29 +44,35 @@ class Connection:
     async def start(self) -> list[ListedTool]:
         """Start the server and return its tools. Raises AkunuError."""
         async with self._starting:
-            await self.close()
-            self._stop = asyncio.Event()
-            started: asyncio.Future[list[ListedTool]] = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run(started))
-            return await started
+            return await self._start()
+
+    async def _start(self) -> list[ListedTool]:
+        await self.close()
+        self._stop = asyncio.Event()
+        started: asyncio.Future[list[ListedTool]] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(started))
+        return await started
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; start the server first if it ended. Cancelling cancels the call.
 
         Raises AkunuError if there is no result.
         """
-        if self._client is None:
-            await self.start()
-        assert self._client is not None
+        async with self._starting:
+            if self._client is None:
+                await self._start()
+            client = self._client
+        assert client is not None
         try:
             async with asyncio.timeout(self.config.timeout):
-                result = await self._client.call_tool(name, dict(arguments))
+                result = await client.call_tool(name, dict(arguments))
         except TimeoutError as error:
             seconds = self.config.timeout
             raise AkunuError(f"no result within {seconds:g} s; the call was cancelled") from error
         except MCPError as error:
             if _is_closed(error):
-                await self.close()
+                if self._client is client:  # Another call may have started the server again.
+                    await self.close()
                 raise AkunuError(self._ended("ended during the call")) from error
             return ToolOutput(error.message, is_error=True)
         except Exception as error:
@@ -77,19 +83,22 @@ class Connection:
         """End the server."""
         self._stop.set()
         self._client = None
-        if self._task is not None:
+        task = self._task
+        if task is not None:
             with contextlib.suppress(Exception):
-                await asyncio.shield(self._task)
-            self._task = None
+                await asyncio.shield(task)
+            if self._task is task:
+                self._task = None
 
     async def _run(self, started: asyncio.Future[list[ListedTool]]) -> None:
         """Own the client: its context must be left in the task that entered it."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(START_S):
-                    self._client = await stack.enter_async_context(await self._make(stack))
-                    tools = await _list_tools(self._client)
-                started.set_result(tools)
+                    client = await stack.enter_async_context(await self._make(stack))
+                    tools = await _list_tools(client)
+                started.set_result(tools)  # raises if the caller was cancelled
+                self._client = client
                 await self._stop.wait()
         except Exception as error:  # noqa: BLE001 - reported to the user
             self._client = None

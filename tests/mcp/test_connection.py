@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from mcp import Client
 
 from akunu_py.errors import AkunuError
 from akunu_py.mcp.config import ServerConfig
@@ -102,6 +103,37 @@ async def test_a_server_that_dies_is_started_again(server: Connection) -> None:
     assert await server.call("environment", {"name": "COLOR"}) == ToolOutput("blue")
     home = await server.call("environment", {"name": "PYTEST_CURRENT_TEST"})
     assert home == ToolOutput(""), "servers get no more of the environment than PATH and the like"
+
+
+async def test_calls_that_need_an_ended_server_start_it_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    starts = []
+    make = Connection._make
+
+    async def count(self: Connection, stack: contextlib.AsyncExitStack) -> Client:
+        starts.append(self)
+        return await make(self, stack)
+
+    async def lose_and_call(name: str, arguments: dict[str, str]) -> ToolOutput:
+        with pytest.raises(AkunuError, match="ended during the call"):
+            await connection.call(name, arguments)
+        return await connection.call("add", {"first": 2, "second": 3})
+
+    monkeypatch.setattr(Connection, "_make", count)
+    connection = Connection(stdio())
+    calls = [connection.call("add", {"first": 1, "second": 1}) for _ in range(3)]
+    assert await asyncio.gather(*calls) == [ToolOutput("2")] * 3
+    assert len(starts) == 1
+    files = [tmp_path / "a", tmp_path / "b"]
+    waiting = [asyncio.create_task(lose_and_call("wait", {"file": str(file)})) for file in files]
+    for file in files:
+        await until(file)
+    found = await asyncio.gather(lose_and_call("die", {}), *waiting)
+    assert found == [ToolOutput("5")] * 3
+    assert len(starts) == 2
+    await connection.close()
+    assert connection._task is None
 
 
 async def test_a_call_has_a_time_limit(

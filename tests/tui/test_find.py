@@ -3,11 +3,18 @@ selected by clicks."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import pytest
+from markdown_it.token import Token
+from textual.widget import Widget
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.tui import app
-from akunu_py.tui.transcript.find import plain_text
+from akunu_py.tui.prompt.attachments import Attachment, join_files
+from akunu_py.tui.transcript.find import ShownHit, hits_in, plain_text
+from akunu_py.tui.transcript.markdown_parser import parse
 from tests.support.tui_chat import Chat, at_rest, chat, until
 
 ANSWER = """\
@@ -106,6 +113,70 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
         await it.send("/find needle is  word")
         await found(it, "Found 1 of 1")
         assert "".join(colored(it, "bright_cyan")).split() == ["needle", "is", "word"]
+
+
+async def test_steps_parse_no_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def count(text: str) -> list[Token]:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr("akunu_py.tui.transcript.find.parse", count)
+    answers = [(f"prompt {number}", f"needle {number}\n\nend") for number in range(3)]
+    async with chat() as it:
+        await it.app.library.show(tree_of(answers))
+        await it.send("/find needle")
+        for rounds in range(2):
+            for number in (3, 1, 2):
+                await found(it, f"Found {number} of 3")
+                await it.press("n")
+            assert parsed if rounds == 0 else not parsed
+            parsed.clear()
+
+
+@pytest.mark.parametrize("lines", [12, 400])
+async def test_a_hit_in_a_pasted_text_is_reached(lines: int) -> None:
+    text = "".join(f"line {number}\n" for number in range(lines)) + "the needle\n"
+    label = f"[pasted {lines + 1} lines]"
+    prompt = join_files(
+        f"A needle? {label} A needle!", [Attachment(label, len(text), text, is_paste=True)]
+    )
+    async with chat() as it:
+        await it.app.library.show(tree_of([(prompt, "yes")]))
+        await it.send("/find needle")
+        await found(it, "Found 3 of 3")
+        for number, line in ((1, "A needle?"), (2, "the needle"), (3, "A needle!")):
+            await it.press("n")
+            await found(it, f"Found {number} of 3")
+            (current,) = colored(it, "bright_cyan")
+            shown = it.screen_text().splitlines()
+            assert (current, any(line in each for each in shown)) == ("needle", True)
+        await it.press("escape")
+        await it.send("/find pasted")
+        await found(it, "Not found in this chat: pasted")
+
+
+async def test_escape_ends_a_search_that_still_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit that is not laid out yet is not marked after the search ended."""
+    looked: list[Widget] = []
+    laid_out: list[bool] = []
+
+    def late(view: Widget, pattern: re.Pattern[str]) -> Iterator[ShownHit]:
+        looked.append(view)
+        return hits_in(view, pattern) if laid_out else iter(())
+
+    monkeypatch.setattr("akunu_py.tui.transcript.view.hits_in", late)
+    async with chat() as it:
+        await it.app.library.show(tree_of([("where is the needle?", "here")]))
+        await it.send("/find needle")
+        await until(it.pilot, lambda: looked)
+        await it.press("escape")
+        laid_out.append(True)
+        await at_rest(it.pilot)
+        assert not [each for each in it.app.workers if each.group == "find"]
+        assert not colored(it, "bright_cyan")
+        assert it.app.focused is it.box
 
 
 async def test_what_is_not_found_says_so_and_dialogs_are_not_marked() -> None:

@@ -215,6 +215,14 @@ async def test_an_unknown_tool_and_an_error_are_told_to_the_model() -> None:
         assert it.screen_text().count("× failed") == 2
 
 
+async def test_the_status_shows_the_answer_after_an_unknown_tool() -> None:
+    async with chat(tools=Recorded("files")) as it:
+        await started(it)
+        await it.send("go")
+        await asks(it, ToolCall("rm", "{}", "c0"))
+        assert (it.phase(), it.history[-1].role) == ("prefill", "tool")
+
+
 async def test_tools_may_get_other_names_while_a_call_waits() -> None:
     """Two servers with the same tool: the second one is ready when the user is asked already."""
     servers, search = Recorded("a", "b"), ListedTool("search it", "Search.", {"type": "object"})

@@ -330,7 +330,8 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if self._tools.is_waiting(turn) and self._settings.current.bell:
             self._view.ring_bell(is_seen=turn in self._conversation)
-        self._show_phase("ready")
+        if self.active is None:
+            self._show_phase("ready")
         await self._answer_next()
 
     async def _continue_with_results(self, turn: ChatTurn) -> None:

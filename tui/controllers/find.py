@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
-from akunu_py.tui.prompt.attachments import split_files
+from akunu_py.tui.prompt.attachments import full_prompt
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.find import HitMarks, pattern_of, plain_text
 from akunu_py.tui.transcript.view import Part
@@ -79,7 +79,7 @@ class FindController:
 
     def _hits_in(self, turn: ChatTurn) -> list[Hit]:
         pattern = pattern_of(self._words)
-        texts: dict[Part, str] = {"prompt": split_files(turn.prompt.text)[0]}
+        texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
         # Parsing takes long, so only where there may be a hit.
         words = self._words.casefold().split()
         if all(word in turn.answer.casefold() for word in words):

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rich.segment import Segment
 from rich.style import Style
@@ -28,6 +29,7 @@ def pattern_of(words: str) -> re.Pattern[str]:
     return re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
 
 
+@lru_cache(maxsize=512)  # Parsing takes long, and each step through the hits needs it.
 def plain_text(markdown: str) -> str:
     """Return the text of an answer as it is drawn, without Markdown's characters."""
     parts: list[str] = []

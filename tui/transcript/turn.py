@@ -104,8 +104,8 @@ class PromptView(Widget, can_focus=False):
         self.refresh(layout=True)
 
     def unfold(self) -> None:
-        """Show all of a long prompt."""
-        if shorten(self._full_text, self._limit)[1]:
+        """Show all of a long prompt, also its pasted texts."""
+        if self._visible_text()[1]:
             self._limit = _SHOWN_CHARACTERS * len(self._full_text)
             self.refresh(layout=True)
 
