@@ -154,7 +154,7 @@ def checkpoint(cache: Cache, length: int) -> Checkpoint:
     # Copy: recurrent state may be a view that would keep a large array alive.
     entries = _copied([_checkpoint_entry(entry) for entry in leaves(cache)])
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
-    mx.eval(arrays)  # unevaluated arrays would keep their inputs alive
+    mx.async_eval(arrays)  # arrays that are not launched would keep their inputs alive
     point = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
     if isinstance(cache, SharedCache):
         cache.note_checkpoint("checkpoint", point)

@@ -65,8 +65,9 @@ class Sampler:
         logits, sampled = self._process_and_draw(logits, before, position)
         chances = mx.softmax(logits.astype(mx.float32), axis=-1)
         chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
-        mx.eval(sampled, chance)
-        return int(sampled.item()), float(chance.item())
+        # Read both in one wait; float32 holds every token below 2**24.
+        token, probability = mx.concatenate([sampled.astype(mx.float32), chance[0]]).tolist()
+        return int(token), float(probability)
 
     def _process_and_draw(
         self, logits: mx.array, before: mx.array, position: int
