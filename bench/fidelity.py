@@ -28,7 +28,7 @@ from akunu_py.decoding.device import on_metal
 from akunu_py.decoding.drafting.drafter import Drafting
 from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.job import Answering, BeginJob, JobHandle
+from akunu_py.decoding.generate.job import BeginJob, JobHandle, RunningJob
 from akunu_py.decoding.generate.session import Request, Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.load import load_engine
@@ -425,7 +425,7 @@ def _generate_together(
     def job(index: int) -> BeginJob:
         begin = text_job(prompts[index], options[index])
 
-        def begin_and_keep(session: Session) -> Answering:
+        def begin_and_keep(session: Session) -> RunningJob:
             answering = begin(session)
             assert answering.request is not None
             requests[index] = answering.request

@@ -78,7 +78,7 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownPiece:
+class AnnotatedPiece:
     """The result of one pass, with its drafts, for akunu's chat."""
 
     piece: TextPiece
@@ -89,7 +89,7 @@ class ShownPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownEnd:
+class AnnotatedEnd:
     """The end of an answer for akunu's chat."""
 
     reason: FinishReason  # "cancelled" also if the client of a server ended it
@@ -103,7 +103,7 @@ class Finished:
     reason: FinishReason
     stats: Stats
     stop: str = ""  # the stop sequence that ended the answer, "" for none
-    details: object = None  # for akunu's own clients: a `ShownEnd` or a `Completion`
+    details: object = None  # for akunu's own clients: an `AnnotatedEnd` or a `Completion`
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ Event = (
     | TextDelta
     | Logprobs
     | Call
-    | ShownPiece
+    | AnnotatedPiece
     | Finished
     | Failed
 )

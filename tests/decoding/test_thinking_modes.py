@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS
-from akunu_py.decoding.events import ShownPiece
+from akunu_py.decoding.events import AnnotatedPiece
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import thinking_for
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.types import THINKING_MODES, GenerateOptions, Message, ThinkingMode
@@ -66,9 +66,9 @@ def test_the_mode_reaches_the_prompt_and_the_answer(models: dict[str, Engine]) -
     session = Session(models["switch"])
     for mode, end in (("default", "<think>"), ("on", "<think>"), ("off", "</think>")):
         options = GenerateOptions(3, "off", thinking=mode)  # type: ignore[arg-type]
-        job = ShownJob(ASKED, options)
+        job = AnnotatedAnswerJob(ASKED, options)
         assert models["switch"].tokens.decode(job.prepare(session.engine).prompt).endswith(end)
-        pieces = [event for event in run_job(job, session) if isinstance(event, ShownPiece)]
+        pieces = [event for event in run_job(job, session) if isinstance(event, AnnotatedPiece)]
         thought = "".join(event.piece.thinking for event in pieces)
         assert bool(thought) == (mode != "off")
 

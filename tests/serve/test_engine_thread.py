@@ -43,7 +43,7 @@ class ScriptedScheduler(ModelHost):
 
         def run() -> None:
             for event in self._script(handle):
-                handle.tell(event)
+                handle.deliver(event)
             self.finished.set()
 
         threading.Thread(target=run).start()

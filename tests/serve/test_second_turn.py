@@ -20,7 +20,7 @@ import pytest
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Finished, PrefillProgress
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
-from akunu_py.decoding.generate.job import Answering, Job, PreparedJob
+from akunu_py.decoding.generate.job import DeferredJob, Job, RunningJob
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -101,7 +101,7 @@ async def send(model: Served, dialect: DialectClient, request: DialectRequest) -
 class WatchedAnswer:
     """An answer that calls `watch` after each prefill chunk."""
 
-    def __init__(self, answer: Answering, watch: Callable[[PrefillProgress], None]) -> None:
+    def __init__(self, answer: RunningJob, watch: Callable[[PrefillProgress], None]) -> None:
         self._answer = answer
         self._watch = watch
 
@@ -134,7 +134,7 @@ async def disconnect_after(
                 assert cancelled.wait(60)
 
         def watched(session: Session) -> WatchedAnswer:
-            begin = job.prepare(session.engine) if isinstance(job, PreparedJob) else job
+            begin = job.prepare(session.engine) if isinstance(job, DeferredJob) else job
             return WatchedAnswer(begin(session), watch)
 
         try:

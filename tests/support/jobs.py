@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.generate.answer_jobs import ChatPrompt
-from akunu_py.decoding.generate.job import BeginJob, Job, PreparedJob
+from akunu_py.decoding.generate.job import BeginJob, DeferredJob, Job
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.types import GenerateOptions, Message
 
@@ -32,7 +32,7 @@ def scripted(events: Callable[[Session], Iterator[Event | None]]) -> BeginJob:
 
 def run_job(job: Job, session: Session) -> list[Event]:
     """Run a job alone and return its events."""
-    begin = job.prepare(session.engine) if isinstance(job, PreparedJob) else job
+    begin = job.prepare(session.engine) if isinstance(job, DeferredJob) else job
     answering, events = begin(session), list[Event]()
     while not events or not isinstance(events[-1], Finished):
         request = answering.request

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.events import Gauges, ShownPiece
+from akunu_py.decoding.events import AnnotatedPiece, Gauges
 from akunu_py.decoding.generate import model_host
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.session import Session
@@ -261,18 +261,18 @@ def test_pieces_are_held_together_with_their_spans() -> None:
     buffer, stats, gauges = PieceBuffer(), Stats(), Gauges()
     assert not buffer.is_due()
     buffer.add(
-        ShownPiece(
+        AnnotatedPiece(
             TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), Stats(), from_prefill=True
         )
     )
     assert buffer.is_due(), "the first piece goes at once"
     buffer.flush(1, stats, gauges)
     buffer.add(
-        ShownPiece(
+        AnnotatedPiece(
             TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), Stats(), " dog"
         )
     )
-    buffer.add(ShownPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)), Stats()))
+    buffer.add(AnnotatedPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)), Stats()))
     assert not buffer.is_due()
     message = buffer.flush(1, stats, gauges)
     assert (message.text, message.drafted, message.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
@@ -283,7 +283,7 @@ def test_pieces_are_held_together_with_their_spans() -> None:
 def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
     buffer = PieceBuffer()
     buffer.add(
-        ShownPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), Stats(), " dog")
+        AnnotatedPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), Stats(), " dog")
     )
     message = buffer.flush(1, Stats(), Gauges())
     assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())

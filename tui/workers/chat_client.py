@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.events import (
+    AnnotatedEnd,
+    AnnotatedPiece,
     Event,
     Failed,
     Finished,
     Gauges,
     PrefillProgress,
-    ShownEnd,
-    ShownPiece,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, memory
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
-from akunu_py.decoding.generate.shown_answer import ShownJob, memory
 from akunu_py.errors import describe
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, Tool, ToolCall
 
@@ -112,7 +112,7 @@ class PieceBuffer:
         self._rejected: list[Rejected] = []
         self._passes: list[int] = []
 
-    def add(self, shown: ShownPiece) -> None:
+    def add(self, shown: AnnotatedPiece) -> None:
         """Append the result of one pass. The caller calls `flush` once `is_due` is true."""
         piece, rejected = shown.piece, shown.rejected
         offset = len(self._text)
@@ -196,7 +196,7 @@ class ChatClient:
     ) -> None:
         """Queue a request; messages about it carry `number`."""
         poster = _AnswerPoster(number, lambda message: self._post(message))
-        handle = self._host.submit(ShownJob(messages, options, tools=tools), poster.add)
+        handle = self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
@@ -241,7 +241,7 @@ class _AnswerPoster:
                 if time.monotonic() - self._progress_time >= _INTERVAL_S:
                     self._progress_time = time.monotonic()
                     self._post(PrefillUpdate(self._request, done, total))
-            case ShownPiece():
+            case AnnotatedPiece():
                 self._stats, self._gauges = event.stats, event.gauges or self._gauges
                 self._buffer.add(event)
                 if self._buffer.is_due(calling=self._calling is not None):
@@ -255,7 +255,7 @@ class _AnswerPoster:
                 self._calls.append(self._calling)
                 self._calling = None
             case Finished(reason, stats, details=end):
-                if isinstance(end, ShownEnd):
+                if isinstance(end, AnnotatedEnd):
                     self._stats, self._gauges, reason = stats, end.gauges, end.reason
                 self._flush()
                 calls = tuple(self._calls)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # front ends without a model never import MLX
     from akunu_py.decoding.model.engine import Engine
 
 
-class Answering(Protocol):
-    """A job that has begun."""
+class RunningJob(Protocol):
+    """A job that has begun: turns the results of its steps into events."""
 
     @property
     def request(self) -> Request | None:
@@ -25,18 +25,18 @@ class Answering(Protocol):
         """Return the events for the results of a step; the last one at the end is Finished."""
 
 
-BeginJob = Callable[["Session"], Answering]  # called in the model's thread, for each attempt
+BeginJob = Callable[["Session"], RunningJob]  # called in the model's thread, for each attempt
 
 
 @runtime_checkable
-class PreparedJob(Protocol):
-    """A job with slow setup, such as encoding its prompt and compiling its grammar."""
+class DeferredJob(Protocol):
+    """A job whose slow setup (encode the prompt, compile a grammar) runs in a worker thread."""
 
     def prepare(self, engine: Engine) -> BeginJob:
-        """Return the function that starts the job. Runs in a worker thread, once per attempt."""
+        """Return the function that starts the job. Called in a worker thread, once per attempt."""
 
 
-Job = BeginJob | PreparedJob
+Job = BeginJob | DeferredJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class PromptJob:
     begin: BeginJob
     prompt: Sequence[int]
 
-    def __call__(self, session: Session) -> Answering:
+    def __call__(self, session: Session) -> RunningJob:
         return self.begin(session)
 
 
 class JobHandle:
-    """A submitted job."""
+    """A submitted job: cancels it, and passes its events to the front end."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class JobHandle:
         self._cancelled = threading.Event()
         self.ended = False
         self.has_output = False
-        self.retried = False  # after its server was gone
+        self.retried = False  # begun again because its server was lost
 
     @property
     def cancelled(self) -> bool:
@@ -81,7 +81,7 @@ class JobHandle:
         self._cancelled.set()
         self._wake()
 
-    def tell(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
         """Deliver an event, unless the job is finished. A failing callback cancels the job."""
         if self.ended:
             return

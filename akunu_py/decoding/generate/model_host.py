@@ -199,7 +199,7 @@ class ModelHost:
             if not closing:
                 self._waiting.append(handle)
         if closing:
-            handle.tell(Failed(closed()))
+            handle.deliver(Failed(closed()))
         self._wake.set()
         return handle
 
@@ -251,7 +251,7 @@ class ModelHost:
         if self._abandoned:
             return False
         for handle in waiting:
-            handle.tell(Failed(closed()))
+            handle.deliver(Failed(closed()))
         if self._has_ended(finish_s):
             return True
         with self._lock:
@@ -275,7 +275,7 @@ class ModelHost:
             questions, self._questions = self._questions, []
         self.error = why
         for handle in handles:
-            handle.tell(Failed(why))
+            handle.deliver(Failed(why))
         for answer in questions:
             answer(None)
 
@@ -322,7 +322,7 @@ class ModelHost:
         return min((each for each in (left, _WATCH_S) if each is not None), default=None)
 
     def _try_to_load(self) -> None:
-        self._tell_state("loading")
+        self._report_state("loading")
         try:
             self._loop = self._load()
         except Exception as error:  # noqa: BLE001 - shown to the user
@@ -330,12 +330,12 @@ class ModelHost:
             self._retry_at = self._clock() + min(most, first * 2**self._failures)
             self._failures += 1
             self.error = error
-            self._tell_state("failed")
+            self._report_state("failed")
         else:
             self._failures = 0
-            self._tell_state("ready")
+            self._report_state("ready")
 
-    def _tell_state(self, state: State) -> None:
+    def _report_state(self, state: State) -> None:
         self.state = state
         self.on_state(state)
 
@@ -357,7 +357,7 @@ class ModelHost:
             self._loop = loop = None
         release_memory()
         if loaded:
-            self._tell_state("unloaded")
+            self._report_state("unloaded")
 
     def _turn(self) -> bool:
         """Handle questions and cancellations, then run one step. False if idle."""
@@ -384,7 +384,7 @@ class ModelHost:
                 if isinstance(event, Finished | Failed):
                     self._finish(handle, event)
                 else:
-                    handle.tell(event)
+                    handle.deliver(event)
         return True
 
     def _step(self, loop: ModelLoop) -> Sequence[tuple[JobHandle, Sequence[Event]]]:
@@ -444,7 +444,7 @@ class ModelHost:
                 self._counts.stats.include(event.stats)
         if isinstance(event, Finished) and (engine := self.engine) is not None:
             self._on_answered(engine, event.stats)
-        handle.tell(event)
+        handle.deliver(event)
 
 
 _MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute

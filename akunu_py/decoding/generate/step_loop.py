@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.job import Answering, BeginJob, JobHandle, PreparedJob, PromptJob
+from akunu_py.decoding.generate.job import BeginJob, DeferredJob, JobHandle, PromptJob, RunningJob
 from akunu_py.decoding.generate.model_host import LoadedModelFacts, facts_of
 from akunu_py.decoding.generate.model_runner import ModelRunner
 from akunu_py.decoding.generate.scheduler import Scheduler, Slot
@@ -34,7 +34,7 @@ class StepLoop:
         self._sessions = [session]
         self._preparing: list[tuple[JobHandle, Future[BeginJob]]] = []
         self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
-        self._running: list[_Running] = []
+        self._running: list[_ScheduledJob] = []
         self._scheduler = Scheduler(clock)
         self.runner = ModelRunner(session.engine, session.drafting.curve)
 
@@ -70,7 +70,7 @@ class StepLoop:
 
     def begin(self, handle: JobHandle) -> None:
         """Start or prepare a job. Does not check `has_room`."""
-        if isinstance(handle.job, PreparedJob):
+        if isinstance(handle.job, DeferredJob):
             self._preparing.append((handle, self._threads.submit(handle.job.prepare, self.engine)))
         else:
             self._start(handle, handle.job)
@@ -80,7 +80,7 @@ class StepLoop:
         session = self._free_session(job)
         spent = min((each.slot.spent for each in self._running), default=0.0)
         slot = Slot(handle.short, self._clock(), spent)
-        self._running.append(_Running(handle, job, session, slot))
+        self._running.append(_ScheduledJob(handle, job, session, slot))
 
     def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
         """Start the prepared jobs; return the events of those that failed.
@@ -120,24 +120,24 @@ class StepLoop:
         plan = self._scheduler.schedule([each.slot for each in ready], rate)
         members = [each for each in ready if each.slot in plan.slots]
         for each in members:
-            each.follow(alone=plan.alone, chunk_seconds=plan.chunk_seconds)
+            each.apply_plan(alone=plan.alone, chunk_seconds=plan.chunk_seconds)
         started = self._clock()
         events = [
-            (each.handle, each.deliver(results))
+            (each.handle, each.add(results))
             for each, results in zip(members, self._run(members, plan.alone), strict=True)
         ]
         self._scheduler.charge(plan, self._clock() - started)
         self._running = [each for each in self._running if not each.ended]
         return events
 
-    def _run(self, members: Sequence[_Running], alone: bool) -> list[Results]:
+    def _run(self, members: Sequence[_ScheduledJob], alone: bool) -> list[Results]:
         """Run a step of one job, or a pass that several share."""
         requests = [each.request for each in members if each.request is not None]
         if len(requests) > 1:
             return self.runner.run(requests, ahead=alone)
         return [members[0].step_alone()]
 
-    def _ready(self) -> list[_Running]:
+    def _ready(self) -> list[_ScheduledJob]:
         """Update all jobs and return the runnable ones, or the first job if none is runnable.
 
         Once one job is blocked, later jobs with a wait condition are blocked too. Cancelled jobs
@@ -145,7 +145,7 @@ class StepLoop:
         """
         ready, crowded = [], False
         for each in self._running:
-            each.update(crowded=crowded)
+            each.sync_slot(crowded=crowded)
             blocked = each.request.blocked if each.request is not None else None
             if blocked is None or each.slot.cancelled or not (crowded or blocked()):
                 ready.append(each)
@@ -153,10 +153,10 @@ class StepLoop:
                 crowded = True
         ready = ready or self._running[:1]  # none: all wait for a helper thread
         if len(ready) > 1 and self.runner.can_batch():
-            self._find_sharing(ready)
+            self._mark_shareable(ready)
         return ready
 
-    def _find_sharing(self, ready: Sequence[_Running]) -> None:
+    def _mark_shareable(self, ready: Sequence[_ScheduledJob]) -> None:
         """Find the jobs whose next decode pass may be shared."""
         sharing = [
             (each.slot, each.request)
@@ -169,23 +169,23 @@ class StepLoop:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """A running job."""
+class _ScheduledJob:
+    """A running job, its session, and its slot in the scheduler."""
 
     handle: JobHandle
     job: BeginJob
     session: Session
     slot: Slot
     ended: bool = False
-    _answering: Answering | None = None
+    _running_job: RunningJob | None = None
 
     @property
     def request(self) -> Request | None:
         """The request that runs now."""
-        return None if self._answering is None else self._answering.request
+        return None if self._running_job is None else self._running_job.request
 
-    def update(self, *, crowded: bool) -> None:
-        """Update what the scheduler and the request know of each other."""
+    def sync_slot(self, *, crowded: bool) -> None:
+        """Copy the request's progress to the scheduler's slot, and `crowded` to the request."""
         request, slot = self.request, self.slot
         self.session.cancelled = slot.cancelled = self.handle.cancelled
         slot.can_share = slot.is_running = False
@@ -196,8 +196,8 @@ class _Running:
             slot.joining_tokens = request.joining_tokens
             slot.is_running = request.is_running
 
-    def follow(self, *, alone: bool, chunk_seconds: float | None) -> None:
-        """Apply the plan of a step."""
+    def apply_plan(self, *, alone: bool, chunk_seconds: float | None) -> None:
+        """Prepare the request for the next step; see `StepPlan`."""
         self.slot.begun = True
         if (request := self.request) is not None:
             request.alone = alone
@@ -206,20 +206,20 @@ class _Running:
     def step_alone(self) -> Results:
         """Begin the job, or run a step of its request."""
         try:
-            if self._answering is None:
-                self._answering = self.job(self.session)
+            if self._running_job is None:
+                self._running_job = self.job(self.session)
             request = self.request
             return [] if request is None else request.step()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             return error
 
-    def deliver(self, results: Results) -> list[Event]:
+    def add(self, results: Results) -> list[Event]:
         """Return the events for the results. An exception becomes the final `Failed` event."""
         try:
             if isinstance(results, Exception):
                 raise results
-            assert self._answering is not None
-            events = list(self._answering.add(results))
+            assert self._running_job is not None
+            events = list(self._running_job.add(results))
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             events = [Failed(error)]
         self.ended = bool(events) and isinstance(events[-1], Finished | Failed)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from akunu_py.decoding.events import (
+    AnnotatedPiece,
     Event,
     Failed,
     Finished,
     Logprobs,
     PrefillProgress,
     PromptProcessed,
-    ShownPiece,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
@@ -98,7 +98,7 @@ class CollectedAnswer:
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case Logprobs():
                 self.logprobs += event.tokens
-            case PrefillProgress() | ToolCallFinished() | ShownPiece() | Failed():
+            case PrefillProgress() | ToolCallFinished() | AnnotatedPiece() | Failed():
                 pass
 
     @property

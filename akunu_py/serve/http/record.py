@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from akunu_py.decoding.events import (
+    AnnotatedPiece,
     Event,
     Finished,
-    ShownPiece,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
@@ -69,7 +69,7 @@ class RequestRecord:
                 self.answers.append(event)
             case TextDelta(text) | ThinkingDelta(text) | ToolCallArguments(text):
                 self.answer += text if self.keeps_content else ""
-            case ShownPiece(piece):
+            case AnnotatedPiece(piece):
                 self.answer += piece.thinking + piece.text if self.keeps_content else ""
             case ToolCallStarted() if self.keeps_content:
                 self.answer += f"\n{event.name} "

@@ -13,18 +13,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 from akunu_py.completion.completion_job import CompletionJob
 from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest
 from akunu_py.decoding.events import (
+    AnnotatedEnd,
+    AnnotatedPiece,
     Event,
     Finished,
     PrefillProgress,
-    ShownEnd,
-    ShownPiece,
     TextDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.model_host import facts_of
-from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -86,7 +86,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     messages = _parse_dataclass(list[Message], body.messages, "messages")
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")
-    job = ShownJob(messages, options, lambda: body.id in service.ending, tools)
+    job = AnnotatedAnswerJob(messages, options, lambda: body.id in service.ending, tools)
     return PreparedRequest([job], _build_reply, AkunuEncoder())
 
 
@@ -127,7 +127,7 @@ class AkunuEncoder(CommentEncoder):
                 return [frame({"reading": [event.done, event.total]})]
             case TextDelta(text):
                 return [frame({"text": text})]
-            case ShownPiece():
+            case AnnotatedPiece():
                 return [frame({"piece": asdict(event)})]
             case ToolCallStarted(id, name):
                 return [frame({"call": [id, name]})]
@@ -135,7 +135,7 @@ class AkunuEncoder(CommentEncoder):
                 return [frame({"arguments": text})]
             case ToolCallFinished():
                 return [frame({"called": True})]
-            case Finished(details=ShownEnd() as end):
+            case Finished(details=AnnotatedEnd() as end):
                 return [frame({"ended": asdict(end), "stats": asdict(event.stats)})]
             case Finished(details=Completion() as completion):
                 return [frame({"completion": asdict(completion)})]

@@ -16,21 +16,21 @@ from akunu_py.completion.request import (
     CompletionReason,
 )
 from akunu_py.decoding.events import (
+    AnnotatedEnd,
+    AnnotatedPiece,
     Event,
     Failed,
     Finished,
     Gauges,
     PrefillProgress,
-    ShownEnd,
-    ShownPiece,
     TextDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
 )
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import LoadedModelFacts
-from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Piece, Stats, TextPiece
 
@@ -63,7 +63,7 @@ class ServedLoop:
         if isinstance(handle.job, CompletionJob):
             self._running = handle, self._complete(handle.job, handle)
         else:
-            assert isinstance(handle.job, ShownJob)
+            assert isinstance(handle.job, AnnotatedAnswerJob)
             self._running = handle, self._answer(handle.job, handle)
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
@@ -86,7 +86,7 @@ class ServedLoop:
     def close(self) -> None:
         """Do nothing: the server saves what it learned."""
 
-    def _answer(self, job: ShownJob, handle: JobHandle) -> Generator[Event | None]:
+    def _answer(self, job: AnnotatedAnswerJob, handle: JobHandle) -> Generator[Event | None]:
         options = replace(job.options, may_store=job.options.may_store and self._may_store)
         messages = [asdict(message) for message in job.messages]
         tools = [asdict(tool) for tool in job.tools]
@@ -99,10 +99,10 @@ class ServedLoop:
         with contextlib.closing(self._frames("chat", body, end_reason)) as frames:
             for frame in frames:
                 event = _chat_event(frame)
-                if isinstance(event, ShownPiece):
+                if isinstance(event, AnnotatedPiece):
                     stats, gauges = event.stats, event.gauges or gauges
                 yield event
-        yield Finished("cancelled", stats, details=ShownEnd("cancelled", gauges))
+        yield Finished("cancelled", stats, details=AnnotatedEnd("cancelled", gauges))
 
     def _complete(self, job: CompletionJob, handle: JobHandle) -> Generator[Event | None]:
         text = ""
@@ -147,12 +147,12 @@ def _chat_event(frame: Mapping[str, Any]) -> Event | None:
         return ToolCallFinished()
     if "ended" in frame:
         reason, stats = frame["ended"]["reason"], Stats(**frame["stats"])
-        end = ShownEnd(reason, Gauges(**frame["ended"]["gauges"]))
+        end = AnnotatedEnd(reason, Gauges(**frame["ended"]["gauges"]))
         return Finished(reason, stats, details=end)
     if "piece" in frame:
         values = frame["piece"]
         stats, gauges = Stats(**values["stats"]), values["gauges"]
-        return ShownPiece(
+        return AnnotatedPiece(
             _text_piece(values["piece"]),
             stats,
             values["rejected"],

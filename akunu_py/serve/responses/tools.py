@@ -22,7 +22,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import Answering, PromptJob
+from akunu_py.decoding.generate.job import PromptJob, RunningJob
 from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.serve.dialect.bodies import check_tool
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -171,9 +171,9 @@ def grammar_tool_job(job: PromptJob, tool: MappedTool) -> PromptJob:
 
 
 class _GrammarToolCall:
-    """Turns the text of an answer into a call of `tool`, as an `Answering`."""
+    """Turns the text of an answer into a call of `tool`, as a `RunningJob`."""
 
-    def __init__(self, answering: Answering, tool: MappedTool) -> None:
+    def __init__(self, answering: RunningJob, tool: MappedTool) -> None:
         self._answering = answering
         self._tool = tool
         self._text = ""

@@ -13,11 +13,11 @@ import pytest
 from akunu_py.decoding import learned_state
 from akunu_py.decoding.constraint import compiled, matcher
 from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
 from akunu_py.decoding.generate.job import BeginJob, Job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.generate.shown_answer import ShownJob
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -62,7 +62,7 @@ def wait_for_end(events: queue.SimpleQueue[Event]) -> None:
 
 
 def shown_job(engine: Engine, messages: list[Message], options: GenerateOptions) -> Job:
-    return ShownJob(messages, options)
+    return AnnotatedAnswerJob(messages, options)
 
 
 @pytest.mark.parametrize("job", [chat_job, shown_job])
@@ -162,7 +162,7 @@ def test_job_that_cannot_be_prepared_fails_alone(
     host = ModelHost(lambda: StepLoop(Session(engine)))
     host.start()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    host.submit(ShownJob([Message("user", "Hi")], GenerateOptions(12)), events.put)
+    host.submit(AnnotatedAnswerJob([Message("user", "Hi")], GenerateOptions(12)), events.put)
     failed = events.get(timeout=60)
     assert isinstance(failed, Failed)
     assert "No." in str(failed.error)
@@ -200,7 +200,7 @@ def test_the_models_thread_compiles_no_grammar(
     host = ModelHost(lambda: StepLoop(Session(engine)))
     host.start()
     messages = [Message("user", "Hi")]
-    for job in (ShownJob(messages, options), chat_job(engine, messages, options)):
+    for job in (AnnotatedAnswerJob(messages, options), chat_job(engine, messages, options)):
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         host.submit(job, events.put)
         wait_for_end(events)

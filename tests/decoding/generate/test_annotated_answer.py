@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 
-from akunu_py.decoding.generate.shown_answer import ShownAnswer
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswer
 from akunu_py.types import Piece, TextPiece
 
 
@@ -18,7 +18,7 @@ def test_no_special_token_of_a_rejected_draft_is_shown() -> None:
     tokenizer.decoder = Fuse()
     tokenizer.add_special_tokens(["<|im_end|>", "<|im_start|>"])
     session = SimpleNamespace(engine=SimpleNamespace(tokens=SimpleNamespace(tokenizer=tokenizer)))
-    shown = ShownAnswer.__new__(ShownAnswer)
+    shown = AnnotatedAnswer.__new__(AnnotatedAnswer)
     shown._session = cast(Any, session)
     shown.request = cast(Any, SimpleNamespace(tokens=[0, 1]))
     for rejected, text in (([2, 3, 4], "three"), ([3, 4], ""), ([1, 2], "twothree")):

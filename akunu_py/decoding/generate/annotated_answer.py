@@ -1,4 +1,4 @@
-"""Answers as akunu's chat shows them: with their drafts, statistics and gauges."""
+"""Answers for akunu's chat: text annotated with draft tokens, statistics and gauges."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from akunu_py.decoding.events import (
+    AnnotatedEnd,
+    AnnotatedPiece,
     Call,
     Event,
     Finished,
     Gauges,
     PrefillProgress,
-    ShownEnd,
-    ShownPiece,
     TextDelta,
 )
-from akunu_py.decoding.generate.job import Answering, PromptJob
+from akunu_py.decoding.generate.job import PromptJob, RunningJob
 from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, TextPiece, Tool
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
@@ -31,7 +31,7 @@ _PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class ShownJob:
+class AnnotatedAnswerJob:
     """A job that answers the last of `messages`, or continues it if it is an answer."""
 
     messages: Sequence[Message]
@@ -52,25 +52,29 @@ class ShownJob:
                 engine, self.messages, options, self.tools, variables=variables, enforce=True
             )
 
-            def begin_with_tools(session: Session) -> ShownAnswer:
-                calls = ToolAnswer(job.begin(session))
-                return ShownAnswer(session, self, calls.request, calls)
+            def begin_with_tools(session: Session) -> AnnotatedAnswer:
+                calls = ToolCallSplitter(job.begin(session))
+                return AnnotatedAnswer(session, self, calls.request, calls)
 
             return PromptJob(begin_with_tools, job.prompt)
         compile_rules(engine.tokens, self.options)
         prompt = ChatPrompt.encode(engine, self.messages, options, variables=variables)
 
-        def begin(session: Session) -> ShownAnswer:
-            return ShownAnswer(session, self, prompt.begin(session, options))
+        def begin(session: Session) -> AnnotatedAnswer:
+            return AnnotatedAnswer(session, self, prompt.begin(session, options))
 
         return PromptJob(begin, prompt.tokens)
 
 
-class ShownAnswer:
-    """The events of an answer, as an `Answering`."""
+class AnnotatedAnswer:
+    """A running `AnnotatedAnswerJob`."""
 
     def __init__(
-        self, session: Session, job: ShownJob, request: Request, calls: ToolAnswer | None = None
+        self,
+        session: Session,
+        job: AnnotatedAnswerJob,
+        request: Request,
+        calls: ToolCallSplitter | None = None,
     ) -> None:
         self._session, self._job, self.request = session, job, request
         self._tool_answer = calls
@@ -85,12 +89,12 @@ class ShownAnswer:
         if self._tool_answer is not None:
             steps, calls = self._tool_answer.add(steps)
         events: list[Event] = [
-            step if isinstance(step, PrefillProgress) else self._shown(step) for step in steps
+            step if isinstance(step, PrefillProgress) else self._annotate(step) for step in steps
         ]
         events += calls
         return events if self.request.finish_reason is None else [*events, self._end()]
 
-    def _shown(self, step: TextPiece) -> ShownPiece:
+    def _annotate(self, step: TextPiece) -> AnnotatedPiece:
         stats, gauges = replace(self.request.stats), None
         first = not stats.target_passes
         if step.piece.tokens and not first:
@@ -98,12 +102,12 @@ class ShownAnswer:
         if time.monotonic() - self._gauges_time >= _GAUGES_INTERVAL_S:
             self._gauges_time = time.monotonic()
             gauges = self._gauges()
-        return ShownPiece(step, stats, self._rejected_text(step), first, gauges)
+        return AnnotatedPiece(step, stats, self._rejected_text(step), first, gauges)
 
     def _end(self) -> Finished:
         tool_answer = self._tool_answer
         reason = (tool_answer and tool_answer.reason) or self.request.finish_reason or "cancelled"
-        end = ShownEnd(reason, self._gauges())
+        end = AnnotatedEnd(reason, self._gauges())
         if reason == "cancelled" and not self._session.cancelled:
             reason = "stop"  # "cancelled" would mean that the server is stopping
         return Finished(reason, replace(self.request.stats), details=end)
@@ -134,10 +138,10 @@ class ShownAnswer:
         return Gauges(memory(), speedup)
 
 
-class ToolAnswer:
+class ToolCallSplitter:
     """Separates the text of an answer from its tool calls."""
 
-    def __init__(self, answer: Answering) -> None:
+    def __init__(self, answer: RunningJob) -> None:
         assert answer.request is not None
         self._answer = answer
         self.request = answer.request

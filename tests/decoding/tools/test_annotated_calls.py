@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.events import (
+    AnnotatedEnd,
+    AnnotatedPiece,
     Event,
     Finished,
-    ShownEnd,
-    ShownPiece,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
 )
 from akunu_py.decoding.generate import answer_jobs
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, ToolCallSplitter
 from akunu_py.decoding.generate.answer_jobs import AnswerEvents
 from akunu_py.decoding.generate.session import Session, Status, Step
-from akunu_py.decoding.generate.shown_answer import ShownJob, ToolAnswer
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.rendering import format_of
@@ -48,10 +48,10 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return load_family(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def run(engine: Engine, job: ShownJob) -> tuple[str, list[ToolCall], Finished]:
+def run(engine: Engine, job: AnnotatedAnswerJob) -> tuple[str, list[ToolCall], Finished]:
     """The text of an answer, its complete calls, and its end."""
     events: list[Event] = run_job(job, Session(engine))
-    text = "".join(event.piece.text for event in events if isinstance(event, ShownPiece))
+    text = "".join(event.piece.text for event in events if isinstance(event, AnnotatedPiece))
     calls: list[ToolCall] = []
     for event in events:
         if isinstance(event, ToolCallStarted):
@@ -68,12 +68,12 @@ def test_forced_calls_of_every_family(engine: Engine, monkeypatch: pytest.Monkey
     choice = ToolChoice("named", "other")
     forced = partial(answer_jobs.chat_job, choice=choice)
     monkeypatch.setattr(answer_jobs, "chat_job", forced)
-    text, calls, end = run(engine, ShownJob(ASKED, options(engine), tools=TOOLS))
+    text, calls, end = run(engine, AnnotatedAnswerJob(ASKED, options(engine), tools=TOOLS))
     assert text == ""
     (call,) = calls
     assert call.name == "other"
     assert set(json.loads(call.arguments)) == {"on", "lamp"}
-    assert isinstance(end.details, ShownEnd)
+    assert isinstance(end.details, AnnotatedEnd)
     assert end.details.reason == "stop"
     monkeypatch.undo()
     result = Message("tool", "it is dark", tool_call_id=call.id, name=call.name)
@@ -81,7 +81,7 @@ def test_forced_calls_of_every_family(engine: Engine, monkeypatch: pytest.Monkey
     prompt = engine.tokens.decode(engine.tokens.encode_chat(more, TOOLS))
     assert "it is dark" in prompt
     short = replace(options(engine), max_tokens=4)
-    assert run(engine, ShownJob(more, short, tools=TOOLS))[2].stats.generated_tokens
+    assert run(engine, AnnotatedAnswerJob(more, short, tools=TOOLS))[2].stats.generated_tokens
 
 
 @pytest.mark.parametrize("engine", ["hermes"], indirect=True)
@@ -92,7 +92,7 @@ def test_a_call_that_the_model_begins_fits_the_schema(engine: Engine) -> None:
     bias = (*asked.sampling.logit_bias, (opener, 12.0))
     asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
     tools = [*TOOLS, Tool("strange", "", UNKNOWN)]
-    _, calls, _ = run(engine, ShownJob(ASKED, asked, tools=tools))
+    _, calls, _ = run(engine, AnnotatedAnswerJob(ASKED, asked, tools=tools))
     assert calls
     for call in calls:
         assert call.name in ("switch", "other", "strange")
@@ -134,7 +134,7 @@ def test_drafts_are_marked_where_they_are_shown(size: int, monkeypatch: pytest.M
     request: Any = Given(list(pieces()))
     parser = ToolCallParser(FORMATS["hermes"], TOOLS)
     answer = AnswerEvents(request, parser, one_call=False)
-    shown = ToolAnswer(answer)
+    shown = ToolCallSplitter(answer)
     text, marked, calls = "", "", 0
     while request.pieces:
         steps, events = shown.add(request.step())
@@ -161,5 +161,5 @@ def test_a_template_without_tools_still_has_calls(
     assert format_of(engine.tokens.tokenizer).name == "hermes"
     forced = partial(answer_jobs.chat_job, choice=ToolChoice("required"), parallel=False)
     monkeypatch.setattr(answer_jobs, "chat_job", forced)
-    _, calls, _ = run(engine, ShownJob(ASKED, options(engine), tools=TOOLS))
+    _, calls, _ = run(engine, AnnotatedAnswerJob(ASKED, options(engine), tools=TOOLS))
     assert len(calls) == 1
