@@ -90,6 +90,11 @@ class LearnedState:
         if self._last_write is not None:
             self._last_write.result()
 
+    def close(self) -> None:
+        """Save the costs and end the thread that writes; nothing can be saved afterwards."""
+        self.save_costs()
+        self._writer.shutdown()
+
     def _write_costs(self, content: bytes) -> None:
         with contextlib.suppress(OSError), _locked(self.directory):
             _write(self._curve_file, content)

@@ -98,6 +98,9 @@ class UnsavedState(LearnedState):
     def save_costs(self) -> None:
         """Do nothing."""
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 def record_passes(session: Session, passes: Passes) -> None:
     """Add all later passes of `session` to `passes`."""

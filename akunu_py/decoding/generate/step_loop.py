@@ -59,7 +59,7 @@ class StepLoop:
         """Save the learned costs for the next run."""
         self._threads.shutdown()
         if (learned := self._sessions[0].learned) is not None:
-            learned.save_costs()
+            learned.close()
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         return self._sessions[0].save_idle(stopped, seconds)
