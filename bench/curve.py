@@ -144,7 +144,7 @@ def measure_curve(
             kv_cache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
                 seconds[count].append(elapsed)
-    target.rest()
+    target.pause_workers()
     mx.clear_cache()
     return {count: statistics.median(times) for count, times in seconds.items()}
 

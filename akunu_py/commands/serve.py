@@ -188,7 +188,7 @@ def _options(
     """Return how to serve at an address."""
     from akunu_py.serve.http.guard import AccessRules
     from akunu_py.serve.http.server import ServeOptions
-    from akunu_py.serve.own.running import RunningServer, loopback_url
+    from akunu_py.serve.own.discovery import RunningServer, loopback_url
 
     access = AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16))
     return ServeOptions(

@@ -37,7 +37,7 @@ class Embedder:
     def embed(self, texts: Sequence[Text], dimensions: int | None = None) -> list[Embedding]:
         """Return the embeddings of texts; loads the model if needed. Errors: see `embed`."""
         futures = [
-            self.host.ask(partial(embed, text=text, dimensions=dimensions)) for text in texts
+            self.host.call(partial(embed, text=text, dimensions=dimensions)) for text in texts
         ]
         return [future.result() for future in futures]
 

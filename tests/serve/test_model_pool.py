@@ -28,7 +28,7 @@ from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.serve.own.client import matching_server
-from akunu_py.serve.own.running import RunningServer, announce
+from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.serving import Reply, ask, at_a_socket, write_served_model

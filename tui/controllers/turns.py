@@ -135,7 +135,7 @@ class TurnController:
             await self._answering.interrupt()
         else:
             self.stop_editing()
-        self._view.transcript.deselect()
+        self._view.transcript.clear_click()
         self._view.prompt.focus()
         self._view.show_state()
 

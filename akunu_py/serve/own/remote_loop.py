@@ -35,7 +35,7 @@ from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Piece, Stats, TextPiece
 
 
-class ServedLoop:
+class RemoteLoop:
     """Runs answers and completions on a server, one at a time; see `ModelLoop`."""
 
     engine = None
