@@ -362,7 +362,7 @@ def test_wrong_lists_are_named(directories: list[Path], tmp_path: Path) -> None:
     a, b = directories[:2]
     same = write_served_model(tmp_path / "a")
     for words, message in (
-        (("--alias", "x=z"), "'z' is none of the models: a, b"),
+        (("--alias", "x=z"), "unknown model 'z'; models: a, b"),
         (("--model", str(same)), "two of the models have the same name: a"),
         (("--hosts", "2"), "--hosts serves one model"),
     ):

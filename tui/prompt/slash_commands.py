@@ -59,7 +59,7 @@ COMMANDS = (
     Command("attach", "attach", "Attach a text file to the prompt", "[FILE]"),
     Command("regenerate", "regenerate", "Regenerate the answer on a new branch"),
     Command("edit", "edit", "Edit your last message and send it again"),
-    Command("compact", "compact", "Turn older messages into a note, to make room"),
+    Command("compact", "compact", "Replace older messages with a summary, to make room"),
     Command("continue", "continue", "Continue a truncated answer"),
     Command("stop", "stop", "Stop the answer"),
     Command("copy", "copy_answer", "Copy the last answer"),

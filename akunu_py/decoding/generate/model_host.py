@@ -115,7 +115,7 @@ class RequestCounts:
 
 def closed() -> AkunuError:
     """Return the error for requests after closing."""
-    return AkunuError("no more requests are answered: the model's thread is closing")
+    return AkunuError("the request was refused because akunu is closing the model")
 
 
 class ModelHost:

@@ -536,8 +536,8 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         raise EmptyPrompt("the prompt is empty; give a text to answer")
     if (at := first_invalid(prompt, engine.tokens.vocabulary)) is not None:
         raise DamagedModel(
-            f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "
-            f"{engine.tokens.vocabulary} tokens; fetch the model again"
+            f"the tokenizer of {engine.name} has token id {prompt[at]}, but its weights have only "
+            f"{engine.tokens.vocabulary} tokens; download the model again"
         )
     if len(prompt) >= engine.plan.context_length:
         raise PromptTooLong(
@@ -549,5 +549,5 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
     biased = [token for token, _ in options.sampling.logit_bias]
     if (at := first_invalid(biased, engine.tokens.vocabulary)) is not None:
         raise UsageError(
-            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, none is {biased[at]}"
+            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, no id {biased[at]}"
         )

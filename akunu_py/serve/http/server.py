@@ -177,6 +177,7 @@ class _Server(uvicorn.Server):
         await self._exit.wait()
 
     def _on_signal(self) -> None:
+        """Shut down after the running requests; at the second signal, at once."""
         if self.should_exit:
             self.force_exit = True
             return

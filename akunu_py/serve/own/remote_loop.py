@@ -137,6 +137,7 @@ class RemoteLoop:
 
 
 def _chat_event(frame: Mapping[str, Any]) -> Event | None:
+    """Decode an event that `AkunuEncoder` wrote; None for an unknown one."""
     if "reading" in frame:
         return PrefillProgress(*frame["reading"])
     if "call" in frame:
