@@ -210,7 +210,8 @@ def choose_exit(engine: Engine) -> EarlyExit:
     best = max(measure_exits(engine, sorted(tried)), key=lambda each: each.promise)
     if not _is_exact(engine, FirstLayers(engine.model, best.layers)):
         raise UnsupportedModel(
-            f"{engine.name} cannot draft with its first layers: its logits change if it runs in two parts"
+            f"{engine.name} cannot draft with its first layers: "
+            "its logits change if it runs in two parts"
         )
     return best
 
