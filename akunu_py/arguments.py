@@ -136,7 +136,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
             "SIZE",
             _size,
             None,
-            "Limit for prompt caches (default: the rest)",
+            "Limit for prompt caches (default: the remaining memory)",
         ),
     )
     group.add_argument(

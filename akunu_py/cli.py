@@ -27,7 +27,7 @@ _COMMANDS = {  # name: summary; bench has its own parser, the others are modules
     "chat": "Chat with a model in the terminal (the default command)",
     "run": "Answer one prompt: the answer to stdout, statistics to stderr",
     "complete": "Complete code at the cursor, for editors and scripts",
-    "serve": "Serve a model over HTTP with OpenAI, Anthropic and llama.cpp APIs",
+    "serve": "Serve a model over HTTP with OpenAI, Anthropic, Ollama and llama.cpp APIs",
     "launch": "Start a coding agent with a local model",
     "models": "Download, list, verify and remove models",
     "chats": "List, search, export and delete saved chats",

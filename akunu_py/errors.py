@@ -81,7 +81,7 @@ class DoesNotFit(ModelError):
     """The model needs more memory than the limit."""
 
 
-class NoRoomLeft(DoesNotFit):
+class MemoryInUse(DoesNotFit):
     """A model fits into memory, but not next to the models that are loaded."""
 
 

@@ -44,7 +44,7 @@ _EXPECTED = {
     float: "a number",
     int: "an integer",
     dict: "a table of names and texts",
-    tuple: "a list of texts",
+    tuple: "a list of strings",
 }
 
 

@@ -75,7 +75,7 @@ class Curve:
 
     def __init__(self, points: dict[int, float]) -> None:
         if sorted(points)[:1] != [1]:
-            raise UsageError("a curve starts with the cost of 1 row, such as 1:1,3:1.11,5:1.42")
+            raise UsageError("a curve must start with the cost of 1 row, such as 1:1,3:1.11,5:1.42")
         self.points = dict(sorted(points.items()))
 
     def __call__(self, rows: int) -> float:
@@ -144,7 +144,7 @@ def measure_curve(
             kv_cache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
                 seconds[count].append(elapsed)
-    target.rest()
+    target.pause_workers()
     mx.clear_cache()
     return {count: statistics.median(times) for count, times in seconds.items()}
 

@@ -72,7 +72,11 @@ def add_draft_options(parser: argparse.ArgumentParser, modes: Sequence[str]) -> 
     command.add_count(
         parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
     )
-    parser.add_argument("--memory", action="store_true", help="Learn from item to item")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="Learn from each answer for the next ones, as the answer cache does",
+    )
     command.add_workloads(parser)
 
 
@@ -117,7 +121,7 @@ def load_selected(file: str, workloads: Sequence[str] | None) -> Trace:
     trace = load_trace(file)
     if unknown := sorted(set(workloads or ()) - set(trace.workloads)):
         known = ", ".join(trace.workloads)
-        raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {known}")
+        raise UsageError(f"no workload {', '.join(unknown)} in the trace; workloads: {known}")
     return Trace(
         trace.tokenizer, {name: trace.workloads[name] for name in workloads or trace.workloads}
     )

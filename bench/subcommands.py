@@ -12,14 +12,14 @@ from akunu_py.parser import Parser
 
 ACTIONS = {  # name of the action: summary
     "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",
-    "replay": "Count the passes over recorded answers, without a model and without noise",
-    "curve": "Measure the cost of passes over 1 to 32 positions, and print the planned drafts",
+    "replay": "Count the passes over recorded answers; needs no model and has no noise",
+    "curve": "Measure the cost of passes over 1 to 32 tokens, and print the planned draft lengths",
     "compare": "Compare two results; exit code 1 if the second is slower",
     "report": "Print tables from result files, or write them as Markdown",
-    "fidelity": "Compare answers with drafts to answers without, and rate the differences",
+    "fidelity": "Compare answers with and without drafting, and rate the differences",
     "theory": "Compare the predictions of Leviathan et al. with measurements on this machine",
     "serve": "Compare the latencies of akunu serve and of mlx-lm's own server",
-    "check": "Check what only this machine can show; exit code 1 if a line fails",
+    "check": "Check speed, numerics and memory on this machine; exit code 1 if a check fails",
 }
 WITHOUT_MLX = ("speed", "replay", "curve", "compare", "report", "theory")  # to show options
 _MODULES = {"serve": "serving"}  # name of the action: its module, if different
@@ -46,7 +46,7 @@ def add_actions(parser: argparse.ArgumentParser, wanted: Iterable[str]) -> None:
         title="actions", dest="action", metavar="ACTION", required=True, parser_class=Parser
     )
     for name, summary in ACTIONS.items():
-        action = actions.add_parser(name, help=summary, description=summary)
+        action = actions.add_parser(name, help=summary, description=f"{summary}.")
         if name in wanted and name == "speed":
             command.add_speed_options(action)
         elif name in wanted:

@@ -138,6 +138,7 @@ def predict(result: Result) -> list[Prediction]:
 
 
 def _predict(result: Result, series: Series, drafted: int) -> Prediction:
+    """Return the prediction for a series with `drafted` draft tokens in every pass."""
     curve = relative_curve(result)
     passes, accepted = len(series.drafted), sum(series.accepted)
     failures = sum(count < drafted for count in series.accepted)

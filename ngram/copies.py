@@ -339,16 +339,16 @@ class Edits:
         return None
 
     def begin(self, position: int, token: int) -> None:
-        """Record that `token` replaced the source's token at `position`."""
+        """Record that `token` replaced the token at `position`, until `complete` knows more."""
         for key in self._keys(position)[:2]:
             known = self.by_key.get(key)
             if known is None or not known.written or known.written[0] != token:
                 self._replace(key, Edit((token,), UNKNOWN))
 
     def complete(self, position: int, start: int, place: int, end: int) -> None:
-        """Learn an edit: output from `start` to `end` replaced the source to `place`.
+        """Learn that the output [start, end) replaced the copied source [position, place).
 
-        Equal tokens right before `end` and `place` are not part of the edit.
+        All are positions in the token history. Equal tokens at both ends are no part of the edit.
         """
         tokens = self.tokens
         while end > start and place > position and tokens[end - 1] == tokens[place - 1]:

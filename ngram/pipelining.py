@@ -24,10 +24,10 @@ class Pipelining:
         self._redraft_chances = list(_REDRAFT_CHANCES)
 
     def plain_cost(self, context: int, gain: float, chances: Sequence[float]) -> float:
-        """Return the cost of a plain step: less than unpipelined if pipelining pays.
+        """Return the expected cost of a plain step in seconds, at most the unpipelined time.
 
-        It is the pipelined time plus the expected loss if a draft appears while the next step runs,
-        and at most the unpipelined time. gain: see `RecentGain`. chances: of the upcoming guesses.
+        It is the pipelined time, plus the expected loss if a draft appears while the next step
+        runs. context: tokens. gain: see `RecentGain`. chances: of the upcoming guesses.
         """
         curve = self._curve
         plain, two, three = curve.table(context)[:3]

@@ -90,8 +90,8 @@ def test_what_goes_back_to_the_built_in_value_leaves_the_file() -> None:
         ({"temperature": "hot"}, "a number"),
         ({"persona": "nobody"}, "no persona called 'nobody'"),
         ({"personas": {"a": 1}}, "names and texts"),
-        ({"completion_exclude": ".env"}, "expected a list of texts for completion_exclude"),
-        ({"completion_exclude": [1]}, "a list of texts"),
+        ({"completion_exclude": ".env"}, "expected a list of strings for completion_exclude"),
+        ({"completion_exclude": [1]}, "a list of strings"),
         ({"colour": "red"}, "unknown setting 'colour'"),
     ],
 )

@@ -160,7 +160,7 @@ class Conversation:
 
     def show(self, message: str) -> None:
         """Activate the branch with `message` until the conversation is closed."""
-        self.tree.choose(message)
+        self.tree.activate_branch(message)
         self._load_branch()
 
     def history(self, until: ChatTurn, system: str = "") -> list[Message]:
@@ -244,7 +244,7 @@ class Conversation:
             self.tree.activate(sibling)
             self._load_branch()
             if self._store is not None:
-                self._store.choose(self.tree.conversation, sibling)
+                self._store.activate_branch(self.tree.conversation, sibling)
         return sibling
 
     def branch_number(self, message: str) -> tuple[int, int]:

@@ -92,13 +92,13 @@ class StatusLine(Unmarked, Widget):
     def render(self) -> Content:
         shown = Content("")
         separator = Content.styled(_SEPARATOR, ".status--unit")
-        for part in [self._state(), *self._elapsed(), *self._numbers()]:
+        for part in [self._activity(), *self._elapsed(), *self._numbers()]:
             longer = Content.assemble(shown, separator, part) if shown else part
             if longer.cell_length <= self.size.width or not shown:
                 shown = longer
         return shown.truncate(self.size.width, ellipsis=True)
 
-    def _state(self) -> Content:
+    def _activity(self) -> Content:
         """Return the phase in words, after its mark or spinner; without its duration."""
         words: str = self.phase
         if self.phase == "prefill":

@@ -37,7 +37,7 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
     finish_reason = ?9, rounds = ?10
 """
-_CHOOSE = "UPDATE messages SET chosen = ? WHERE conversation = ? AND number = ?"
+_ACTIVATE = "UPDATE messages SET chosen = ? WHERE conversation = ? AND number = ?"
 _LAST_CHOICE = """
 SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'integer'
 """
@@ -89,7 +89,7 @@ class ConversationStore:
         prompt restores a deleted conversation.
         """
         with self._file.transaction():
-            place = self._last_choice(self._find_number(conversation)) + 1
+            place = self._last_activation(self._find_number(conversation)) + 1
             self._save(conversation, message, title, time.time(), place)
 
     def save_tree(self, tree: ConversationTree) -> int:
@@ -98,18 +98,18 @@ class ConversationStore:
             number = self._find_number(tree.conversation)
             known = self._row_numbers(number)
             new = [message for message in tree.messages if message.id not in known]
-            for place, message in enumerate(new, self._last_choice(number) + 1):
+            for place, message in enumerate(new, self._last_activation(number) + 1):
                 self._save(tree.conversation, message, tree.title, message.created, place)
             number = self._find_number(tree.conversation)
             database.execute("UPDATE conversations SET deleted = NULL WHERE number = ?", (number,))
             if new:
-                self._choose(number, tree.chosen())
+                self._activate(number, tree.active_siblings())
             if options := rows.options_text(tree.options):
                 update = "UPDATE conversations SET options = ifnull(options, ?) WHERE number = ?"
                 database.execute(update, (options, number))
         return len(new)
 
-    def choose(self, conversation: str, message: str) -> None:
+    def activate_branch(self, conversation: str, message: str) -> None:
         """Activate the branch from the root to `message`, if the message exists."""
         with self._file.transaction():
             number = self._find_number(conversation)
@@ -119,7 +119,7 @@ class ConversationStore:
             while ancestor in parents:
                 branch.append(ancestor)
                 ancestor = parents[ancestor]
-            self._choose(number, branch)
+            self._activate(number, branch)
 
     def remove(self, conversation: str, message: str) -> None:
         """Erase a message, if any, and all its descendants; then also an empty conversation."""
@@ -294,16 +294,16 @@ class ConversationStore:
         insert = f"INSERT INTO {index} (rowid, words) VALUES (?, ?)"
         self._database.execute(insert, (number, searchable(text)))
 
-    def _choose(self, conversation: int | None, messages: Iterable[str]) -> None:
+    def _activate(self, conversation: int | None, messages: Iterable[str]) -> None:
         """Record `messages`, if they exist, as the latest choices of branches, in order."""
         numbers = self._row_numbers(conversation)
-        first = self._last_choice(conversation) + 1
+        first = self._last_activation(conversation) + 1
         known = [numbers[message] for message in messages if message in numbers]
         self._database.executemany(
-            _CHOOSE, [(first + place, conversation, number) for place, number in enumerate(known)]
+            _ACTIVATE, [(first + place, conversation, number) for place, number in enumerate(known)]
         )
 
-    def _last_choice(self, conversation: int | None) -> int:
+    def _last_activation(self, conversation: int | None) -> int:
         (last,) = self._database.execute(_LAST_CHOICE, (conversation,)).fetchone()
         return min(last or 0, _MAX_CHOICE)
 

@@ -44,7 +44,7 @@ def as_json(trees: Iterable[ConversationTree]) -> str:
         {
             "id": tree.conversation,
             "title": tree.title,
-            "chosen": tree.chosen(),
+            "chosen": tree.active_siblings(),
             **({"options": options} if (options := tree.options.as_dict()) else {}),
             "messages": [
                 {name: values[name] for name in _FIELDS}

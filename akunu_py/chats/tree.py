@@ -130,7 +130,7 @@ class ConversationTree:
         """Return `message` and its siblings, oldest first."""
         return tuple(self._children[self._messages[message].parent])
 
-    def choose(self, message: str) -> None:
+    def activate_branch(self, message: str) -> None:
         """Activate the branch from the root to `message`."""
         message_id: str | None = message
         while message_id is not None:
@@ -147,7 +147,7 @@ class ConversationTree:
         index = siblings.index(message) + direction
         return siblings[index] if 0 <= index < len(siblings) else None
 
-    def chosen(self) -> list[str]:
+    def active_siblings(self) -> list[str]:
         """Return the ids of the active messages that have siblings."""
         return [self._active[parent] for parent, each in self._children.items() if len(each) > 1]
 
@@ -173,15 +173,15 @@ def tree_of(
     conversation: str,
     title: str,
     messages: Iterable[ChatMessage],
-    chosen: Iterable[str] = (),
+    active: Iterable[str] = (),
     options: ChatOptions = ChatOptions(),  # noqa: B008 - immutable
 ) -> ConversationTree:
-    """Build a tree of messages, each after its parent; activate `chosen` in order."""
+    """Build a tree of messages, each after its parent; activate `active` in order."""
     tree = ConversationTree(conversation, title)
     tree.options = options
     for message in messages:
         tree.add(message)
-    for message_id in chosen:
+    for message_id in active:
         if message_id in tree:
             tree.activate(message_id)
     return tree

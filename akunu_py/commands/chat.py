@@ -190,17 +190,17 @@ def chat_client(
             stored = model if loaded else model_store.resolve(model_name)
         may_store = settings.answer_cache and not args.no_answer_cache
         if hosts_server is not None:
-            from akunu_py.serve.own.served import ServedLoop
+            from akunu_py.serve.own.remote_loop import RemoteLoop
 
             client, served = hosts_server.connect(stored or model_store.resolve(model_name))
             note = "\n".join(filter(None, (hosts_server.partitions(), served.model.note)))
             facts = replace(served.model, server="", note=note)
-            return ServedLoop(client, facts, may_store=may_store)
+            return RemoteLoop(client, facts, may_store=may_store)
         if found := server_for(choice, model_name, stored, loading):
-            from akunu_py.serve.own.served import ServedLoop
+            from akunu_py.serve.own.remote_loop import RemoteLoop
 
             client, served = found
-            return ServedLoop(client, served.model, may_store=may_store)
+            return RemoteLoop(client, served.model, may_store=may_store)
         from akunu_py.decoding.load import load_learned, load_stored
 
         engine = load_stored(stored or model_store.resolve(model_name), loading, settings)

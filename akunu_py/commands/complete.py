@@ -119,12 +119,12 @@ def load_completer(
     model = model_store.resolve(args.model) if server == "auto" else None
     found = server_for(server, requested, model, loading_from(args))
     if found is not None:
-        from akunu_py.serve.own.served import ServedLoop
+        from akunu_py.serve.own.remote_loop import RemoteLoop
 
         client, facts = found
         if not facts.supports_fim and _expects_fim(args):
             print_warnings([_fim_warning(facts.name)])
-        return ServedLoop(client, facts.model, options)
+        return RemoteLoop(client, facts.model, options)
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)

@@ -13,7 +13,7 @@ from akunu_py import paths
 from akunu_py.commands.uninstall import removal_command
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.serve.own.running import RunningServer, running_servers
+from akunu_py.serve.own.discovery import RunningServer, running_servers
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import human_size, say
 from akunu_py.version import __version__

@@ -133,7 +133,7 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", choices=[*CLIENTS], help="Agent to start")
-    add_model(parser, "of the running server, or as in the settings")
+    add_model(parser, "that of the running server, or as in the settings")
     port = f"Port of the server (default: as for akunu serve, or {DEFAULT_PORT})"
     add_values(parser, ("--port", "N", positive, None, port))
     parser.add_argument(

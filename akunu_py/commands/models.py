@@ -18,9 +18,9 @@ from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import GIB, usable_memory
 from akunu_py.models.store import cleanup, hub_cache, model_store
+from akunu_py.models.store.external_models import REMOVAL
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.model_store import Usage, read_usage
-from akunu_py.models.store.other_programs import REMOVAL
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.parser import add_actions, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, say
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> None:
-    installed, others = model_store.list_models(), model_store.other_models()
+    installed, others = model_store.list_models(), model_store.external_models()
     rows = [
         (
             model.name,
@@ -255,7 +255,7 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
-    for other in model_store.other_models() if "/" in args.name else ():
+    for other in model_store.external_models() if "/" in args.name else ():
         if other.name == args.name:
             removal = REMOVAL[other.program].format(name=other.name)
             raise UsageError(

@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         action="append",
         metavar="NAME_OR_PATH",
-        help="Model to serve; repeatable: requests choose, and the first one answers to unknown "
-        "names (default: as in the settings)",
+        help="Model to serve; repeatable: requests name one, and unknown names mean the first "
+        "(default: as in the settings)",
     )
     parser.add_argument(
         "--alias",
@@ -188,7 +188,7 @@ def _options(
     """Return how to serve at an address."""
     from akunu_py.serve.http.guard import AccessRules
     from akunu_py.serve.http.server import ServeOptions
-    from akunu_py.serve.own.running import RunningServer, loopback_url
+    from akunu_py.serve.own.discovery import RunningServer, loopback_url
 
     access = AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16))
     return ServeOptions(
@@ -232,7 +232,7 @@ def _pool(
         name, owner = (name, owner) if separator else (alias, models[0].name)
         if owner not in names:
             raise UsageError(
-                f"--alias {alias}: {owner!r} is none of the models: {', '.join(names)}"
+                f"--alias {alias}: unknown model {owner!r}; models: {', '.join(names)}"
             )
         names[owner].append(name)
     return ModelPool(

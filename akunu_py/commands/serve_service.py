@@ -12,7 +12,7 @@ from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.serve.own.client import ServerClient
-from akunu_py.serve.own.running import running_servers
+from akunu_py.serve.own.discovery import running_servers
 from akunu_py.serve.own.service import (
     ServiceCommand,
     ServiceManager,

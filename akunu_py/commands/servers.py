@@ -21,7 +21,7 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import Parser
 from akunu_py.serve.own.client import ServerClient, ServerFacts, matching_server, server_at
-from akunu_py.serve.own.running import running_servers
+from akunu_py.serve.own.discovery import running_servers
 from akunu_py.types import LoadOptions
 
 _LOAD_S = 600.0  # for loading a model on all hosts

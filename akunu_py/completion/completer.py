@@ -170,11 +170,15 @@ class Completer:
         """
         related, waits = self._related, request.max_tokens > 0
         near = names_near(request.prefix, request.suffix, request.recent)
-        if cached >= ahead + _CHEAP and related.chosen() and (waits or related.has(files, near)):
+        if (
+            cached >= ahead + _CHEAP
+            and related.sections()
+            and (waits or related.covers(files, near))
+        ):
             return False
         budget = self._budgets.files
         fresh = min(budget, self.options.fresh_tokens) if waits else budget
-        related.choose(files, near, self._section_tokens, budget, fresh, cached)
+        related.update(files, near, self._section_tokens, budget, fresh, cached)
         return True
 
     def _section_tokens(self, text: str) -> int:
@@ -184,7 +188,7 @@ class Completer:
         self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
     ) -> Prompt:
         formats = self.code, self.family, self._budgets
-        related = self._related.chosen()
+        related = self._related.sections()
         prompt = make_prompt(*formats, request.prefix, request.suffix, names, files, related)
         if not prompt.tokens:  # nothing fits the budget, and the model has no BOS token
             prompt = replace(prompt, tokens=sorted(self.engine.tokens.stop_tokens)[:1])

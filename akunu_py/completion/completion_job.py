@@ -52,7 +52,7 @@ def finished(completion: Completion) -> Finished:
 
 
 class CompletionEvents:
-    """The events of a completion, as an `Answering`."""
+    """A running `CompletionJob`: turns the steps of the model into events."""
 
     def __init__(
         self,

@@ -293,7 +293,7 @@ class CompletionQueue:
                 self._open.discard(ticket)
                 self._all_done.notify_all()
 
-    def wants(self, ticket: Ticket) -> bool:
+    def is_wanted(self, ticket: Ticket) -> bool:
         """Return False if `ticket`, which has begun, must end."""
         with self._lock:
             self._waiting.discard(ticket)
@@ -307,8 +307,8 @@ class CompletionQueue:
         with self._lock:
             return self._latest.get(channel)
 
-    def take_over(self, superseded: Ticket, ticket: Ticket) -> None:
-        """Serve `ticket` with the completion of `superseded`, and cancel `superseded`."""
+    def reassign(self, superseded: Ticket, ticket: Ticket) -> None:
+        """Give the running completion of `superseded` to `ticket`, and cancel `superseded`."""
         with self._lock:
             self._waiting.discard(ticket)
             if self._ahead is superseded:
@@ -340,9 +340,9 @@ class _ServedTicket:
         if newest is not None and newest is not self.ticket and self._fits(newest):
             superseded, self.ticket = self.ticket, newest
             self._timed_out = time_limit(newest.request.seconds)
-            self._queue.take_over(superseded, newest)
+            self._queue.reassign(superseded, newest)
             self.add("")
-        return self._timed_out() if self._queue.wants(self.ticket) else "cancelled"
+        return self._timed_out() if self._queue.is_wanted(self.ticket) else "cancelled"
 
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""

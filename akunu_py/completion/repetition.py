@@ -6,14 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_TIMES = 5  # alike lines, or alike groups of lines, are a loop
-_GROUP = 4  # maximum lines of a repeated group
-_PERIOD = 32  # maximum characters of a text repeated within a line
-_RUN, _SAME_RUN = 64, 100  # characters of a repetition within a line; of one character
-_PERIODS = 6  # least repetitions within a line
-_HELD = 12  # characters of a repetition within a line that are kept
-_SEEN = 2000  # characters before the cursor in which the user may repeat the same text
-_ECHO = 6  # maximum lines above the cursor that are compared with the output
+_LOOP_REPEATS = 5  # equal lines, or equal groups of lines, that are a loop
+_MAX_GROUP = 4  # lines of a repeated group
+_MAX_PERIOD = 32  # characters of a text that is repeated within a line
+_LOOP_LENGTH = 64  # minimum characters of a loop within a line
+_CHARACTER_LOOP_LENGTH = 100  # the same, if a single character is repeated
+_LOOP_PERIODS = 6  # minimum repeats of a loop within a line
+_KEPT_LENGTH = 12  # minimum characters of a repetition that stay in the output
+_CONTEXT_LENGTH = 2000  # characters around the cursor in which the user may repeat the same text
+_MAX_ECHO = 6  # lines above the cursor that are compared with the output
 _WORDS = re.compile(r"\w.*\w")
 _REPEATED = re.compile(r"(\S.{0,31}?)\1{2,}")
 _CONFLICT = re.compile(r"(?m)^(?:<{7}|>{7}|\|{7})(?=[ \n])")
@@ -26,7 +27,7 @@ class RepetitionEnd:
     """Where to end a text."""
 
     at: int
-    is_loop: bool = False  # the text is over; else the rest may still become a loop
+    is_loop: bool = False  # False: the text after `at` may still become a loop
 
 
 class RepetitionStops:
@@ -34,10 +35,10 @@ class RepetitionStops:
 
     def __init__(self, prefix: str, suffix: str) -> None:
         self._before = prefix[prefix.rfind("\n") + 1 :]
-        self._seen = f"{prefix[-_SEEN:]}\n{suffix[:_SEEN]}"
-        above = prefix[: len(prefix) - len(self._before)][-_SEEN:]
+        self._context = f"{prefix[-_CONTEXT_LENGTH:]}\n{suffix[:_CONTEXT_LENGTH]}"
+        above = prefix[: len(prefix) - len(self._before)][-_CONTEXT_LENGTH:]
         lines = [line.rstrip() for line in above.split("\n") if line.strip()]
-        self._above = lines[-_ECHO:]
+        self._above = lines[-_MAX_ECHO:]
         self._has_conflict = bool(_CONFLICT.search(prefix[-20_000:]))
 
     def find(self, text: str, *, final: bool) -> RepetitionEnd:
@@ -45,7 +46,7 @@ class RepetitionStops:
         ends = [
             self._echo(text, final=final),
             self._line_loop(text, final=final),
-            self._run(text, final=final),
+            self._inline_loop(text, final=final),
             self._conflict(text, final=final),
         ]
         loops = [end for end in ends if end.is_loop]
@@ -76,7 +77,7 @@ class RepetitionStops:
         last = lines[-1].rstrip()
         if last.endswith((":", "{", "(", "[", ",", "do", "then")):
             return False
-        return f"\n{self._seen}".count("\n" + "\n".join(lines)) == 1
+        return f"\n{self._context}".count("\n" + "\n".join(lines)) == 1
 
     def _line_loop(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find the same line, or the same few lines, five times."""
@@ -85,10 +86,10 @@ class RepetitionStops:
         starts = [0]
         for line in lines:
             starts.append(starts[-1] + len(line) + 1)
-        alike = [0] * (_GROUP + 1)  # by size: lines in a row that equal those `size` before
-        held = len(lines)
+        alike = [0] * (_MAX_GROUP + 1)  # by size: lines in a row that equal those `size` before
+        pending = len(lines)
         for number in range(1, len(lines)):
-            for size in range(1, min(_GROUP, number) + 1):
+            for size in range(1, min(_MAX_GROUP, number) + 1):
                 one, other = lines[number - size].rstrip(), lines[number]
                 complete = number < whole
                 same = other.rstrip() == one if complete else one.startswith(other.rstrip())
@@ -96,22 +97,22 @@ class RepetitionStops:
                 first = number + 1 - alike[size]
                 if not alike[size] or not _has_words(lines[first - size : first]):
                     continue
-                if complete and alike[size] >= (_TIMES - 1) * size:
+                if complete and alike[size] >= (_LOOP_REPEATS - 1) * size:
                     return RepetitionEnd(self._offset(starts[first]), is_loop=True)
                 if number == len(lines) - 1 and not final:
-                    held = min(held, first)
-        return RepetitionEnd(self._offset(starts[held]) if held < len(lines) else len(text))
+                    pending = min(pending, first)
+        return RepetitionEnd(self._offset(starts[pending]) if pending < len(lines) else len(text))
 
     def _offset(self, start: int) -> int:
         """Return the place of a line's start in the output."""
         return max(0, start - len(self._before))
 
-    def _run(self, text: str, *, final: bool) -> RepetitionEnd:
+    def _inline_loop(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find a text that is repeated many times within a line."""
         lines = text.split("\n")
         at = 0
         for number, line in enumerate(lines):
-            found = self._run_in(line) if _REPEATED.search(line) else None
+            found = self._inline_loop_end(line) if _REPEATED.search(line) else None
             if found is not None:
                 end, is_loop = found
                 if is_loop or (number == len(lines) - 1 and not final):
@@ -119,30 +120,33 @@ class RepetitionStops:
             at += len(line) + 1
         return RepetitionEnd(len(text))
 
-    def _run_in(self, line: str) -> tuple[int, bool] | None:
+    def _inline_loop_end(self, line: str) -> tuple[int, bool] | None:
         """Return where a repetition in `line` is to be cut, and whether it is a loop.
 
         A repetition that is no loop counts only at the end of the line.
         """
-        held: int | None = None
-        for period in range(1, min(_PERIOD, len(line) // 3) + 1):
+        pending: int | None = None
+        for period in range(1, min(_MAX_PERIOD, len(line) // 3) + 1):
+            least = max(3 * period, _KEPT_LENGTH)
+            loop = _CHARACTER_LOOP_LENGTH if period == 1 else _LOOP_LENGTH
+            loop = max(loop, _LOOP_PERIODS * period)
             length = period  # of the repetition that ends at `end`
             for end in range(period, len(line)):
                 length = length + 1 if line[end] == line[end - period] else period
                 start = end + 1 - length
-                if length < max(3 * period, _HELD) or self._may_repeat(line[start:][:period]):
+                if length < least or self._may_repeat(line[start:][:period]):
                     continue
-                kept = start + max(3 * period, _HELD)
-                if length >= max(_SAME_RUN if period == 1 else _RUN, _PERIODS * period):
+                kept = start + least
+                if length >= loop:
                     return kept, True
                 if end == len(line) - 1:
-                    held = min(kept, len(line) if held is None else held)
-        return None if held is None else (held, False)
+                    pending = min(kept, len(line) if pending is None else pending)
+        return None if pending is None else (pending, False)
 
     def _may_repeat(self, part: str) -> bool:
         """Return True for punctuation, and for a text that the user repeats, too."""
         shorter = part in (2 * part)[1:-1]  # it repeats a shorter text
-        return shorter or not re.search(r"\w", part) or 3 * part in self._seen
+        return shorter or not re.search(r"\w", part) or 3 * part in self._context
 
     def _conflict(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find the markers of a merge conflict."""

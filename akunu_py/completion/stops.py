@@ -353,7 +353,10 @@ class CompletionStops:
 
 
 def _next_lines(below: str) -> list[list[str]]:
-    """Return the starts of `below` that a model may repeat, with or without a comment."""
+    """Return the first lines of `below`, the text under the cursor, as a model may repeat them.
+
+    If they begin with a comment, a model may also leave it out; then there are several results.
+    """
     lines = [line.rstrip() for line in below[:_LONGEST].split("\n") if line.strip()]
     code = next((n for n, line in enumerate(lines) if not _COMMENT_LINE.match(line)), len(lines))
     starts = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}

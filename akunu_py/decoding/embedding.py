@@ -37,7 +37,7 @@ class Embedder:
     def embed(self, texts: Sequence[Text], dimensions: int | None = None) -> list[Embedding]:
         """Return the embeddings of texts; loads the model if needed. Errors: see `embed`."""
         futures = [
-            self.host.ask(partial(embed, text=text, dimensions=dimensions)) for text in texts
+            self.host.call(partial(embed, text=text, dimensions=dimensions)) for text in texts
         ]
         return [future.result() for future in futures]
 
@@ -57,7 +57,7 @@ def embed(engine: Engine, text: Text, dimensions: int | None = None) -> Embeddin
         raise PromptTooLong(message, len(tokens), maximum)
     body = getattr(engine.model, "model", None)
     if not callable(body):
-        raise UnsupportedModel(f"{engine.name} gives no hidden states; use Qwen3-Embedding")
+        raise UnsupportedModel(f"{engine.name} cannot make embeddings; use Qwen3-Embedding")
     hidden = body(mx.array([tokens]))[0, -1].astype(mx.float32)
     if dimensions is not None and dimensions > hidden.size:
         raise UsageError(f"dimensions: expected at most {hidden.size}, got {dimensions}")

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from akunu_py.decoding import device, kv_cache
-from akunu_py.errors import DoesNotFit, NoRoomLeft, UnsupportedModel, UsageError, one_line
+from akunu_py.errors import DoesNotFit, MemoryInUse, UnsupportedModel, UsageError, one_line
 from akunu_py.models.load.fit import (
     CacheGrowth,
     FittedContext,
@@ -66,7 +66,7 @@ def make_plan(
 
     target, drafters: needs of the model and of its neural drafters. partitioned: split over several
     hosts, where KV caches cannot be quantized. Raises UsageError if the context is too long,
-    DoesNotFit if memory is too small, NoRoomLeft if only the rest of it is.
+    DoesNotFit if memory is too small, MemoryInUse if only the rest of it is.
     """
 
     def with_drafters(total: MemoryNeeds) -> MemoryNeeds:
@@ -95,7 +95,7 @@ def make_plan(
         try:
             shared = choose_context(name, total, limit - options.reserved, requested=fit.context)
         except DoesNotFit as error:
-            raise NoRoomLeft(str(error)) from error
+            raise MemoryInUse(str(error)) from error
         fit = replace(shared, note=fit.note)
     return LoadPlan(
         name=name,

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.constraint.masks import TokenMasks
-from akunu_py.decoding.prompt_cache.history import NOBODY, Owner, TokenHistory
+from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import common_prefix
@@ -46,7 +46,7 @@ class Target:
         # Runs a pass; drafters that need the hidden states replace it.
         self.run: Callable[[mx.array, kv_cache.Cache], mx.array] = self.run_model
         self._history: TokenHistory | None = None
-        self.owner: Owner = NOBODY  # the request that runs now
+        self.owner: Owner = NO_OWNER  # the request that runs now
         self.sampler = Sampler(SamplingOptions())
         self.constraint: TokenMasks | None = None  # of the answer that is being sampled
         self.reset()
@@ -116,17 +116,17 @@ class Target:
         """Run `tokens` [rows] after the cached ones. Returns lazy logits [rows, vocab]."""
         return self.run(tokens, self.cache)
 
-    def fill(self, tokens: mx.array) -> None:
+    def prefill(self, tokens: mx.array) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
         if isinstance(self.cache, kv_cache.SharedCache):
-            self.model.fill(tokens[None], self.cache)
+            self.model.prefill(tokens[None], self.cache)
         else:
             self.forward(tokens)
 
-    def rest(self) -> None:
-        """Let worker processes sleep, as no pass follows soon."""
+    def pause_workers(self) -> None:
+        """Let the worker processes of other hosts sleep until the next pass."""
         if isinstance(self.cache, kv_cache.SharedCache):
-            self.model.rest()
+            self.model.pause_workers()
 
     def run_model(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """The default of `run`."""

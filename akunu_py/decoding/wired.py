@@ -44,8 +44,8 @@ _original = 0
 def wire(model: nn.Module, mode: WireMode, parts: Sequence[Any], unused: int) -> None:
     """Wire the loaded weights of `parts` for the lifetime of `model`, on Metal.
 
-    unused: bytes that a prefill chunk allocates and frees. MLX keeps no more of them, as a free
-    list without a limit grows with every length of a prompt.
+    Also limits MLX's cache of free buffers to `unused` bytes, which a prefill chunk allocates and
+    frees. Without a limit it grows with every new prompt length.
     """
     if not device.on_cpu():
         mx.set_cache_limit(max(MIN_UNUSED, unused))

@@ -49,6 +49,7 @@ def _add(builder: Builder, rule: Rule, formula: Formula) -> None:
 
 
 def _add_type(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
+    """Add the values of the JSON type `kind` that fit `formula` to `rule`."""
     if kind == "number":
         scalars.add_numbers(builder.rules, rule, formula, builder.simplifier.spend)
     elif kind in scalars.SCALARS:

@@ -48,7 +48,7 @@ class Layout:
     outermost: Layout | None = None  # of the outermost object, if it is another
 
 
-def _layout(space: str, *, ordered: bool) -> Layout:
+def _uniform_layout(space: str, *, ordered: bool) -> Layout:
     """Return a layout with the regex `space` inside brackets and around commas and colons."""
     return Layout(
         open_array=Expr(rf"\[{space}"),
@@ -61,8 +61,8 @@ def _layout(space: str, *, ordered: bool) -> Layout:
     )
 
 
-FREE = _layout(_SPACE, ordered=False)
-COMPACT = _layout("", ordered=True)
+FREE = _uniform_layout(_SPACE, ordered=False)
+COMPACT = _uniform_layout("", ordered=True)
 LIKELY = replace(COMPACT, closed=True)  # for drafts
 UNORDERED = replace(COMPACT, ordered=False)
 # As Python's json module writes it on one line.

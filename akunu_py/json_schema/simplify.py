@@ -45,7 +45,7 @@ class Simplifier:
         """Raise SchemaError when the work takes too long."""
         self._steps += steps
         if self._steps > _MAX_STEPS:
-            raise SchemaError("too much is combined with too much; make it simpler")
+            raise SchemaError("too many schemas are combined; make it simpler")
 
     def restrict(self, formula: Formula, kind: str, *, holds: bool = True) -> Formula:
         """Simplify `formula`, or its negation, for values of the type `kind`."""

@@ -85,12 +85,12 @@ def _is_http(value: Any) -> bool:
 _TYPES = ("stdio", "http", "streamable-http", "streamableHttp")
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (_is_text, "a command"),
-    "args": (_is_list, "a list of texts"),
-    "env": (_is_table, "a table of texts"),
+    "args": (_is_list, "a list of strings"),
+    "env": (_is_table, "an object of strings"),
     "cwd": (_is_text, "a directory"),
     "url": (_is_http, "http://... or https://..."),
-    "headers": (_is_table, "a table of texts"),
-    "timeout": (_is_seconds, "seconds"),
+    "headers": (_is_table, "an object of strings"),
+    "timeout": (_is_seconds, "a number of seconds"),
     "disabled": (lambda value: isinstance(value, bool), "true or false"),
     "type": (lambda value: value in _TYPES, "stdio or http (streamable HTTP)"),
 }
@@ -103,7 +103,7 @@ def _read_server(name: str, entry: Any) -> tuple[ServerConfig | None, list[str]]
     if not name.strip() or len(name) > _MAX_NAME:
         return None, [f"expected a name of 1 to {_MAX_NAME} characters"]
     unknown = [
-        f"{key[:_MAX_NAME]!r} has no effect{did_you_mean(key, _FIELDS)}"
+        f"{key[:_MAX_NAME]!r} is ignored: unknown field{did_you_mean(key, _FIELDS)}"
         for key in entry
         if key not in _FIELDS
     ]
@@ -113,7 +113,9 @@ def _read_server(name: str, entry: Any) -> tuple[ServerConfig | None, list[str]]
         if not is_valid(value):
             return None, [f"expected {expected} for {key}, found {str(value)[:80]!r}"]
     if ("command" in known) == ("url" in known):
-        return None, ["expected a command or a url, one of them"]
+        return None, [
+            "expected either command or url, found " + ("both" if "url" in known else "neither")
+        ]
     if known.pop("disabled", False):
         return None, []
     known.pop("type", None)

@@ -258,7 +258,7 @@ def _with_images(text: str, images: Sequence[str] | None) -> str:
 
 
 def _call(name: str, arguments: str) -> dict[str, Any] | None:
-    """Return a call as a client expects it; None if its arguments were cut off."""
+    """Return a tool call in Ollama's form; None if its arguments are no JSON object."""
     try:
         values = json.loads(arguments or "{}")
     except ValueError:

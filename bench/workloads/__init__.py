@@ -52,7 +52,7 @@ class Workload:
 def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
     """Return the named workloads in the order of `NAMES`, all for None. Raises UsageError."""
     if unknown := sorted(set(names or ()) - set(NAMES)):
-        raise UsageError(f"no workload {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+        raise UsageError(f"no workload {', '.join(unknown)}; workloads: {', '.join(NAMES)}")
     return [_load(name) for name in NAMES if names is None or name in names]
 
 

@@ -98,6 +98,7 @@ class BytePairs:
     pre_tokenizer: str  # a key of PRE_TOKENIZERS
 
     def build(self, vocabulary: dict[str, int]) -> Any:
+        """Return a `tokenizers.Tokenizer` with these tokens and ids."""
         from tokenizers import Tokenizer, decoders, models
 
         pre = PRE_TOKENIZERS[self.pre_tokenizer]

@@ -80,7 +80,7 @@ def unfinished_pulls() -> list[UnfinishedPull]:
 def _parse(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.HubModel | None:
     """Return the model in a note, None if the note is invalid."""
     found = tuple(hub_cache.HubFile(*file) for file in files)
-    valid = hub_cache.is_commit(commit) and all(hub_cache.is_valid_file(file) for file in found)
+    valid = hub_cache.is_commit(commit) and all(hub_cache.is_valid_metadata(file) for file in found)
     if hub_cache.parse_reference(repository) != (repository, None) or not valid:
         return None
     return hub_cache.HubModel(repository, "main", commit, found, "")

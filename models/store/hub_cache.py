@@ -102,7 +102,7 @@ def is_commit(text: str) -> bool:
     return _COMMIT.fullmatch(text) is not None
 
 
-def is_valid_file(file: HubFile) -> bool:
+def is_valid_metadata(file: HubFile) -> bool:
     """Return True if a hub file's name, size and digest are well-formed and safe as names."""
     if not isinstance(file.name, str) or not isinstance(file.digest, str) or len(file.name) > 200:
         return False
@@ -130,7 +130,7 @@ def read_listing(repository: str, revision: str | None, listing: Any) -> HubMode
         digest = large.get("sha256") if isinstance(large, dict) else sibling.get("blobId")
         size = (large if isinstance(large, dict) else sibling).get("size")
         file = HubFile(name, size, digest, bool(large))  # type: ignore[arg-type]
-        if not is_valid_file(file):
+        if not is_valid_metadata(file):
             raise FetchError(
                 f"the hub sent no size and hash of {name} in {repository}; {NOT_THE_HUB}"
             )
@@ -250,7 +250,7 @@ def cached_model(repository: str, revision: str) -> HubModel | None:
         digest = (snapshot / name).resolve().name
         size = (snapshot / name).stat().st_size
         files.append(HubFile(name, size, digest, len(digest) == 64))
-    if not all(is_valid_file(file) for file in files):
+    if not all(is_valid_metadata(file) for file in files):
         return None
     return HubModel(repository, revision, commit, tuple(files), "")
 

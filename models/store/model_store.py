@@ -35,8 +35,8 @@ from akunu_py.models.manifest import (
     write_manifest,
 )
 from akunu_py.models.store.directories import ModelBusy, check_space, lock_model, store_errors, sync
+from akunu_py.models.store.external_models import find_models
 from akunu_py.models.store.hub_cache import parse_reference
-from akunu_py.models.store.other_programs import find_models
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 from akunu_py.text import did_you_mean
 
@@ -73,7 +73,7 @@ def list_models() -> list[StoredModel]:
     return [_read_model(name, root / name) for name in names if not name.startswith(".")]
 
 
-def other_models() -> list[StoredModel]:
+def external_models() -> list[StoredModel]:
     """Return the models of other programs that are not in the store, by name."""
     try:
         stored = {model.repository for model in list_models()}
@@ -216,7 +216,7 @@ def _find_by_repository(repository: str, revision: str | None) -> StoredModel:
     for model in list_models():
         if model.repository == repository and revision in (None, model.commit):
             return model
-    for model in other_models():
+    for model in external_models():
         if model.name == repository and revision in (None, model.commit):
             return model
     reference = repository + (f"@{revision}" if revision else "")

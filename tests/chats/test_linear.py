@@ -62,7 +62,7 @@ def test_import_choose_and_remove_are_linear(store: ConversationStore) -> None:
             lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
             lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
             lambda: store.load("long"),
-            lambda branch=branch: store.choose("long", branch[-1].id),  # type: ignore[misc]
+            lambda branch=branch: store.activate_branch("long", branch[-1].id),  # type: ignore[misc]
             lambda branch=branch: store.remove("long", branch[0].id),  # type: ignore[misc]
         ]
         counted.append([steps(store, action) for action in actions])

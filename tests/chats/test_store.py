@@ -70,7 +70,7 @@ def test_message_by_message(store: ConversationStore) -> None:
     for message in tree.messages:
         store.save("queue", replace(message, text="", thinking="", stats=None))
         store.save("queue", message)
-    store.choose("queue", "queue-5")
+    store.activate_branch("queue", "queue-5")
     kept = store.load("queue")
     assert (kept.messages, kept.active_branch()) == (tree.messages, tree.active_branch())
     assert kept.title == "What is a queue?"
@@ -80,8 +80,8 @@ def test_the_active_branch_is_remembered(store: ConversationStore) -> None:
     tree = branched()
     store.save_tree(tree)
     for message in ("queue-3", "queue-2", "queue-5"):
-        store.choose("queue", message)
-        tree.choose(message)
+        store.activate_branch("queue", message)
+        tree.activate_branch(message)
         assert store.load("queue").active_branch() == tree.active_branch()
 
 
@@ -108,7 +108,7 @@ def test_changing_unknown_ids_has_no_effect(store: ConversationStore) -> None:
     store.save_tree(branched())
     store.remove("queue", "nothing")
     store.remove("nowhere", "queue-0")
-    store.choose("nowhere", "queue-2")
+    store.activate_branch("nowhere", "queue-2")
     assert same(store.load("queue"), branched())
 
 

@@ -36,7 +36,7 @@ def with_rounds() -> ConversationTree:
     answer = add_answer(tree, "One file.", asked.id)
     tree.replace(replace(answer, rounds=ROUNDS))
     add_answer(tree, "No idea.", asked.id)
-    tree.choose(answer.id)
+    tree.activate_branch(answer.id)
     return tree
 
 

@@ -28,7 +28,7 @@ def test_the_active_branch() -> None:
 def test_choose_activates_all_ancestors() -> None:
     tree = branched()
     tree.activate("queue-2")
-    tree.choose("queue-3")
+    tree.activate_branch("queue-3")
     assert texts(tree)[1:] == ["First in, first *out*.", "Thanks."]
 
 
@@ -68,13 +68,13 @@ def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(parents))
         tree.add(ChatMessage("user", f"text {number}", parent, id=str(number)))
         if data.draw(st.booleans()):
-            tree.choose(data.draw(st.sampled_from([each.id for each in tree.messages])))
-    again = tree_of("c", "title", tree.messages, tree.chosen())
+            tree.activate_branch(data.draw(st.sampled_from([each.id for each in tree.messages])))
+    again = tree_of("c", "title", tree.messages, tree.active_siblings())
     assert again.messages == tree.messages
     assert again.active_branch() == tree.active_branch()
     for message in tree.messages:
-        tree.choose(message.id)
-        again.choose(message.id)
+        tree.activate_branch(message.id)
+        again.activate_branch(message.id)
         assert message in tree.active_branch()
         assert again.active_branch() == tree.active_branch()
 

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from akunu_py import paths
 from akunu_py.commands import uninstall
 from akunu_py.serve.own import service
-from akunu_py.serve.own.running import RunningServer, announce
+from akunu_py.serve.own.discovery import RunningServer, announce
 from tests.support.command import AKUNU, assert_one_line_error, run_here
 
 

@@ -80,7 +80,7 @@ def test_prompts_and_biases_are_refused(engine: Engine, token: int) -> None:
         return
     with pytest.raises(DamagedModel, match="its weights only 258 tokens"):
         session.generate([5, token, 6], GenerateOptions())
-    with pytest.raises(UsageError, match=f"has 258 tokens, none is {token}"):
+    with pytest.raises(UsageError, match=f"has 258 tokens, no id {token}"):
         session.generate([5], biased)
 
 

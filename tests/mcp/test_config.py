@@ -42,8 +42,8 @@ def test_a_file_cannot_allow_calls(tmp_path: Path) -> None:
     assert servers == [ServerConfig("a", "x")]
     where = f"{tmp_path / 'mcp.json'}: server 'a': "
     assert problems == [
-        f"{where}'autoApprove' has no effect",
-        f"{where}'arg' has no effect (did you mean 'args'?)",
+        f"{where}'autoApprove' is ignored: unknown field",
+        f"{where}'arg' is ignored: unknown field (did you mean 'args'?)",
     ]
 
 
@@ -51,20 +51,20 @@ def test_a_file_cannot_allow_calls(tmp_path: Path) -> None:
     ("entry", "problem"),
     [
         (5, 'expected {"command": ...} or {"url": ...}'),
-        ({}, "expected a command or a url, one of them"),
-        ({"command": "x", "url": "http://x"}, "expected a command or a url, one of them"),
+        ({}, "expected either command or url, found neither"),
+        ({"command": "x", "url": "http://x"}, "expected either command or url, found both"),
         ({"command": ""}, "expected a command for command, found ''"),
         ({"command": "x\0"}, "expected a command for command"),
         ({"command": ["x"]}, "expected a command for command"),
-        ({"command": "x", "args": "y"}, "expected a list of texts for args, found 'y'"),
-        ({"command": "x", "args": [1]}, "expected a list of texts for args"),
-        ({"command": "x", "env": {"A": 1}}, "expected a table of texts for env"),
+        ({"command": "x", "args": "y"}, "expected a list of strings for args, found 'y'"),
+        ({"command": "x", "args": [1]}, "expected a list of strings for args"),
+        ({"command": "x", "env": {"A": 1}}, "expected an object of strings for env"),
         ({"command": "x", "timeout": 0}, "expected seconds for timeout, found '0'"),
         ({"command": "x", "timeout": True}, "expected seconds for timeout"),
         ({"command": "x", "disabled": "no"}, "expected true or false for disabled"),
         ({"url": "file:///etc/passwd"}, "expected http://... or https://... for url"),
         ({"url": "http://x", "type": "sse"}, "expected stdio or http (streamable HTTP) for type"),
-        ({"url": "http://x", "headers": []}, "expected a table of texts for headers"),
+        ({"url": "http://x", "headers": []}, "expected an object of strings for headers"),
     ],
 )
 def test_one_wrong_server_leaves_the_others(tmp_path: Path, entry: Any, problem: str) -> None:

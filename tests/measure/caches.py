@@ -17,7 +17,7 @@ from typing import Any
 
 from akunu_py.bench.command import add_format, lengths, show
 from akunu_py.bench.trace import Trace, TraceItem, load_trace
-from akunu_py.decoding.prompt_cache.history import NOBODY, Owner, TokenHistory
+from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -146,7 +146,7 @@ class _SizedHistory(TokenHistory):
     """A history that stores only its size: a byte per token."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
-        super().__init__([], NOBODY, tokens)
+        super().__init__([], NO_OWNER, tokens)
 
     @property
     def nbytes(self) -> int:

@@ -20,7 +20,7 @@ from akunu_py.bench.command import add_format, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, add_draft_options, load_selected, print_replay
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.prompt_cache.history import NOBODY, TokenHistory
+from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -146,7 +146,7 @@ class SimulatedTarget(Target):
         self.vocabulary = None
         self.constraint = None
         self.caches, self._history, self.alone = PromptCaches(), None, True
-        self.history = TokenHistory([], NOBODY, item.prompt, item.output[:1])
+        self.history = TokenHistory([], NO_OWNER, item.prompt, item.output[:1])
         self._device = device
         self._truth = [*item.prompt, *item.output]
 

@@ -38,7 +38,7 @@ def main() -> int:
                 options = GenerateOptions(max_tokens=len(item.output), draft=mode)
                 before, filled = engine.host_group.messages, 0
                 with mock.patch.object(
-                    Coordinator, "fill", autospec=True, side_effect=Coordinator.fill
+                    Coordinator, "prefill", autospec=True, side_effect=Coordinator.prefill
                 ) as f:
                     answer = Session(engine).generate(item.prompt, options).answer()
                     filled = f.call_count

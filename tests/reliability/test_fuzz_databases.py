@@ -95,7 +95,7 @@ def use(store: ConversationStore, name: str) -> ConversationTree:
     ]
     assert len(again) == len(tree)
     for message in again.active_branch()[:1]:
-        store.choose(name, message.id)
+        store.activate_branch(name, message.id)
     store.remove(name, again.active_branch()[-1].id)
     return again
 

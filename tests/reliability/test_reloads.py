@@ -66,7 +66,7 @@ class Server:
         """One life of the model; returns what is held after it."""
         self.served.service()
         self.answer_all()
-        self.host.ask(lambda engine: self.host._unload()).result(60)
+        self.host.call(lambda engine: self.host._unload()).result(60)
         # The thread drops its reference to the engine after the question.
         self.host._wake.set()
         until(lambda: not self.host._wake.is_set())

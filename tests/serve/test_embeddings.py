@@ -62,10 +62,10 @@ async def test_embeddings_are_normalized_last_hidden_states(
     assert [each["index"] for each in reply["data"]] == [0, 1]
     for text, each in zip(texts, reply["data"], strict=True):
         found = each["embedding"]
-        truth = embedder.host.ask(partial(expected, text=text)).result(60)
+        truth = embedder.host.call(partial(expected, text=text)).result(60)
         assert found == pytest.approx(truth, abs=1e-4)
         assert math.hypot(*found) == pytest.approx(1, abs=1e-4)
-    tokens = [embedder.host.ask(partial(encoded, text=text)).result() for text in texts]
+    tokens = [embedder.host.call(partial(encoded, text=text)).result() for text in texts]
     assert reply["usage"]["prompt_tokens"] == sum(map(len, tokens))
 
     whole = {"encoding_format": "base64", "input": tokens}

@@ -28,7 +28,7 @@ from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.serve.own.client import matching_server
-from akunu_py.serve.own.running import RunningServer, announce
+from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.serving import Reply, ask, at_a_socket, write_served_model
@@ -362,7 +362,7 @@ def test_wrong_lists_are_named(directories: list[Path], tmp_path: Path) -> None:
     a, b = directories[:2]
     same = write_served_model(tmp_path / "a")
     for words, message in (
-        (("--alias", "x=z"), "'z' is none of the models: a, b"),
+        (("--alias", "x=z"), "unknown model 'z'; models: a, b"),
         (("--model", str(same)), "two of the models have the same name: a"),
         (("--hosts", "2"), "--hosts serves one model"),
     ):

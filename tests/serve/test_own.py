@@ -39,8 +39,8 @@ from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.own.client import ServerClient, matching_server, server_at
-from akunu_py.serve.own.running import RunningServer, announce, running_servers
-from akunu_py.serve.own.served import ServedLoop
+from akunu_py.serve.own.discovery import RunningServer, announce, running_servers
+from akunu_py.serve.own.remote_loop import RemoteLoop
 from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
@@ -80,7 +80,7 @@ def complete(
 ) -> Completion:
     """Complete on the server. Raises the error of a failed request."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    loop = ServedLoop(client, client.facts().model, options)
+    loop = RemoteLoop(client, client.facts().model, options)
     host = ModelHost(lambda: loop)
     host.start()
     host.submit(CompletionJob(request, not_here, ended, on_text), events.put)
@@ -147,7 +147,7 @@ def test_next_edit_equals_local_next_edit(tiny: Served, client: ServerClient) ->
 
 
 def test_cached_completion_needs_no_server(client: ServerClient) -> None:
-    loop = ServedLoop(client, client.facts().model, CompleteOptions(fim="none"))
+    loop = RemoteLoop(client, client.facts().model, CompleteOptions(fim="none"))
     completions = CompletionQueue(lambda: loop)
     completions.start()
     request = CompletionRequest("def f(a):\r\n    b", max_tokens=30)
@@ -255,7 +255,7 @@ def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
     def load() -> Completer | ModelLoop:
         if "ready" not in states:
             client = ServerClient(url, TOKEN)
-            return ServedLoop(client, client.facts().model, OPTIONS)
+            return RemoteLoop(client, client.facts().model, OPTIONS)
         return Completer(Engine.load(engine.path, name=NAME), OPTIONS)
 
     thread = CompletionQueue(load, on_state=states.append)
@@ -322,7 +322,7 @@ def test_served_chat_equals_local_chat(
     options = replace(CHAT, sampling=sampling)
     path = tiny.model.service().engine.path
     own = Heard(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
-    served = Heard(lambda: ServedLoop(client, client.facts().model))
+    served = Heard(lambda: RemoteLoop(client, client.facts().model))
     try:
         expected, found = own.ask(options), served.ask(options)
         assert merged(found) == merged(expected)
@@ -347,7 +347,7 @@ def test_tool_calls_cross_the_connection(
     options = replace(CHAT, max_tokens=1000, sampling=sampling)
     path = tiny.model.service().engine.path
     own = Heard(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
-    served = Heard(lambda: ServedLoop(client, client.facts().model))
+    served = Heard(lambda: RemoteLoop(client, client.facts().model))
     try:
         ends = []
         for heard in (own, served):
@@ -367,7 +367,7 @@ def test_tool_calls_cross_the_connection(
 
 
 def test_stopped_answer_then_next_answer(tiny: Served, client: ServerClient) -> None:
-    heard = Heard(lambda: ServedLoop(client, client.facts().model))
+    heard = Heard(lambda: RemoteLoop(client, client.facts().model))
     whole = merged(heard.ask(replace(CHAT, max_tokens=60)))[0]
     heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
     first = heard.messages.get(timeout=60)
@@ -397,7 +397,7 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
         if len(loads) > 1:
             return StepLoop(Session(Engine.load(path, name=NAME)), 1)
         client = ServerClient(url, TOKEN)
-        return ServedLoop(client, client.facts().model)
+        return RemoteLoop(client, client.facts().model)
 
     with at_a_socket(create_app(tiny.backend(RequestRecords()), AccessRules(token=TOKEN))) as url:
         heard = Heard(load)
@@ -426,7 +426,7 @@ def test_no_answer_cache_is_honored(client: ServerClient, may_store: bool) -> No
 
     recording = Recording(client.url, TOKEN)
     facts = client.facts().model
-    heard = Heard(lambda: ServedLoop(recording, facts, may_store=may_store))
+    heard = Heard(lambda: RemoteLoop(recording, facts, may_store=may_store))
     for asked in (True, False):
         heard.ask(replace(CHAT, may_store=asked))
     assert heard.thread.close(60)

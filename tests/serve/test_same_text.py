@@ -63,9 +63,9 @@ async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:
         held.set()
         while tiny.scheduler.counts().waiting < waiting:
             threading.Event().wait(0.001)
-        tiny.scheduler.ask(count)  # between the first two steps
+        tiny.scheduler.call(count)  # between the first two steps
 
-    tiny.scheduler.ask(hold)
+    tiny.scheduler.call(hold)
     await asyncio.to_thread(held.wait)
     return running
 

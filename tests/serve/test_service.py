@@ -15,7 +15,7 @@ import pytest
 
 from akunu_py.serve.own import service
 from akunu_py.serve.own.client import ServerClient
-from akunu_py.serve.own.running import running_servers
+from akunu_py.serve.own.discovery import running_servers
 from akunu_py.serve.own.service import Launchd, ServiceCommand, ServiceManager, Systemd
 from tests.support.command import assert_one_line_error, run_here, until
 from tests.support.serving import write_served_model

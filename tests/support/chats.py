@@ -49,7 +49,7 @@ def branched(conversation: str = "queue") -> ConversationTree:
     add_prompt(tree, "Thanks.", first.id, at=T0 + 120)
     edited = add_prompt(tree, "Thank you!", first.id, at=T0 + 180)
     add_answer(tree, "You are welcome.", edited.id, at=T0 + 240)
-    tree.choose(edited.id)
+    tree.activate_branch(edited.id)
     return tree
 
 

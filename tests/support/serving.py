@@ -88,7 +88,7 @@ class Served:
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
         """Call a function in the model's thread and return its result."""
-        return self.scheduler.ask(function).result(60)
+        return self.scheduler.call(function).result(60)
 
 
 @contextmanager

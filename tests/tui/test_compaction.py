@@ -113,12 +113,12 @@ async def test_a_note_is_not_written_again_without_the_original() -> None:
         await it.answer("They talked.", turn=3)
         await at_rest(it.pilot)
         await it.press("tab", "home", "r")
-        assert "Press ← on this note for the original chat" in it.notifications[0]
+        assert "Press ← on this summary for the original chat" in it.notifications[0]
         assert it.app.answering.active is None
 
 
 async def test_it_is_proposed_once_when_the_context_is_nearly_full() -> None:
-    proposed = "The context is 90% full. /compact turns older messages into a note."
+    proposed = "The context is 90% full. /compact replaces older messages with a summary."
     async with chat() as it:
         for number, used in enumerate((100, 6900, 7361, 7362, 7400), 1):
             await it.send(f"{number}")

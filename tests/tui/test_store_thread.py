@@ -104,7 +104,7 @@ async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
         tree = branched()
         for message in tree.messages:
             it.save("queue", message)
-        it.choose("queue", "queue-5")
+        it.activate_branch("queue", "queue-5")
         saved = await it.call(lambda store: store.load("queue"))
         assert saved.active_branch() == tree.active_branch()
         it.remove("queue", "queue-4")
@@ -140,7 +140,7 @@ async def test_a_locked_database_is_written_when_it_is_free(
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         it.save("c", answer)
-        it.choose("c", answer.id)
+        it.activate_branch("c", answer.id)
         until(lambda: messages)
         time.sleep(0.4)  # it is tried again, and told once
         other.execute("ROLLBACK")

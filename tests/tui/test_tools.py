@@ -421,7 +421,7 @@ async def test_a_family_without_tools_says_so() -> None:
     loaded = ModelLoaded("plain", "float32", 8192, shows_tools=False)
     async with chat(loaded=False, tools=Recorded("files")) as it:
         await it.post(loaded)
-        assert "plain was not made for tools" in it.notices[0]
+        assert "template of plain does not support tools" in it.notices[0]
     async with chat(loaded=False) as it:
         await it.post(loaded)
         assert it.notices == []

@@ -282,7 +282,7 @@ class AnswerController:
             await self._view.add_notice(message.note)
         if self._tools.offered.servers and not message.shows_tools:
             await self._view.add_notice(
-                f"{message.model} was not made for tools: its chat template has no place for them. "
+                f"The chat template of {message.model} does not support tools. "
                 "They are described in the system prompt, and it may call them badly."
             )
         await self._answer_next()

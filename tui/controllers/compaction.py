@@ -57,10 +57,10 @@ class CompactionController:
         turn.summarizes = ()
         if turn.finish_reason in ("stop", "length", "context") and turn.answer.strip():
             conversation.copy_turns(kept)
-            self._view.inform("Older messages are now a note; ← on it shows the original chat.")
+            self._view.inform("A summary replaced older messages. ← on it shows the original chat.")
         else:
             conversation.remove(turn)
-            self._view.show_error("No summary was made; the chat is unchanged.")
+            self._view.show_error("The summary failed or was stopped. The chat is unchanged.")
         if conversation is self._conversation:
             self._view.prompt.app.call_later(self._view.transcript.show_branch)
 
@@ -74,7 +74,7 @@ class CompactionController:
         if share >= _FULL and name not in self._hinted:
             self._hinted.add(name)
             why = f"The context is {min(share, 1):.0%} full."
-            self._view.inform(f"{why} /compact turns older messages into a note.")
+            self._view.inform(f"{why} /compact replaces older messages with a summary.")
 
 
 def _length(turn: ChatTurn) -> int:

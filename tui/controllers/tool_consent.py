@@ -152,7 +152,8 @@ class ToolController:
             return
         if turn not in self._conversation and self._waiting(turn):
             self._view.inform(
-                f"{collapse(self._titles[turn.number])} asks to use a tool. Ctrl+O opens it."
+                f"{collapse(self._titles[turn.number])}: a tool call waits for your decision. "
+                "Ctrl+O opens the chat."
             )
         self.show_asked()
 

@@ -135,7 +135,7 @@ class TurnController:
             await self._answering.interrupt()
         else:
             self.stop_editing()
-        self._view.transcript.deselect()
+        self._view.transcript.clear_click()
         self._view.prompt.focus()
         self._view.show_state()
 
@@ -146,7 +146,9 @@ class TurnController:
             self._view.show_error("There is no answer yet.")
             return
         if turn.prompt.text == SUMMARY_PROMPT:
-            self._view.show_error("Press ← on this note for the original chat, then use /compact.")
+            self._view.show_error(
+                "Press ← on this summary for the original chat, then use /compact."
+            )
             return
         await self._answering.interrupt()
         if turn not in self._conversation.turns:

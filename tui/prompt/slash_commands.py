@@ -59,7 +59,7 @@ COMMANDS = (
     Command("attach", "attach", "Attach a text file to the prompt", "[FILE]"),
     Command("regenerate", "regenerate", "Regenerate the answer on a new branch"),
     Command("edit", "edit", "Edit your last message and send it again"),
-    Command("compact", "compact", "Turn older messages into a note, to make room"),
+    Command("compact", "compact", "Replace older messages with a summary, to make room"),
     Command("continue", "continue", "Continue a truncated answer"),
     Command("stop", "stop", "Stop the answer"),
     Command("copy", "copy_answer", "Copy the last answer"),
@@ -78,7 +78,7 @@ def argument_choices(command: str) -> list[str]:
     """Return the argument names of a command."""
     try:
         if command == "model":
-            models = (*model_store.list_models(), *model_store.other_models())
+            models = (*model_store.list_models(), *model_store.external_models())
             return [model.name for model in models if not model.damaged]
         if command == "persona":
             return list(read_settings()[0].personas)

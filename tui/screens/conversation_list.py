@@ -375,7 +375,7 @@ def _marked(text: str, words: str) -> Content:
 def _preview(tree: ConversationTree, message: str | None, words: str) -> Content:
     """Return the title and the last messages of a conversation, or those around `message`."""
     if message is not None and message in tree:
-        tree.choose(message)
+        tree.activate_branch(message)
     path = [each for each in tree.active_branch() if each.text.strip()]
     match = next((place for place, each in enumerate(path) if each.id == message), len(path))
     first = max(0, min(len(path) - _PREVIEWED, match))

@@ -467,7 +467,7 @@ class Transcript(SteadyScroll):
                 self._is_clicked = True  # without focus, only a click leads here
                 view.show_actions(True)
 
-    def deselect(self) -> None:
+    def clear_click(self) -> None:
         """Hide the actions of a clicked message, and its highlight unless the view has focus."""
         if self._is_clicked and self._chosen is not None:
             self._is_clicked = False
@@ -507,7 +507,7 @@ class Transcript(SteadyScroll):
         if "@click" in event.style.meta or self.screen.get_selected_text():
             return
         was_chosen = self._is_clicked and view is self._chosen
-        self.deselect()
+        self.clear_click()
         if view is not None and not was_chosen:
             self._mark_chosen(view)
             self._is_clicked = True
@@ -593,7 +593,7 @@ class Transcript(SteadyScroll):
 
     def _mark_chosen(self, view: MessageView) -> None:
         if self._chosen is not view:
-            self.deselect()
+            self.clear_click()
         if self._chosen is not None:
             _show_chosen(self._chosen, False)
         self._chosen = view

@@ -81,10 +81,12 @@ class StoreThread:
         delay = _INTERVAL_S if grows else 0.0
         self._write_later(key, lambda store: store.save(conversation, message, title), delay)
 
-    def choose(self, conversation: str, message: str) -> None:
-        """Queue the choice of the active branch. See `ConversationStore.choose`."""
-        key = "choose", conversation, message
-        self._write_later(key, lambda store: store.choose(conversation, message), last=True)
+    def activate_branch(self, conversation: str, message: str) -> None:
+        """Queue a change of the active branch. See `ConversationStore.activate_branch`."""
+        key = "activate", conversation, message
+        self._write_later(
+            key, lambda store: store.activate_branch(conversation, message), last=True
+        )
 
     def remove(self, conversation: str, message: str) -> None:
         """Queue the removal of a message and its replies. See `ConversationStore.remove`."""

@@ -338,7 +338,7 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
         return detect_family(families.values(), vocabulary, model)
     if name not in families:
         known = ", ".join(["auto", "none", *families])
-        raise UsageError(f"no fill-in-the-middle format called {name!r}; there are: {known}")
+        raise UsageError(f"unknown fill-in-the-middle format {name!r}; formats: {known}")
     check_tokens(name, families[name].tokens, vocabulary, model)
     return families[name]
 

@@ -61,7 +61,9 @@ def _modules(bases: list[str], name: str) -> list[str]:
     return [stem + end for stem in stems for end in (".py", "/__init__.py", ".pyi")]
 
 
-def _beside(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, list[str]], Candidates]:
+def _in_same_directory(
+    pattern: re.Pattern[str], *ends: str
+) -> Callable[[str, str, list[str]], Candidates]:
     """Return a function that finds files relative to the buffer, the path with each of `ends`."""
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
@@ -113,16 +115,16 @@ _FINDERS: dict[str, Callable[[str, str, list[str]], Candidates]] = {
     **dict.fromkeys((".py", ".pyi"), _python),
     **dict.fromkeys(
         (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
-        _beside(_QUOTED, *_SCRIPTS),
+        _in_same_directory(_QUOTED, *_SCRIPTS),
     ),
     **dict.fromkeys((".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm"), _include),
     ".rs": _rust,
-    ".rb": _beside(_RUBY, "", ".rb"),
+    ".rb": _in_same_directory(_RUBY, "", ".rb"),
     **dict.fromkeys((".scss", ".less", ".sass"), _style),
-    **dict.fromkeys((".sh", ".bash", ".zsh"), _beside(_SHELL, "")),
+    **dict.fromkeys((".sh", ".bash", ".zsh"), _in_same_directory(_SHELL, "")),
     ".lua": _dotted(_LUA, ".lua", "/init.lua"),
     **dict.fromkeys((".java", ".kt"), _dotted(_JAVA, ".java", ".kt")),
-    ".php": _beside(_PHP, ""),
+    ".php": _in_same_directory(_PHP, ""),
 }
 
 

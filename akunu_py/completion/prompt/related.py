@@ -63,8 +63,8 @@ class RelatedFiles:
         self._chosen: list[Chunk] = []
         self._cache = ChunkCache()
 
-    def chosen(self) -> list[tuple[str, str]]:
-        """(path, text) of the pieces of the last `choose`, in prompt order.
+    def sections(self) -> list[tuple[str, str]]:
+        """(path, text) of the pieces of the last `update`, in prompt order.
 
         Neighboring pieces of one file are joined.
         """
@@ -76,12 +76,12 @@ class RelatedFiles:
                 sections.append((chunk.path, f"{chunk.text}\n"))
         return sections
 
-    def has(self, files: Sequence[tuple[str, str]], near: dict[str, float]) -> bool:
+    def covers(self, files: Sequence[tuple[str, str]], near: dict[str, float]) -> bool:
         """Return True if the best pieces of `files` are among the chosen ones."""
         ranked = rank(self._cache.chunks(files), near)
         return all(chunk in self._chosen for chunk in ranked[:_WANTED])
 
-    def choose(
+    def update(
         self,
         files: Sequence[tuple[str, str]],
         near: dict[str, float],

@@ -49,10 +49,10 @@ def run_filter(
                 raise UsageError(
                     f"{name} may contain secrets: it matches completion_exclude in the settings"
                 )
-        text = _decoded(raw, "the buffer", "; convert it first")
+        text = _decode(raw, "the buffer", "; convert it first")
         at = find_cursor(text, cursor, offset)
         read = tuple(
-            SourceFile(str(file), _decoded(read_bounded(file, MAX_FILE), f"--file {file}"))
+            SourceFile(str(file), _decode(read_bounded(file, MAX_FILE), f"--file {file}"))
             for file in files
         )
         queue = CompletionQueue(load, QueueOptions(exclude=tuple(exclude)))
@@ -95,7 +95,8 @@ def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
     return sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
 
 
-def _decoded(data: bytes, name: str, advice: str = "") -> str:
+def _decode(data: bytes, name: str, advice: str = "") -> str:
+    """Decode UTF-8. Raises UsageError, which calls the input `name` and ends with `advice`."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

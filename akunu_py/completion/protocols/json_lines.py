@@ -288,7 +288,7 @@ def _parse_request(message: dict[str, Any], defaults: CompletionRequest) -> Comp
             continue
         if name not in _KINDS:
             known = ", ".join(["id", "cancel", "accepted", *_KINDS])
-            raise UsageError(f"unknown field {name!r}; there are: {known}")
+            raise UsageError(f"unknown field {name!r}; fields: {known}")
         _check_kind(name, value, *_KINDS[name])
     if "prefix" not in message:
         raise UsageError('no "prefix": the buffer before the cursor')

@@ -209,7 +209,7 @@ def _force_first(matcher: LLMatcher, options: bytes) -> bytes:
 
 
 def _advanced(state: _JsonState, text: bytes) -> tuple[_JsonState, bytes]:
-    """Return the state behind `text`, and the text without whitespace between values."""
+    """Return the state after `text`, and `text` without whitespace between values."""
     containers, in_string, escaped = state.containers, state.in_string, state.escaped
     before, gap, gaps, length = state.before, state.gap, state.gaps, state.written
     written = bytearray()

@@ -246,7 +246,7 @@ def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
         text = escaped.replace("\n", r"\n")
         return f"{prefix}start: {prefix.upper()}R\n{prefix.upper()}R: /{text}/\n"
     if not constraint.choices or not all(constraint.choices):
-        raise UsageError("expected at least one choice, none of them empty")
+        raise UsageError("expected at least one choice, and no empty ones")
     return f"{prefix}start: {' | '.join(map(literal, constraint.choices))}\n"
 
 

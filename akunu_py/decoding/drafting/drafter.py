@@ -68,30 +68,30 @@ class Drafting:
         self,
         options: GenerateOptions,
         history: Sequence[int],
-        read: int | None = None,
+        known_tokens: int | None = None,
         draft_context: Sequence[Sequence[int]] = (),
     ) -> Drafter:
-        """Return a drafter that knows `history`, or at least its first `read` tokens.
+        """Return a drafter that knows `history`, or at least its first `known_tokens` tokens.
 
         draft_context: token sequences to draft from, placed before the history.
         """
         mode = self.prepare(options)
-        known = self._set_apart(draft_context) if mode != "off" else []
-        unread = len(known)
+        known = self._join_context(draft_context) if mode != "off" else []
+        draft_only = len(known)
         known += history
         shared = common_prefix(self._drafter.tokens, known)
         if not self._drafter.rewind(shared):
             self._replace_drafter(mode, options.draft_tokens)
-        if not self._may_know(options, shared) and isinstance(self._inner, AutoDrafter):
+        if not self._may_use_texts(options, shared) and isinstance(self._inner, AutoDrafter):
             self._inner.forget_texts()
-        end = None if read is None else unread + read
-        self._drafter.set_unread(unread)
+        end = None if known_tokens is None else draft_only + known_tokens
+        self._drafter.set_draft_only(draft_only)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
         size = len(self._drafter.tokens)
         self._private = None if options.may_store else (options.conversation, size)
         return self._drafter
 
-    def _may_know(self, options: GenerateOptions, shared: int) -> bool:
+    def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:
         """Return whether a request may be drafted for with all that the last one taught.
 
         shared: tokens at the start of both texts.
@@ -101,12 +101,12 @@ class Drafting:
         conversation, size = self._private
         return shared >= size or conversation == options.conversation != ""
 
-    def suits(self, prompt: Sequence[int]) -> int:
-        """Return how well the drafter suits a prompt: tokens known of it, minus tokens to forget.
+    def overlap(self, prompt: Sequence[int]) -> int:
+        """Return the tokens of the prompt that the drafter knows, minus those it would forget.
 
         Only the history counts, because the draft context before it follows from the prompt.
         """
-        known = self._drafter.tokens[self._drafter.unread :]
+        known = self._drafter.tokens[self._drafter.draft_only :]
         shared = common_prefix(known, prompt)
         return shared - (len(known) - shared)
 
@@ -138,7 +138,7 @@ class Drafting:
         """Return the planned costs of 1, 2, ... rows, None before a plain step was timed."""
         return self.curve.table(context) if self.curve.measured(1) else None
 
-    def _set_apart(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
+    def _join_context(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
         """Join the draft context, each sequence closed by a stop token."""
         end = sorted(self._engine.tokens.stop_tokens)[:1]
         return [token for tokens in draft_context for token in (*tokens, *end)]
@@ -166,7 +166,7 @@ class TrackedDrafter:
         self._drafter = drafter
         self._auto = auto
         self.tokens: list[int] = []
-        self.unread = 0  # leading tokens of the draft context
+        self.draft_only = 0  # leading tokens of the draft context
         self.propose = drafter.propose
         self.offer, self.take = drafter.offer, drafter.take
         self.observe = drafter.observe
@@ -184,9 +184,9 @@ class TrackedDrafter:
             del self.tokens[length:]
         return True
 
-    def set_unread(self, count: int) -> None:
+    def set_draft_only(self, count: int) -> None:
         """Set how many tokens at the start are draft context."""
-        self.unread = count
+        self.draft_only = count
         if self._auto is not None:
             self._auto.draft_only_tokens = count
 

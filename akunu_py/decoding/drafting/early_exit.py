@@ -209,7 +209,10 @@ def choose_exit(engine: Engine) -> EarlyExit:
         raise UnsupportedModel(f"{engine.name} ({kinds}) cannot draft with its first layers")
     best = max(measure_exits(engine, sorted(tried)), key=lambda each: each.promise)
     if not _is_exact(engine, FirstLayers(engine.model, best.layers)):
-        raise UnsupportedModel(f"in two parts the layers of {engine.name} give other logits")
+        raise UnsupportedModel(
+            f"{engine.name} cannot draft with its first layers: "
+            "its logits change if it runs in two parts"
+        )
     return best
 
 

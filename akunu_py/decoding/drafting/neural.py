@@ -11,7 +11,7 @@ import mlx.core as mx
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.history import NOBODY, TokenHistory
+from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import PREFILL_ROWS
@@ -90,7 +90,7 @@ class ModelDrafter(NeuralDrafterBase):
         """The draft model's history, attached to the target's history."""
         histories = self._target.history.drafter_histories
         if self.key not in histories:
-            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model), NOBODY)
+            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
         return histories[self.key]
 
     def release(self) -> None:

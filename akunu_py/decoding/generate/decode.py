@@ -98,7 +98,7 @@ class Decoding:
             self._launch()
         launched = self._launched[0]
         if self.can_continue and self.limit > 1 and target.runs_ahead:
-            behind = launch_behind(target, drafter, self.limit - 1, launched)
+            behind = launch_next(target, drafter, self.limit - 1, launched)
             self._launched += [behind] if behind is not None else []
         rows, first = len(target.pending) + len(launched.drafted), not self.answering
         tokens, accepted = self._read()
@@ -125,7 +125,7 @@ class Decoding:
         before = target.pass_state() if drafted else None
         return SharedRows(mx.array([*target.pending, *drafted], mx.int32), drafted, before)
 
-    def rows_behind(self) -> SharedRows:
+    def next_row(self) -> SharedRows:
         """Return the row of a plain step after the launched one, which is not read yet."""
         return SharedRows(self._launched[0].sampled, [], None)
 
@@ -172,7 +172,7 @@ class Decoding:
         return Piece(tuple(tokens), accepted, tuple(launched.drafted[accepted:]), seconds)
 
 
-def launch_behind(target: Target, drafter: Drafter, limit: int, step: _Pass) -> _Pass | None:
+def launch_next(target: Target, drafter: Drafter, limit: int, step: _Pass) -> _Pass | None:
     """Launch a pass after the running plain step; None if the drafter prefers to wait."""
     # A step that runs behind another one was launched before its history was known.
     drafted = draft(target, drafter, limit, ahead=True) if step.behind else []

@@ -65,7 +65,7 @@ def facts_of(engine: Engine) -> LoadedModelFacts:
 
 @runtime_checkable
 class ModelLoop(Protocol):
-    """Runs the jobs of a model step by step: `StepLoop` here, `ServedLoop` on a server."""
+    """Runs the jobs of a model step by step: `StepLoop` here, `RemoteLoop` on a server."""
 
     @property
     def engine(self) -> Engine | None:
@@ -115,7 +115,7 @@ class RequestCounts:
 
 def closed() -> AkunuError:
     """Return the error for requests after closing."""
-    return AkunuError("no more requests are answered: the model's thread is closing")
+    return AkunuError("the request was refused because akunu is closing the model")
 
 
 class ModelHost:
@@ -130,7 +130,7 @@ class ModelHost:
         *,
         idle_s: float | None = None,  # idle time after which the model is unloaded; None: never
         retry_s: tuple[float, float] = _RETRY_S,
-        awake: SleepBlocker | None = None,  # notified while there is work
+        awake: SleepBlocker | None = None,  # keeps the machine awake while there is work
         on_state: Callable[[State], None] = lambda state: None,  # called in the thread
         # Called in the thread after every finished answer of a model loaded here:
         on_answered: Callable[[Engine, Stats], None] = lambda engine, stats: None,
@@ -151,7 +151,7 @@ class ModelHost:
         self._lock = threading.Lock()
         self._waiting: list[JobHandle] = []
         self._running: list[JobHandle] = []
-        self._questions: list[Callable[[Engine | None], None]] = []
+        self._calls: list[Callable[[Engine | None], None]] = []
         self._counts = RequestCounts()
         self._reload = self._closing = self._abandoned = False
         self._save_s = _LAST_SAVE_S
@@ -203,7 +203,7 @@ class ModelHost:
         self._wake.set()
         return handle
 
-    def ask(self, function: Callable[[Engine], Result]) -> Future[Result]:
+    def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
         """Call `function` with the loaded engine in the thread, between two steps."""
         future: Future[Result] = Future()
 
@@ -220,7 +220,7 @@ class ModelHost:
         with self._lock:
             closing = self._closing
             if not closing:
-                self._questions.append(answer)
+                self._calls.append(answer)
         if closing:
             future.set_exception(closed())
         self._wake.set()
@@ -272,11 +272,11 @@ class ModelHost:
         with self._lock:
             self._closing = self._abandoned = True
             handles, self._waiting = [*self._running, *self._waiting], []
-            questions, self._questions = self._questions, []
+            calls, self._calls = self._calls, []
         self.error = why
         for handle in handles:
             handle.deliver(Failed(why))
-        for answer in questions:
+        for answer in calls:
             answer(None)
 
     def _run(self) -> None:
@@ -285,9 +285,9 @@ class ModelHost:
             closing = False
             while not closing:
                 closing = self._closing  # then no more jobs come
-                while self._turn():
-                    self._awake.work()
-                self._awake.rest()
+                while self._run_once():
+                    self._awake.keep_awake()
+                self._awake.allow_sleep()
                 if not closing:
                     self._wait()
         finally:
@@ -359,13 +359,13 @@ class ModelHost:
         if loaded:
             self._report_state("unloaded")
 
-    def _turn(self) -> bool:
-        """Handle questions and cancellations, then run one step. False if idle."""
+    def _run_once(self) -> bool:
+        """Handle calls and cancellations, then run one step. Return False if idle."""
         with self._lock:
             gone = [handle for handle in self._waiting if handle.cancelled]
             self._waiting = [handle for handle in self._waiting if not handle.cancelled]
-            questions, self._questions = self._questions, []
-            wanted = bool(self._waiting or questions) and not self._closing
+            calls, self._calls = self._calls, []
+            wanted = bool(self._waiting or calls) and not self._closing
             reload = self._reload and not (self._waiting or self._running or self._closing)
         for handle in gone:
             self._end(handle, Finished("cancelled", Stats()))
@@ -374,7 +374,7 @@ class ModelHost:
             self._unload()
         if reload or (wanted and self._loop is None and self._clock() >= self._retry_at):
             self._try_to_load()
-        for answer in questions:
+        for answer in calls:
             answer(self.engine)
         self._begin()
         if self._loop is None or not self._running:
@@ -467,22 +467,22 @@ class SleepBlocker:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def held(self) -> bool:
+    def is_active(self) -> bool:
         """Whether `caffeinate` is running."""
         return self._process is not None
 
-    def work(self) -> None:
-        """Note that there is work. Call repeatedly."""
+    def keep_awake(self) -> None:
+        """Start `caffeinate` once there was work for some seconds. Call repeatedly."""
         now = self._clock()
         self._since = self._since if self._since is not None else now
-        if self._command and not self.held and now - self._since >= _MOMENT_S:
+        if self._command and not self.is_active and now - self._since >= _MOMENT_S:
             try:
                 self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
             except OSError:
                 self._command = ()
 
-    def rest(self) -> None:
-        """Note that the work is done."""
+    def allow_sleep(self) -> None:
+        """Stop `caffeinate`: the work is done."""
         self._since = None
         if self._process is not None:
             self._process.terminate()

@@ -102,7 +102,7 @@ class ModelRunner:
         """Launch a pass with that many draft tokens; None: a plain one behind a running pass."""
         decodings = [each.decoding for each in requests]
         rows = [
-            each.rows_behind() if each.is_running else each.rows(length)
+            each.next_row() if each.is_running else each.rows(length)
             for each, length in zip(decodings, lengths or [0] * len(requests), strict=True)
         ]
         parts = [

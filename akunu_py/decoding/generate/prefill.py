@@ -119,7 +119,7 @@ def _is_place(history: TokenHistory) -> bool:
 
 def _launch(target: Target, count: int) -> _Chunk:
     """Launch a pass over the next `count` pending tokens and record them."""
-    target.fill(mx.array(target.pending[:count]))
+    target.prefill(mx.array(target.pending[:count]))
     kv_cache.own_states(target.cache)
     arrays = kv_cache.state_arrays(target.cache)  # the logits are never computed
     # The next chunk overwrites the cache's arrays, so wait for a separate one.

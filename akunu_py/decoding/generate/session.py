@@ -127,7 +127,7 @@ class Session:
         return Request(self, prompt, options, draft_context, stable)
 
 
-_LEG = 1024  # answer tokens for which memory is reserved at once
+_RESERVED_TOKENS = 1024  # answer tokens for which memory is reserved at once
 _NAP_S = 0.02  # wait of a request that has nothing else to do, until cancelling is possible
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
@@ -295,7 +295,7 @@ class Request:
             self._chunks.close()
         if self._decoding is not None:
             self._decoding.close()
-        self.target.rest()
+        self.target.pause_workers()
 
     def _guarded(self, advance: Callable[[], list[Step]], *, shared: bool = False) -> list[Step]:
         """Return the results, and those of the end. After a failed pass the cache is reset."""
@@ -388,13 +388,13 @@ class Request:
 
     def _begin_prefill(self) -> None:
         target, prompt = self.target, self._prompt
-        leg = min(self._options.max_tokens, _LEG)
-        memory_guard.make_room(self._engine, target, prompt, leg)
+        reserved = min(self._options.max_tokens, _RESERVED_TOKENS)
+        memory_guard.make_room(self._engine, target, prompt, reserved)
         may_store, disk_caches = self._options.may_store, self._session.disk_caches
         on_disk: tuple[int, NotCached] = (0, "")
         if may_store and disk_caches is not None:
             on_disk = disk_caches.read(target, prompt)
-        reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + leg), self._stable)
+        reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + reserved), self._stable)
         self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
@@ -414,7 +414,9 @@ class Request:
     def _resume_prefill(self) -> None:
         """Prefill the tokens again that were evicted while the request waited for memory."""
         target, known = self.target, [*self._prompt, *self._generated]
-        target.reuse_prefix(known, self._needed(len(known) + min(self._tokens_left, _LEG)))
+        target.reuse_prefix(
+            known, self._needed(len(known) + min(self._tokens_left, _RESERVED_TOKENS))
+        )
         self._cached = len(known) - len(target.pending)
         self._prefill_end = len(known) - target.prompt_tail
         self._chunks = self._new_chunks(lambda launched: None)
@@ -434,21 +436,21 @@ class Request:
         if not self.prompt_tokens_left:
             next(self._chunks, None)  # takes the last checkpoint
             self.status = Status.DECODING
-            self._begin_leg()
+            self._begin_decoding()
         return [progress]
 
-    def _begin_leg(self) -> None:
-        """Begin the next decode passes; each leg reserves memory for its own tokens only."""
+    def _begin_decoding(self) -> None:
+        """Begin the next decode passes; memory is reserved for these tokens only."""
         answering = self._drafter is not None
         if self._drafter is None:
             drafting, context = self._session.drafting, self._draft_context
             self._drafter = drafting.drafter(self._options, self._prompt, draft_context=context)
             drafting.set_guide(self._guide)
-        limit, stop = min(self._tokens_left, _LEG), self._engine.tokens.stop_tokens
+        limit, stop = min(self._tokens_left, _RESERVED_TOKENS), self._engine.tokens.stop_tokens
         self._decoding = Decoding(self.target, self._drafter, limit, stop, answering=answering)
 
     def _deliver(self, piece: Piece) -> list[Step]:
-        """Decode a piece to text, and see whether the answer or the leg ends with it."""
+        """Decode a piece to text; end the answer, or reserve more memory, if it is the last one."""
         if self._prefilled is None:
             self._prefilled = time.perf_counter()
             self.stats.prefill_s = self._prefilled - self._started
@@ -458,19 +460,19 @@ class Request:
         if not piece.tokens or ended(self.target, piece.tokens[-1], stop) or not self._tokens_left:
             self._complete = True
         elif self.decoding.limit <= 0:
-            self._reserve_leg()
+            self._reserve_more()
         text = self._decoded(piece)
         self._measure()
         return [text]
 
-    def _reserve_leg(self) -> None:
-        """Reserve memory for the next leg; release the history and wait if there is none."""
+    def _reserve_more(self) -> None:
+        """Reserve memory for more tokens; release the history and wait if there is none."""
         memory_guard.release_under_pressure(self.target.caches)
         held = len(self.target.tokens) + len(self.target.pending)
         if not self.crowded and self._has_room(held):
-            needed = self._needed(held + min(self._tokens_left, _LEG))
+            needed = self._needed(held + min(self._tokens_left, _RESERVED_TOKENS))
             self.target.caches.reserve(needed, self.target.history)
-            self._begin_leg()
+            self._begin_decoding()
             return
         self._generated = [*self.target.tokens, *self.target.pending][len(self._prompt) :]
         self._session.drafting.release()
@@ -480,9 +482,11 @@ class Request:
         self.status = Status.WAITING
 
     def _has_room(self, held: int) -> bool:
-        """Return whether memory is left for the next leg after `held` tokens; 0: the prompt."""
+        """Return whether memory is left for more tokens after `held` tokens; 0: the prompt."""
         target = self.target
-        needed = self._needed((held or len(self._prompt)) + min(self._tokens_left, _LEG))
+        needed = self._needed(
+            (held or len(self._prompt)) + min(self._tokens_left, _RESERVED_TOKENS)
+        )
         return target.caches.has_room(needed, target.history)
 
     def _needed(self, tokens: int) -> int:
@@ -532,8 +536,8 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         raise EmptyPrompt("the prompt is empty; give a text to answer")
     if (at := first_invalid(prompt, engine.tokens.vocabulary)) is not None:
         raise DamagedModel(
-            f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "
-            f"{engine.tokens.vocabulary} tokens; fetch the model again"
+            f"the tokenizer of {engine.name} has token id {prompt[at]}, but its weights have only "
+            f"{engine.tokens.vocabulary} tokens; download the model again"
         )
     if len(prompt) >= engine.plan.context_length:
         raise PromptTooLong(
@@ -545,5 +549,5 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
     biased = [token for token, _ in options.sampling.logit_bias]
     if (at := first_invalid(biased, engine.tokens.vocabulary)) is not None:
         raise UsageError(
-            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, none is {biased[at]}"
+            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, no id {biased[at]}"
         )

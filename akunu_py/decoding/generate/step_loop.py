@@ -109,7 +109,7 @@ class StepLoop:
             self._sessions += free
         if len(free) == 1 or not isinstance(job, PromptJob):
             return free[0]
-        return max(free, key=lambda each: each.drafting.suits(job.prompt))
+        return max(free, key=lambda each: each.drafting.overlap(job.prompt))
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
         """Run one step; return the events of its jobs. A last event frees the slot."""

@@ -67,7 +67,7 @@ def _read_hostfile(path: Path) -> Hosts:
         raise UsageError(f"--hosts: {path}: a host's name begins with a dash")
     if backend not in _BACKENDS:
         raise UsageError(
-            f"--hosts: {path} asks for the backend {backend!r:.40}, expected one of "
+            f"--hosts: {path} requests the backend {backend!r:.40}, expected one of "
             f"{', '.join(_BACKENDS)}"
         )
     if not addresses[0] or (backend == "ring" and not all(addresses)):

@@ -145,11 +145,11 @@ class Coordinator:
         mx.async_eval(logits)  # the workers evaluate theirs in every case
         return logits
 
-    def fill(self, tokens: mx.array, cache: ReplicatedCache) -> None:
+    def prefill(self, tokens: mx.array, cache: ReplicatedCache) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
         self._run(tokens, cache, need_logits=False)
 
-    def rest(self) -> None:
+    def pause_workers(self) -> None:
         """Put the workers to sleep until the next message."""
         if not self._idle:
             self.queue(HostCommand.IDLE)

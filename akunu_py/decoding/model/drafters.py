@@ -54,7 +54,7 @@ def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryN
     """
     opened = open_model(path)
     if why := kv_cache.no_rollback_reason(kv_cache.new_cache(opened.model)):
-        raise UsageError(f"{name} cannot draft: {why}; take another --draft-model")
+        raise UsageError(f"{name} cannot draft: {why}; use another --draft-model")
     needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))
     share = needs.weights / max(1, target.weights)
     return DraftModel(name, path, opened.model, opened.vocabulary, needs, share)

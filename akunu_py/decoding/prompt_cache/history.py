@@ -25,7 +25,7 @@ class Owner:
     may_store: bool  # on disk
 
 
-NOBODY = Owner("", 0.0, may_store=False)  # no request used the history
+NO_OWNER = Owner("", 0.0, may_store=False)  # no request used the history
 
 
 class TokenHistory:

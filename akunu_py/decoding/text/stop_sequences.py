@@ -93,7 +93,7 @@ class Finder:
         return self._release(self._length - keep), end
 
     def flush(self) -> list[TextRun]:
-        """Return the text held back: the beginning of a literal, or the found literal."""
+        """Release the withheld text: the beginning of a literal, or the found literal."""
         self._matched = [0] * len(self._literals)
         return self._release(self._length)
 

@@ -89,7 +89,7 @@ def token_limit(requested: int | None, service: Service, default: int | None = N
     """Return the maximum number of tokens; -1 requests no limit. default: if none is requested."""
     if requested == -1:
         return service.engine.plan.context_length
-    return requested or default or service.most_tokens
+    return requested or default or service.token_limit
 
 
 def includes_usage(body: SamplingBody) -> bool:

@@ -36,7 +36,7 @@ class Service:
     ending: Collection[str] = ()
 
     @property
-    def most_tokens(self) -> int:
+    def token_limit(self) -> int:
         """Maximum tokens for requests without a limit."""
         return self.max_tokens or self.engine.plan.context_length
 

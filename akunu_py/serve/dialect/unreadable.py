@@ -38,7 +38,7 @@ def describe(part: Mapping[str, Any]) -> str:
 
 
 def _size(data: str) -> int:
-    """Return the bytes of a content in base64; 0 for the address of one."""
+    """Return the number of bytes in base64 `data`; 0 if it is a URL."""
     head, comma, encoded = data.rpartition(",")
     if comma and not head.startswith("data:"):
         return 0

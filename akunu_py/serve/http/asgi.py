@@ -44,7 +44,7 @@ from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.ollama import OLLAMA, tags, version
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import AKUNU
-from akunu_py.serve.own.running import proof
+from akunu_py.serve.own.discovery import proof
 from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
 

@@ -20,7 +20,7 @@ from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, RequestCounts, State
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError, NoRoomLeft
+from akunu_py.errors import AkunuError, MemoryInUse
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.request_handler import run_job
@@ -90,7 +90,7 @@ class ServedModel:
     def service(self) -> Service:
         """Return the service, after loading the model if needed; raises what loading raises."""
         self.host.start()
-        engine = self.host.engine or self.host.ask(lambda engine: engine).result()
+        engine = self.host.engine or self.host.call(lambda engine: engine).result()
         if self._service is None or self._service.engine is not engine:
             self._service = replace(self.make_service(engine, self.name), ending=self.ending)
             self._context_length = engine.plan.context_length
@@ -249,9 +249,9 @@ class ModelPool:
             model.reserved = sum(each.memory for each in loaded)
             model.host.start()
             try:
-                await asyncio.wrap_future(model.host.ask(lambda engine: None))
+                await asyncio.wrap_future(model.host.call(lambda engine: None))
                 return
-            except NoRoomLeft:
+            except MemoryInUse:
                 pass
             await asyncio.to_thread(model.unload)  # the thread that failed
             least = min(loaded, key=lambda each: (each.requests > 0, each.last_use))

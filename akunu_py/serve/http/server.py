@@ -27,7 +27,7 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.own.running import RunningServer, announce
+from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
 
@@ -177,6 +177,7 @@ class _Server(uvicorn.Server):
         await self._exit.wait()
 
     def _on_signal(self) -> None:
+        """Shut down after the running requests; at the second signal, at once."""
         if self.should_exit:
             self.force_exit = True
             return

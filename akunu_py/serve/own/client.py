@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from akunu_py.completion.request import CompletionReason
 from akunu_py.decoding.generate.model_host import LoadedModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
-from akunu_py.serve.own.running import proof, running_servers
+from akunu_py.serve.own.discovery import proof, running_servers
 from akunu_py.types import LoadOptions
 
 _POLL_S = 0.01  # between two checks for cancellation

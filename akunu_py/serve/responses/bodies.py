@@ -51,7 +51,7 @@ class ItemOther(Body):
 
 
 def _kind(value: Any) -> str:
-    """Return the tag of a part."""
+    """Return the tag that selects the pydantic model of a part of a message."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
     return "refusal" if kind == "refusal" else "text" if kind in get_args(TextKind) else "other"
 

@@ -68,16 +68,16 @@ def test_the_pieces_of_many_open_files_are_found_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(related, "chunks_of", count)
     files = [(file.path, file.text) for file in project(150)]
     pieces, near = RelatedFiles(), names_near("compute_3(describe_140(", "")
-    pieces.choose(files, near, len, 3000, 3000, 0)
+    pieces.update(files, near, len, 3000, 3000, 0)
     assert len(cut) == 150
-    chosen = pieces.chosen()
+    sections = pieces.sections()
     for _ in range(3):
-        assert pieces.has(files, near) in (True, False)
-        pieces.choose(files, near, len, 3000, 3000, 0)
+        assert pieces.covers(files, near) in (True, False)
+        pieces.update(files, near, len, 3000, 3000, 0)
     assert len(cut) == 150
-    assert pieces.chosen() == chosen
+    assert pieces.sections() == sections
     files[7] = (files[7][0], files[7][1] + "\n\ndef more():\n    pass\n")
-    pieces.choose(files, near, len, 3000, 3000, 0)
+    pieces.update(files, near, len, 3000, 3000, 0)
     assert cut[150:] == [files[7][0]]
 
 
@@ -178,8 +178,8 @@ def test_budgets_are_kept(names: list[str], budget: int, fresh: int, known: int)
     before: list[tuple[str, str]] = []
     for name in [*names, "describe_2"]:
         near = names_near(f"x = {name}(", "")
-        related.choose(files, near, len, budget, fresh, known)
-        sections = related.chosen()
+        related.update(files, near, len, budget, fresh, known)
+        sections = related.sections()
         assert sum(len(text.rstrip("\n")) for _, text in sections) <= budget + 2 * len(sections)
         added = [text for _, text in sections if text not in [text for _, text in before]]
         assert sum(len(text.rstrip("\n")) for text in added) <= max(fresh, 0) + 300 * bool(before)

@@ -139,7 +139,7 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("files", [{"path": "a"}], 'objects with "path" and "text"'),
         ("files", {}, "files: expected a list"),
         ("stream", "yes", "true or false"),
-        ("colour", "red", "unknown field 'colour'; there are: id, cancel, accepted, prefix"),
+        ("colour", "red", "unknown field 'colour'; fields: id, cancel, accepted, prefix"),
     ]:
         helper.send({"id": "bad", "prefix": "x"} | {field: value})
         reply = helper.read()

@@ -244,7 +244,7 @@ REFUSED = {
     "nothing": (Constraint("regex", r"[^\s\S]"), "cannot be used"),
     "too large": (Constraint("regex", "a" * (MAX_CONSTRAINT + 1)), "at most"),
     "no choice": (Constraint("choice"), "at least one choice"),
-    "an empty choice": (Constraint("choice", choices=("a", "")), "none of them empty"),
+    "an empty choice": (Constraint("choice", choices=("a", "")), "no empty ones"),
     "compact text": (Constraint("regex", "a", compact=True), "for JSON"),
 }  # fmt: skip
 

@@ -152,5 +152,5 @@ def test_session_that_knows_a_listing_suits_it(shallow_starter: Engine) -> None:
     rewrites = prompt_rewrites(shallow_starter, prompt, GenerateOptions())
     assert rewrites
     drafting.drafter(GenerateOptions(), prompt, draft_context=rewrites)
-    assert drafting.suits(prompt) == len(prompt)
-    assert drafting.suits(prompt[:-3]) == len(prompt) - 6
+    assert drafting.overlap(prompt) == len(prompt)
+    assert drafting.overlap(prompt[:-3]) == len(prompt) - 6

@@ -133,9 +133,9 @@ def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:
     first, *bad, last = [all_of(each) for each in answers]
     assert all(isinstance(each[-1], Failed) for each in bad)
     assert text_of(first) == text_of(last)
-    assert served.scheduler.ask(lambda engine: engine.name).result(60)
+    assert served.scheduler.call(lambda engine: engine.name).result(60)
     with pytest.raises(ZeroDivisionError):
-        served.scheduler.ask(lambda engine: 1 // 0).result(60)
+        served.scheduler.call(lambda engine: 1 // 0).result(60)
 
 
 def test_failing_step_loop_fails_its_jobs_and_no_later_ones(
@@ -201,7 +201,7 @@ def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
     assert last[0].reason == "length"
     assert isinstance(all_of(served.submit(text_job(PROMPT))[1])[0], Failed)
     with pytest.raises(Exception, match="closing"):
-        served.scheduler.ask(lambda engine: engine).result(60)
+        served.scheduler.call(lambda engine: engine).result(60)
 
 
 def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
     served.scheduler.start()
     assert begun.wait(60)
     _, waits = served.submit(text_job(PROMPT))
-    future = served.scheduler.ask(lambda engine: engine)
+    future = served.scheduler.call(lambda engine: engine)
     served.scheduler.abandon(why)
     for events in (told, waits, served.submit(text_job(PROMPT))[1]):
         (event,) = all_of(events)

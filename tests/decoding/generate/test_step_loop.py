@@ -48,7 +48,7 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 16 tokens at a time, and memory is taken for 5."""
     monkeypatch.setattr("akunu_py.decoding.generate.scheduler._CHUNK_S", 1e-9)
     monkeypatch.setattr("akunu_py.decoding.generate.scheduler._PATIENCE_S", 1e-9)
-    monkeypatch.setattr(session, "_LEG", 5)
+    monkeypatch.setattr(session, "_RESERVED_TOKENS", 5)
 
 
 def engine_of(

@@ -56,7 +56,7 @@ def all_worth_storing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{name}.LEAST", LEAST)
     monkeypatch.setattr("akunu_py.decoding.prompt_cache.memory.LEAST", LEAST)
     monkeypatch.setattr("akunu_py.decoding.target.LEAST", LEAST)
-    monkeypatch.setattr(session_module, "_LEG", LEG)
+    monkeypatch.setattr(session_module, "_RESERVED_TOKENS", LEG)
 
 
 @dataclass

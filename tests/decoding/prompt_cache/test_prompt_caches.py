@@ -10,7 +10,7 @@ import pytest
 
 from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.prompt_cache import memory
-from akunu_py.decoding.prompt_cache.history import NOBODY, TokenHistory
+from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PrefixStats, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -116,7 +116,7 @@ class Sized(TokenHistory):
     """A history of which only the size counts: a byte a token."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__([], NOBODY, tokens)
+        super().__init__([], NO_OWNER, tokens)
 
     @property
     def nbytes(self) -> int:

@@ -136,8 +136,8 @@ def _first_lines(call: Call, tokens: Callable[[str], int], budget: int) -> Seque
 def _related(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
     related = RelatedFiles()
     near = names_near(call.prefix, call.suffix)
-    related.choose(call.others, near, tokens, budget, budget, 0)
-    return [text for _, text in related.chosen()]
+    related.update(call.others, near, tokens, budget, budget, 0)
+    return [text for _, text in related.sections()]
 
 
 _METHODS: dict[str, Callable[[Call, Callable[[str], int], int], Sequence[str]]] = {

@@ -34,7 +34,7 @@ _MAX_SETTINGS_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class FoundModel:
+class ExternalModel:
     """A model that another program manages."""
 
     name: str  # OWNER/REPOSITORY
@@ -45,9 +45,9 @@ class FoundModel:
     size: int  # bytes
 
 
-def find_models() -> list[FoundModel]:
+def find_models() -> list[ExternalModel]:
     """Return the models of other programs by name. Skips what is incomplete or unreadable."""
-    found: dict[str, FoundModel] = {}
+    found: dict[str, ExternalModel] = {}
     for name, path, program, commit in (*_in_hub_cache(), *_in_lm_studio()):
         if name not in found and (model := _read(name, path, program, commit)):
             found[name] = model
@@ -108,7 +108,7 @@ def _is_name(name: str) -> bool:
     return parse_reference(name) == (name, None)
 
 
-def _read(name: str, path: Path, program: str, commit: str) -> FoundModel | None:
+def _read(name: str, path: Path, program: str, commit: str) -> ExternalModel | None:
     """Return the model in `path`, None if it is incomplete or in another format."""
     with contextlib.suppress(OSError, ValueError, DamagedModel):
         files = {file.name: file.stat().st_size for file in os.scandir(path) if file.is_file()}
@@ -121,7 +121,7 @@ def _read(name: str, path: Path, program: str, commit: str) -> FoundModel | None
         if not _is_mlx(path / weights[0], config.get("quantization")):
             return None
         size = sum(files.values())
-        return FoundModel(name, path, program, commit, context_length(config), size)
+        return ExternalModel(name, path, program, commit, context_length(config), size)
     return None
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from akunu_py.errors import UnknownModel
 from akunu_py.models.load.safetensors import Entry, write_safetensors
-from akunu_py.models.store import model_store, other_programs
+from akunu_py.models.store import external_models, model_store
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_model import tiny_directory
 
@@ -95,7 +95,7 @@ def test_they_are_listed_used_by_name_and_never_removed(
 def test_a_name_means_one_model(home: Path, tiny: Path) -> None:
     shutil.copytree(tiny, home / ".lmstudio/models/them/tiny")
     snapshot = in_hub_cache(home, tiny, "them/tiny")
-    (found,) = model_store.other_models()
+    (found,) = model_store.external_models()
     assert (found.path, found.commit) == (snapshot, COMMIT)
     assert model_store.resolve(f"them/tiny@{COMMIT}").path == snapshot
     with pytest.raises(UnknownModel, match="them/tiny@main"):
@@ -121,7 +121,7 @@ def test_incomplete_and_foreign_formats_are_not_listed(home: Path, tiny: Path) -
     (models / "unreadable" / "config.json").write_text("[")
     (models / "no-tokenizer" / "tokenizer.json").unlink()
     (models / "a-link-to-nothing").symlink_to(home / "nothing")
-    names = [model.name for model in other_programs.find_models()]
+    names = [model.name for model in external_models.find_models()]
     assert names == ["them/quantized", "them/whole"]
 
 
@@ -133,4 +133,4 @@ def test_the_format_is_the_one_that_mlx_writes(tmp_path: Path) -> None:
     )
     write_safetensors(tmp_path / "ours.safetensors", [Entry("a", "F32", (0,), lambda: mx.zeros(0))])
     for name in ("mlx", "ours"):
-        assert other_programs._is_mlx(tmp_path / f"{name}.safetensors", None), name
+        assert external_models._is_mlx(tmp_path / f"{name}.safetensors", None), name

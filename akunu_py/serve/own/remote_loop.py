@@ -35,7 +35,7 @@ from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Piece, Stats, TextPiece
 
 
-class ServedLoop:
+class RemoteLoop:
     """Runs answers and completions on a server, one at a time; see `ModelLoop`."""
 
     engine = None
@@ -137,6 +137,7 @@ class ServedLoop:
 
 
 def _chat_event(frame: Mapping[str, Any]) -> Event | None:
+    """Decode an event that `AkunuEncoder` wrote; None for an unknown one."""
     if "reading" in frame:
         return PrefillProgress(*frame["reading"])
     if "call" in frame:
