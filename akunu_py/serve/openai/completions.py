@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -94,15 +94,24 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         compile_rules(service.engine.tokens, replace(options, stop_tokens=prompt.stop_tokens))
     echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
-    usage = includes_usage(body)
     return PreparedRequest(
         jobs,
         lambda answers: build_completions(head, answers, echoes, count),
-        CompletionsEncoder(head, echoes, count, usage=usage) if body.stream else None,
+        completions_encoder(body, service.name, echoes),
         short=options.max_tokens <= _SHORT_ANSWER
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
     )
+
+
+def completions_encoder(
+    body: CompletionsBody, name: str, echoes: Sequence[str] = ("",)
+) -> CompletionsEncoder | None:
+    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
+    usage = includes_usage(body)
+    if not body.stream:
+        return None
+    return CompletionsEncoder(ReplyHead(name, "cmpl"), echoes, body.n or 1, usage=usage)
 
 
 def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
@@ -147,6 +156,9 @@ class CompletionsEncoder(CommentEncoder):
         self._head, self._echoes, self._count, self._usage = head, echoes, count, usage
         self._offsets = [len(text) for text in echoes]
         self._finished: list[Finished] = []
+
+    def resume(self, waiting: Self) -> None:
+        self._head = waiting._head
 
     def heartbeat(self) -> bytes:
         """Return an empty text: clients do not count comments as progress."""
