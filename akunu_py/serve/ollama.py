@@ -28,7 +28,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields
+from akunu_py.serve.dialect.fields import SamplingFields, ThinkingFields
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -54,7 +54,7 @@ from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
 from akunu_py.version import __version__
 
 
-class OptionsBody(GenerationFields):
+class OptionsBody(SamplingFields):
     """The `options` of a request. Those of Ollama's loader, such as num_ctx, are unknown."""
 
     num_predict: Annotated[int, Field(ge=-2)] | None = None  # 0 or less: no limit
@@ -195,7 +195,7 @@ def prepare_generate(
         if service.infill.family is None:
             raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
         infill = service.infill.prompt(body.prompt, body.suffix)
-        options = replace(options, stop_tokens=infill.stop_tokens)
+        options = replace(options, stop_tokens=(*options.stop_tokens, *infill.stop_tokens))
         job: Job = prompt_job(engine, infill.tokens, options, infill.draft_context)
     elif body.raw or not engine.tokens.tokenizer.has_chat_template:
         job = prompt_job(engine, engine.tokens.encode(body.prompt), options)

@@ -43,6 +43,7 @@ from akunu_py.serve.openai.shapes import (
     finish_reason,
     usage,
 )
+from akunu_py.types import GenerateOptions
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
@@ -86,12 +87,12 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         for prompt in prompts
     ]
     jobs = [
-        text_job(prompt.tokens, replace(each, stop_tokens=prompt.stop_tokens), context)
+        text_job(prompt.tokens, _with_stops(each, prompt), context)
         for prompt, context in zip(prompts, contexts, strict=True)
         for each in choice_options(options, count)
     ]
     for prompt in prompts:
-        compile_rules(service.engine.tokens, replace(options, stop_tokens=prompt.stop_tokens))
+        compile_rules(service.engine.tokens, _with_stops(options, prompt))
     echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     return PreparedRequest(
@@ -102,6 +103,10 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
     )
+
+
+def _with_stops(options: GenerateOptions, prompt: _PromptRequest) -> GenerateOptions:
+    return replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
 
 
 def completions_encoder(
