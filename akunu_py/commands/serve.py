@@ -31,7 +31,6 @@ from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions, LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.embedding import Embedder
     from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.serve.http.model_pool import ModelPool
     from akunu_py.serve.http.server import ServeOptions
@@ -152,9 +151,8 @@ def run(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
-        embedder = _embedder(embedding, args, idle_s) if embedding is not None else None
-        options = _options(args, key, models, url, embedder)
-        pool = _pool(args, models, options, idle_s, warnings, shut_down)
+        options = _options(args, key, models, url)
+        pool = _pool(args, models, options, idle_s, warnings, shut_down, embedding)
         serve(pool, listening, options, f"{url}/v1")
     print_warnings(warnings)
     if lost.is_set():
@@ -179,11 +177,7 @@ def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[Sto
 
 
 def _options(
-    args: argparse.Namespace,
-    key: str,
-    models: Sequence[StoredModel],
-    url: str,
-    embedder: Embedder | None,
+    args: argparse.Namespace, key: str, models: Sequence[StoredModel], url: str
 ) -> ServeOptions:
     """Return how to serve at an address."""
     from akunu_py.serve.http.guard import AccessRules
@@ -204,7 +198,6 @@ def _options(
         quiet=args.quiet,
         log_content=args.log_content,
         strict=args.strict,
-        embedder=embedder,
         running=RunningServer(
             loopback_url(url),
             access.token,
@@ -222,6 +215,7 @@ def _pool(
     idle_s: float | None,
     warnings: list[str],
     on_lost: Callable[[HostLost, bool], None],
+    embedding: StoredModel | None = None,
 ) -> ModelPool:
     """Return the models, not loaded, with their aliases. Raises UsageError."""
     from akunu_py.serve.http.model_pool import ModelPool, ServedModel
@@ -235,18 +229,20 @@ def _pool(
                 f"--alias {alias}: unknown model {owner!r}; models: {', '.join(names)}"
             )
         names[owner].append(name)
-    return ModelPool(
-        [
-            ServedModel(
-                tuple(dict.fromkeys(names[model.name])),
-                partial(_load, args, model, warnings, on_lost, len(models) > 1),
-                options.service,
-                idle_s=idle_s,
-                context_length=model.context_length,
-            )
-            for model in models
-        ]
-    )
+    served = [
+        ServedModel(
+            tuple(dict.fromkeys(names[model.name])),
+            partial(_load, args, model, warnings, on_lost, len(models) > 1),
+            options.service,
+            idle_s=idle_s,
+            context_length=model.context_length,
+        )
+        for model in models
+    ]
+    if embedding is None:
+        return ModelPool(served)
+    load = partial(_load_embedding, args, embedding)
+    return ModelPool(served, ServedModel([embedding.name], load, options.service, idle_s=idle_s))
 
 
 def _load(
@@ -284,17 +280,23 @@ def _load(
     return loop
 
 
-def _embedder(found: StoredModel, args: argparse.Namespace, idle_s: float | None) -> Embedder:
-    """Return the embedding model, which loads in its own thread."""
-    from akunu_py.decoding.embedding import Embedder
-    from akunu_py.decoding.generate.model_host import ModelHost
+def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int) -> StepLoop:
+    """Load the embedding model; call in the thread of its host. reserved: see `LoadOptions`."""
     from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.load import load_stored
 
-    options = LoadOptions(args.weights, memory_limit=args.memory_limit)
-    host = ModelHost(lambda: StepLoop(Session(load_stored(found, options))), idle_s=idle_s)
-    return Embedder(found.name, host)
+    context = min(args.context or model.context_length, model.context_length) or None
+    options = LoadOptions(
+        args.weights,
+        context=context,
+        force=args.force,
+        prompt_cache_memory=0,
+        memory_limit=args.memory_limit,
+        reserved=reserved,
+        draft_model="",
+    )
+    return StepLoop(Session(load_stored(model, options)))
 
 
 def _exit_on_eof(grace: float) -> None:

@@ -103,9 +103,14 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_infill_reply(service.name, body.response_fields, answers),
-        InfillEncoder(service.name) if body.stream else None,
+        infill_encoder(body, service.name),
         short=True,
     )
+
+
+def infill_encoder(body: InfillBody, name: str) -> InfillEncoder | None:
+    """Return the encoder of a streamed reply. name: the model's."""
+    return InfillEncoder(name) if body.stream else None
 
 
 def infill_job(
@@ -256,6 +261,14 @@ class InfillEncoder(CommentEncoder):
 
 LLAMACPP = Dialect(
     "llamacpp",
-    (Endpoint("/infill", InfillBody, prepare_infill, "Complete text at a cursor."),),
+    (
+        Endpoint(
+            "/infill",
+            InfillBody,
+            prepare_infill,
+            "Complete text at a cursor.",
+            waiting=infill_encoder,
+        ),
+    ),
     error_body,
 )

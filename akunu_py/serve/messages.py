@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -30,6 +30,7 @@ from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields, Toke
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
+    Encoder,
     Endpoint,
     PreparedRequest,
     frame,
@@ -38,7 +39,7 @@ from akunu_py.serve.dialect.interface import (
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.sampling_body import generate_options, schema_constraint, token_limit
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking
+from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking, shows_thinking
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 
@@ -76,6 +77,14 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
         if body.stream
         else None,
     )
+
+
+def waiting_message(body: MessagesBody, name: str) -> MessageEncoder | None:
+    """Return the encoder of a streamed reply of a model that may be able to think."""
+    if not body.stream:
+        return None
+    shown = shows_thinking(body)
+    return MessageEncoder(name, shows_thinking=shown, thinks=shown and body.thinking is not None)
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
@@ -281,7 +290,7 @@ def _signature(thinking: str) -> str:
     return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
 
-class MessageEncoder:
+class MessageEncoder(Encoder):
     """Encodes a streamed message."""
 
     def __init__(self, model: str, *, shows_thinking: bool, thinks: bool = False) -> None:
@@ -293,6 +302,10 @@ class MessageEncoder:
         self._index = -1  # of the last block
         self._thinking = ""
         self._has_calls = False
+
+    def resume(self, waiting: Self) -> None:
+        self._started, self._index = waiting._started, waiting._index
+        self._open_type = waiting._open_type
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
@@ -584,7 +597,13 @@ class CountBody(PromptBody):
 MESSAGES = Dialect(
     "messages",
     (
-        Endpoint("/v1/messages", MessagesBody, prepare_message, "Answer a conversation."),
+        Endpoint(
+            "/v1/messages",
+            MessagesBody,
+            prepare_message,
+            "Answer a conversation.",
+            waiting=waiting_message,
+        ),
         Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),
     error_body,

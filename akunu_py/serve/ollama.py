@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -28,10 +28,11 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields
+from akunu_py.serve.dialect.fields import SamplingFields, ThinkingFields
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
+    Encoder,
     Endpoint,
     PreparedRequest,
     statistics,
@@ -52,10 +53,8 @@ from akunu_py.serve.openai.shapes import chat_logprobs
 from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
 from akunu_py.version import __version__
 
-NDJSON = "application/x-ndjson"
 
-
-class OptionsBody(GenerationFields):
+class OptionsBody(SamplingFields):
     """The `options` of a request. Those of Ollama's loader, such as num_ctx, are unknown."""
 
     num_predict: Annotated[int, Field(ge=-2)] | None = None  # 0 or less: no limit
@@ -196,7 +195,7 @@ def prepare_generate(
         if service.infill.family is None:
             raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
         infill = service.infill.prompt(body.prompt, body.suffix)
-        options = replace(options, stop_tokens=infill.stop_tokens)
+        options = replace(options, stop_tokens=(*options.stop_tokens, *infill.stop_tokens))
         job: Job = prompt_job(engine, infill.tokens, options, infill.draft_context)
     elif body.raw or not engine.tokens.tokenizer.has_chat_template:
         job = prompt_job(engine, engine.tokens.encode(body.prompt), options)
@@ -205,6 +204,18 @@ def prepare_generate(
         user = Message("user", _with_images(body.prompt, body.images))
         job = chat_job(engine, [*system, user], options, variables=thinking.variables)
     return _prepared(job, head, body, thinking)
+
+
+def chat_encoder(body: OllamaChatBody, name: str) -> OllamaEncoder | None:
+    """Return the encoder of a streamed reply. name: the model's."""
+    streams = body.stream and body.messages
+    return OllamaEncoder(OllamaHead(name, chat=True)) if streams else None
+
+
+def generate_encoder(body: OllamaGenerateBody, name: str) -> OllamaEncoder | None:
+    """Return the encoder of a streamed reply. name: the model's."""
+    streams = body.stream and (body.prompt or body.images)
+    return OllamaEncoder(OllamaHead(name, chat=False)) if streams else None
 
 
 def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> GenerateOptions:
@@ -226,7 +237,6 @@ def _prepared(
         lambda answers: build_answer(head, answers[0]),
         OllamaEncoder(head) if body.stream else None,
         shows_thinking=thinking.shown and body.think is not False,
-        media_type=NDJSON,
     )
 
 
@@ -271,13 +281,18 @@ def _logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     return {"logprobs": chat_logprobs(tokens)["content"]} if tokens else {}
 
 
-class OllamaEncoder:
+class OllamaEncoder(Encoder):
     """Encodes a stream of lines; a call is sent once it is complete."""
+
+    media_type: ClassVar[str] = "application/x-ndjson"
 
     def __init__(self, head: OllamaHead) -> None:
         self._head = head
         self._call: tuple[str, str] | None = None  # name and arguments so far
         self._logprobs: list[TokenLogprobs] = []
+
+    def resume(self, waiting: Self) -> None:
+        self._head = waiting._head
 
     def heartbeat(self) -> bytes:
         """Return a line without text."""
@@ -322,7 +337,7 @@ def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
     return head.line(answer.text, answer.thinking, tool_calls=calls, **end, **logprobs)
 
 
-def embed(body: OllamaEmbedBody, embedder: Embedder | None) -> Mapping[str, Any]:
+def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
     """Return the embeddings of all texts. Raises RequestError."""
     asked = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
     found = embeddings(asked, embedder)
@@ -378,8 +393,20 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 OLLAMA = Dialect(
     "ollama",
     (
-        Endpoint("/api/chat", OllamaChatBody, prepare_chat, "Answer a conversation, for Ollama."),
-        Endpoint("/api/generate", OllamaGenerateBody, prepare_generate, "Continue, for Ollama."),
+        Endpoint(
+            "/api/chat",
+            OllamaChatBody,
+            prepare_chat,
+            "Answer a conversation, for Ollama.",
+            waiting=chat_encoder,
+        ),
+        Endpoint(
+            "/api/generate",
+            OllamaGenerateBody,
+            prepare_generate,
+            "Continue, for Ollama.",
+            waiting=generate_encoder,
+        ),
         Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
         Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),
     ),

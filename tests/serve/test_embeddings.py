@@ -6,7 +6,6 @@ import base64
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,15 @@ import mlx.core as mx
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
+from akunu_py.serve.http.server import ServeOptions
+from akunu_py.types import GenerateOptions
 from tests.support.command import run_here
 from tests.support.serving import Served, ask, write_served_model
 
@@ -30,17 +30,20 @@ PATH = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     directory = write_served_model(tmp_path_factory.mktemp("embedding") / "model")
-    host = ModelHost(lambda: StepLoop(Session(Engine.load(directory, name="embedding"))))
-    host.start()
-    yield Embedder("embedding", host)
-    assert host.close()
+    model = ServedModel(
+        ["embedding"],
+        lambda reserved: StepLoop(Session(Engine.load(directory, name="embedding"))),
+        ServeOptions(AccessRules(), GenerateOptions()).service,
+    )
+    yield model
+    assert model.host.close()
 
 
 @pytest.fixture
-def app(tiny: Served, embedder: Embedder) -> ASGIApp:
-    backend = replace(tiny.backend(RequestRecords()), embedder=embedder)
+def app(tiny: Served, embedding: ServedModel) -> ASGIApp:
+    backend = Backend(ModelPool([tiny.model], embedding), RequestRecords())
     return create_app(backend, AccessRules())
 
 
@@ -55,17 +58,17 @@ def encoded(engine: Engine, text: str) -> list[int]:
 
 
 async def test_embeddings_are_normalized_last_hidden_states(
-    app: ASGIApp, embedder: Embedder
+    app: ASGIApp, embedding: ServedModel
 ) -> None:
     texts = ["a cat", "a dog and a bird"]
     reply = (await ask(app, PATH, {"model": "embedding", "input": texts})).json()
     assert [each["index"] for each in reply["data"]] == [0, 1]
     for text, each in zip(texts, reply["data"], strict=True):
         found = each["embedding"]
-        truth = embedder.host.call(partial(expected, text=text)).result(60)
+        truth = embedding.host.call(partial(expected, text=text)).result(60)
         assert found == pytest.approx(truth, abs=1e-4)
         assert math.hypot(*found) == pytest.approx(1, abs=1e-4)
-    tokens = [embedder.host.call(partial(encoded, text=text)).result() for text in texts]
+    tokens = [embedding.host.call(partial(encoded, text=text)).result() for text in texts]
     assert reply["usage"]["prompt_tokens"] == sum(map(len, tokens))
 
     whole = {"encoding_format": "base64", "input": tokens}
@@ -74,6 +77,9 @@ async def test_embeddings_are_normalized_last_hidden_states(
         data = base64.b64decode(each["embedding"])
         values = struct.unpack(f"<{len(data) // 4}f", data)
         assert [*values] == pytest.approx(other["embedding"], abs=1e-6)
+    ollama = {"model": "embedding:latest", "input": texts}
+    lists = (await ask(app, "/api/embed", ollama)).json()["embeddings"]
+    assert lists == [each["embedding"] for each in reply["data"]]
     for single in ("a cat", tokens[0]):
         (one,) = (await ask(app, PATH, {"input": single})).json()["data"]
         assert one["embedding"] == pytest.approx(reply["data"][0]["embedding"], abs=1e-6)

@@ -13,11 +13,18 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.serve.dialect.bodies import parse
+from akunu_py.serve.dialect.bodies import Body, parse
+from akunu_py.serve.dialect.fields import SamplingFields
 from akunu_py.serve.dialect.interface import Endpoint
+from akunu_py.serve.dialect.request_errors import RequestError
+from akunu_py.serve.dialect.sampling_body import generate_options
 from akunu_py.serve.http.asgi import DIALECTS, IGNORED_HEADER, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.messages import MessagesBody
+from akunu_py.serve.ollama import OptionsBody
+from akunu_py.serve.responses.bodies import ResponsesBody
+from akunu_py.types import GenerateOptions
 from tests.support.serving import Reply, Served, ask
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -209,7 +216,7 @@ async def test_a_long_list_of_names_stays_a_header(tiny: Served) -> None:
 
 
 # Fields of other servers, and the same request in our words.
-SAME = [
+SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"repeat_penalty": 1.3}, {"repetition_penalty": 1.3}),
     ({"n_predict": 3}, {"max_tokens": 3}),
     ({"num_predict": 3}, {"max_tokens": 3}),
@@ -222,7 +229,11 @@ SAME = [
     ({"grammar": 'root ::= "yes" | "no"'}, {"guided_choice": ["yes", "no"]}),
     ({"grammar": 'start: "yes" | "no"'}, {"guided_choice": ["yes", "no"]}),
     ({"cache_prompt": True, "user": "me"}, {}),
+    ({"top_logprobs": 0, "logprobs": False}, {}),
+    ({"repeat_last_n": 0, "repeat_penalty": 1.3}, {"repetition_penalty": 1.0}),
 ]
+# Those of all dialects: the limit has another name, grammars are equal only in effect.
+SHARED = [pair for pair in SAME if not {*pair[0], *pair[1]} & {"max_tokens", "grammar"}]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), SAME)
@@ -235,9 +246,89 @@ async def test_fields_of_other_servers_do_what_they_say(
     assert IGNORED_HEADER not in replies[0].headers
 
 
+@pytest.mark.parametrize("kind", [MessagesBody, ResponsesBody, OptionsBody])
+def test_fields_of_other_servers_mean_the_same_everywhere(tiny: Served, kind: type[Body]) -> None:
+    service = tiny.model.service()
+    least: dict[type[Body], dict[str, Any]] = {
+        MessagesBody: LEAST[MESSAGES],
+        ResponsesBody: LEAST[RESPONSES],
+        OptionsBody: {},
+    }
+
+    def options(more: dict[str, Any]) -> GenerateOptions:
+        body = parse(json.dumps(least[kind] | more).encode(), kind)
+        assert isinstance(body, SamplingFields)
+        assert not set(body.ignored) - {"top_logprobs", "logprobs"}
+        return generate_options(body, service, 1)
+
+    for theirs, ours in SHARED:
+        assert options(theirs) == options(ours)
+    others: dict[str, Any] = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [2]}
+    for name, value in others.items():
+        assert options({name: value}) != options({})
+    assert options({"repeat_last_n": 5}).sampling.penalty_window == 5
+    window = options({"repeat_last_n": -1}).sampling.penalty_window
+    assert window == service.engine.plan.context_length
+
+
+# Fields of other servers without a counterpart here.
+WITHOUT_EFFECT: dict[str, Any] = {
+    # llama.cpp
+    "typical_p": 0.9, "mirostat": 2, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "tfs_z": 1.0,
+    "dynatemp_range": 0.1, "xtc_probability": 0.1, "dry_multiplier": 0.8, "dry_base": 1.75,
+    "dry_sequence_breakers": ["\n"], "penalize_nl": True, "n_keep": 0,
+    "id_slot": 0, "samplers": ["top_k"], "n_probs": 2, "top_n_sigma": 1.0, "lora": [],
+    "timings_per_token": True, "reasoning_format": "auto", "n_cache_reuse": 1,
+    # Ollama, LM Studio
+    "keep_alive": "5m", "num_ctx": 4096, "num_keep": 5, "num_thread": 4, "template": "x",
+    "raw_": True, "ttl": 300, "draft_model": "x",
+    # vLLM, SGLang, text-generation-webui, OpenRouter
+    "best_of": 2, "continue_final_message": True, "add_generation_prompt": True,
+    "skip_special_tokens": True, "length_penalty": 1.0, "early_stopping": False, "priority": 0,
+    "use_beam_search": False, "include_stop_str_in_output": False, "prompt_logprobs": 1,
+    "truncate_prompt_tokens": 100, "guided_decoding_backend": "xgrammar", "do_sample": True,
+    "smoothing_factor": 0.1, "transforms": [], "route": "fallback", "provider": {"order": ["x"]},
+    "models": ["m"], "usage": {"include": True}, "plugins": [], "web_search_options": {},
+}  # fmt: skip
+IN_OPTIONS = "options"  # of Ollama
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES, OLLAMA, IN_OPTIONS])
+async def test_fields_without_a_counterpart_are_named_and_change_nothing(
+    tiny: Served, path: str
+) -> None:
+    """Each of them by its name, once in the log; a strict server refuses each."""
+    assert len(WITHOUT_EFFECT) >= 40
+    limit = {"num_predict": 2}
+    least: dict[str, Any] = {"messages": [USER], "stream": False, "options": limit}
+    logged: list[RequestRecord] = []
+    app = app_of(tiny, RequestRecords(logged.append))
+    found = []
+    for more in ({}, WITHOUT_EFFECT, WITHOUT_EFFECT):
+        body = least | more if path == OLLAMA else LEAST.get(path, {}) | more
+        if path == IN_OPTIONS:
+            body = least | {"options": limit | more}
+        reply = await ask(app, OLLAMA if path == IN_OPTIONS else path, body)
+        found.append(answer(reply))
+    assert found[1] == found[2] == found[0]
+    prefix = "options." if path == IN_OPTIONS else ""
+    assert logged[1].ignored == [f"{prefix}{name}" for name in WITHOUT_EFFECT]
+    assert [len(record.news) for record in logged] == [0, len(WITHOUT_EFFECT), 0]
+    if path in LEAST:
+        for name, value in WITHOUT_EFFECT.items():
+            with pytest.raises(RequestError, match=f"unsupported parameter: {name}"):
+                parse(
+                    json.dumps(LEAST[path] | {name: value}).encode(),
+                    ENDPOINTS[path].body,
+                    strict=True,
+                )
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1 << 40]}, "stop_token_ids"),
         ({"repeat_penalty": -1}, "repeat_penalty"),
         ({"n_predict": 0}, "n_predict"),
         ({"min_tokens": -2}, "min_tokens"),
@@ -264,3 +355,12 @@ async def test_length_of_answers(tiny: Served) -> None:
     for more, length in (({}, 1), ({"min_tokens": 5}, 6), ({"ignore_eos": True}, 9)):
         reply = await ask(tiny.app, CHAT, body | more)
         assert reply.json()["usage"]["completion_tokens"] == length
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_stop_token_ids_end_an_answer(tiny: Served, path: str) -> None:
+    body = LEAST[path] | {"max_tokens": 9, "logit_bias": {"65": 100.0}}
+    for more, length in (({}, 9), ({"stop_token_ids": [9, 65]}, 1)):
+        reply = await ask(tiny.app, path, body | more)
+        assert reply.json()["usage"]["completion_tokens"] == length
+        assert reply.json()["choices"][0]["finish_reason"] == ("stop" if more else "length")

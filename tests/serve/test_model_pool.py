@@ -22,6 +22,7 @@ from akunu_py.commands import serve
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import UnknownModel, UsageError
+from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
@@ -35,6 +36,7 @@ from tests.support.serving import Reply, ask, at_a_socket, write_served_model
 from tests.support.tiny import write_tiny_llama
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 NAMES = ("a", "b", "c")
 pytestmark = pytest.mark.usefixtures("own_directories", "own_memory")
 
@@ -58,7 +60,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @contextmanager
-def pool_of(directories: list[Path], *words: str) -> Iterator[ModelPool]:
+def pool_of(
+    directories: list[Path], *words: str, embedding: Path | None = None
+) -> Iterator[ModelPool]:
     """Make the pool of `akunu serve` with these models and options."""
     parser = argparse.ArgumentParser()
     serve.add_options(parser)
@@ -66,16 +70,23 @@ def pool_of(directories: list[Path], *words: str) -> Iterator[ModelPool]:
     args = parser.parse_args([*models, "--no-answer-cache", *words])
     options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=6)
     found = serve.served_models(args, ServeSettings())
-    pool = serve._pool(args, found, options, None, [], lambda *_: None)
+    embedder = model_store.resolve(str(embedding)) if embedding else None
+    pool = serve._pool(args, found, options, None, [], lambda *_: None, embedder)
     yield pool
     assert pool.close()
 
 
-def app_of(pool: ModelPool, records: RequestRecords | None = None, **more: Any) -> ASGIApp:
+def app_of(
+    pool: ModelPool,
+    records: RequestRecords | None = None,
+    *,
+    heartbeat_s: float = 60,
+    **more: Any,
+) -> ASGIApp:
     backend = ServeOptions(AccessRules(), GenerateOptions()).backend(
         pool, records or RequestRecords()
     )
-    return create_app(replace(backend, **more), AccessRules(), heartbeat_s=60)
+    return create_app(replace(backend, **more), AccessRules(), heartbeat_s=heartbeat_s)
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +181,11 @@ def watch_memory(pool: ModelPool) -> list[int]:
         def on_state(state: State) -> None:
             before(state)
             if state == "ready":
-                most.append(sum(each.memory for each in pool.models))
+                most.append(sum(each.memory for each in pool.all_models))
 
         return on_state
 
-    for model in pool.models:
+    for model in pool.all_models:
         model._on_state = watch(model)  # type: ignore[method-assign, assignment]
         model.host = model._new_host()
     return most
@@ -252,6 +263,60 @@ async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
             await waiting
         async with pool.use(b):
             assert "first" in b.service().ending
+
+
+async def test_heartbeats_while_another_model_is_to_be_unloaded(
+    directories: list[Path], size: int
+) -> None:
+    with pool_of(directories[:2], *limited(size)) as pool:
+        (a, b), beats = pool.models, asyncio.Event()
+        app = app_of(pool, heartbeat_s=0.001)
+
+        def gone(reply: Reply) -> bool:
+            if len(reply.frames) >= 5:
+                beats.set()
+            return False
+
+        async with pool.use(a):
+            body = body_of(CHAT, "b", "x") | {"stream": True}
+            waiting = asyncio.create_task(ask(app, CHAT, body, gone=gone))
+            await asyncio.wait_for(beats.wait(), 30)
+            await until(lambda: a.unloading)
+            assert b.loads == 0
+        chunks = (await waiting).chunks()
+        assert {chunk["model"] for chunk in chunks} == {"b"}
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        assert [*chunks[0]["choices"][0]["delta"]] == ["role", "content"]
+
+
+async def test_the_embedding_model_shares_the_memory_limit(
+    directories: list[Path], size: int
+) -> None:
+    """It is unloaded for the others, and they for it."""
+    texts = {"input": ["x", "a b c"]}
+    with pool_of(directories[2:], embedding=directories[1]) as pool:  # no limit: all fit
+        alone = (await ask(app_of(pool), EMBEDDINGS, texts)).json()
+        await ask(app_of(pool), CHAT, body_of(CHAT, "c", "x"))
+        assert all(model.memory for model in pool.all_models)
+    with pool_of(directories[:1], *limited(size), embedding=directories[1]) as pool:
+        most = watch_memory(pool)
+        app, (chat, embedding) = app_of(pool), pool.all_models
+        for loads in range(1, 3):
+            assert text_of(await ask(app, CHAT, body_of(CHAT, "a", "x")))[0] == "a"
+            assert (chat.memory > 0, embedding.memory) == (True, 0)
+            assert (await ask(app, EMBEDDINGS, texts)).json() == alone
+            assert (chat.memory, embedding.memory > 0) == (0, True)
+            assert (chat.loads, embedding.loads) == (loads, loads)
+        async with pool.use(embedding):
+            waiting = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+            await until(lambda: embedding.unloading)
+            assert embedding.memory
+        assert text_of(await waiting)[0] == "a"
+        assert max(most) <= 1.2 * size
+        assert 'akunu_model_loads_total{model="b"} 2' in (await ask(app, "/metrics")).body.decode()
+        listed = (await ask(app, "/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["a"]
+        assert (await ask(app, "/health")).json()["models"] == {"a": "ready", "b": "unloaded"}
 
 
 async def test_a_client_disconnects_while_its_model_loads(
@@ -350,7 +415,8 @@ def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
                 assert found is not None
                 client, facts = found
                 assert facts.name == path.name
-                said = {"messages": [{"role": "user", "content": "x"}], "options": {}, "id": "1"}
+                user, options = {"role": "user", "content": "x"}, {"max_tokens": 4}
+                said = {"messages": [user], "options": options, "id": "1"}
                 frames = [*client.frames("/akunu/chat", said, lambda: None)]
                 assert "ended" in frames[-1]
             assert matching_server(directories[2], LoadOptions()) is None

@@ -79,7 +79,7 @@ class ThinkingFields(Body):
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
 
 
-class GenerationFields(ThinkingFields):
+class SamplingFields(Body):
     """How tokens are sampled, and how the answer ends."""
 
     temperature: float | None = Field(default=None, ge=0, le=100)
@@ -95,10 +95,12 @@ class GenerationFields(ThinkingFields):
         le=100,
         validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
     )
+    repeat_last_n: int | None = Field(default=None, ge=-1)  # penalized tokens; -1: all, 0: none
     logit_bias: dict[TokenId, float] | None = None
     stop: str | list[str] | None = Field(
         default=None, validation_alias=AliasChoices("stop", "stop_sequences")
     )
+    stop_token_ids: list[int] | None = None
     min_tokens: int | None = Field(
         default=None, ge=0, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
     )
@@ -121,3 +123,7 @@ class GenerationFields(ThinkingFields):
     service_tier: Ignored = None
     store: Ignored = None
     user: Ignored = None
+
+
+class GenerationFields(SamplingFields, ThinkingFields):
+    """All of these fields."""

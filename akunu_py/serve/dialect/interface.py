@@ -7,9 +7,10 @@ dialects and parses requests; `http/request_handler.py` runs the jobs and sends 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Self
 
 from akunu_py.decoding.events import (
     AnnotatedPiece,
@@ -41,23 +42,31 @@ def frame(value: Any, event: str = "") -> bytes:
     return f"{name}data: {data}\n\n".encode()
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """Encodes one streamed answer; each request has a new one."""
 
+    media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+
+    @abstractmethod
     def encode(self, event: Event, choice: int) -> list[bytes]:
         """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
 
         Each job has one `Finished` event; the frames of the last `Finished` end the stream.
         """
 
+    @abstractmethod
     def heartbeat(self) -> bytes:
         """Return the frame that keeps the connection alive."""
 
+    @abstractmethod
     def fail(self, error: RequestError) -> list[bytes]:
         """Return the frames that end the stream after an error."""
 
+    def resume(self, waiting: Self) -> None:  # noqa: B027 - most streams have no state
+        """Continue the stream whose heartbeats `waiting` encoded; see `Endpoint.waiting`."""
 
-class CommentEncoder:
+
+class CommentEncoder(Encoder):
     """Base of encoders that send SSE comments as heartbeats and errors as a last frame."""
 
     error_body: Callable[[RequestError], Mapping[str, Any]]
@@ -123,7 +132,6 @@ class PreparedRequest:
     encoder: Encoder | None = None  # None: not streamed
     short: bool = False  # small prompt and few tokens; see `Scheduler.submit`
     shows_thinking: bool = True  # the reply includes thinking
-    media_type: str = "text/event-stream; charset=utf-8"  # of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +143,12 @@ class Endpoint:
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
     prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
     summary: str  # for the OpenAPI description
-    # What `prepare` gets: the loaded model's `Service`, the `Embedder` if any, a description of
-    # the model, loaded or not, or `ModelPool.ending`.
+    # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,
+    # loaded or not, or `ModelPool.ending`.
     needs: Literal["service", "embedder", "description", "ending"] = "service"
+    # Returns the encoder of heartbeats until the model is loaded, None if nothing is streamed; gets
+    # the body and the model's name. Raises RequestError.
+    waiting: Callable[[Any, str], Encoder | None] = lambda body, name: None
 
 
 @dataclass(frozen=True, slots=True)

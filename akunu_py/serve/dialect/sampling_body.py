@@ -11,13 +11,19 @@ from pydantic import AliasChoices, Field
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT
 from akunu_py.errors import one_line
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.fields import GenerationFields, StructuredOutputs, TokenLimit
+from akunu_py.serve.dialect.fields import (
+    GenerationFields,
+    SamplingFields,
+    StructuredOutputs,
+    TokenLimit,
+)
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions
 
 _MAX_SEED = 2**32
 _NEVER = -1e9  # added to a logit; a constraint can still force the token
+_NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 # OpenAI's `json_object`
 JSON_OBJECT = Constraint("json_schema", '{"type": "object"}')
 
@@ -42,7 +48,7 @@ class SamplingBody(GenerationFields):
 
 
 def generate_options(
-    body: GenerationFields,
+    body: SamplingFields,
     service: Service,
     max_tokens: int,
     constraint: Constraint | None = None,
@@ -52,8 +58,12 @@ def generate_options(
     """Return the service's default options, overridden by the request's.
 
     constraint: a constraint from fields outside `body`. logprobs, thinking_budget: as in
-    `SamplingOptions` and `GenerateOptions`. Raises RequestError for two constraints.
+    `SamplingOptions` and `GenerateOptions`. Raises RequestError for two constraints, or a token
+    that the model does not have.
     """
+    stop_tokens, vocabulary = tuple(body.stop_token_ids or ()), service.engine.tokens.vocabulary
+    if not all(0 <= token < vocabulary for token in stop_tokens):
+        raise invalid("stop_token_ids", f"expected token ids from 0 to {vocabulary - 1}")
     constraint = _only_constraint(body, constraint)
     ends = service.engine.tokens.stop_tokens if body.ignore_eos else ()
     bias = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
@@ -71,6 +81,11 @@ def generate_options(
         "constraint": constraint,
         "logprobs": logprobs,
     }
+    if body.repeat_last_n == 0:
+        parameters |= _NO_PENALTIES
+    elif body.repeat_last_n is not None:
+        all_tokens = service.engine.plan.context_length
+        parameters["penalty_window"] = all_tokens if body.repeat_last_n < 0 else body.repeat_last_n
     sampling = replace(
         service.defaults.sampling, **{name: v for name, v in parameters.items() if v is not None}
     )
@@ -80,6 +95,7 @@ def generate_options(
         max_tokens=max_tokens,
         sampling=sampling,
         stop=tuple(filter(None, stop)),
+        stop_tokens=stop_tokens,
         thinking_budget=thinking_budget,
         min_tokens=body.min_tokens or 0,
     )
@@ -115,7 +131,7 @@ def schema_constraint(schema: Any) -> Constraint:
     return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
 
-def _only_constraint(body: GenerationFields, other: Constraint | None) -> Constraint | None:
+def _only_constraint(body: SamplingFields, other: Constraint | None) -> Constraint | None:
     """Return the constraint of the body, or `other`. Raises RequestError for several."""
     outputs = body.structured_outputs or StructuredOutputs(json=None)
     values = {

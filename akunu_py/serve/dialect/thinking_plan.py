@@ -72,7 +72,7 @@ def plan_thinking(
     return ThinkingPlan(
         {**choice.variables, **_template_variables(body)},
         None if budget == -1 else budget,
-        _shown(body),
+        shows_thinking(body),
         template.thinks and budget != 0,
     )
 
@@ -90,7 +90,7 @@ def _template_variables(body: ThinkingFields) -> dict[str, Any]:
     return variables
 
 
-def _shown(body: ThinkingFields) -> bool:
+def shows_thinking(body: ThinkingFields) -> bool:
     """Return whether the reply includes thinking; some models think even if it is disabled."""
     if body.thinking and (body.thinking.type == "disabled" or body.thinking.display == "omitted"):
         return False

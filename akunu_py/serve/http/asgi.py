@@ -22,11 +22,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
 from akunu_py.errors import AkunuError
-from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
+from akunu_py.serve.dialect.bodies import MAX_BYTES, Body, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
 from akunu_py.serve.http.guard import AccessRules, Guard
@@ -36,8 +35,6 @@ from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
     Disconnected,
     RequestHandler,
-    send_json,
-    unless_disconnected,
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
@@ -92,7 +89,6 @@ class Backend:
 
     pool: ModelPool
     records: RequestRecords
-    embedder: Embedder | None = None  # None: no embeddings
     strict: bool = False  # refuse unknown fields and names of models
     # Runs a job: model, job, client, short; see `run_job`.
     run: Callable[[ServedModel, Job, str, bool], AsyncGenerator[Event]] = ServedModel.run
@@ -137,15 +133,15 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return JSONResponse({"object": "list", "data": data} | page)
 
     async def model(request: Request) -> Response:
-        return JSONResponse(pool.named(request.path_params["name"]).description())
+        return JSONResponse(pool.get(request.path_params["name"]).description())
 
     async def health(request: Request) -> Response:
         challenge = request.query_params.get("challenge", "")[:_MAX_CHALLENGE]
         found: dict[str, Any] = {"status": "ok"}
         if challenge and access.token:
             found["proof"] = proof(access.token, challenge)
-        if len(pool.models) > 1 and not access.key:  # the path needs no key
-            found["models"] = {model.name: model.host.state for model in pool.models}
+        if len(pool.all_models) > 1 and not access.key:  # the path needs no key
+            found["models"] = {model.name: model.host.state for model in pool.all_models}
         return JSONResponse(found)
 
     async def metrics(request: Request) -> Response:
@@ -190,42 +186,53 @@ class _Post:
         records = self._backend.records
         with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
             send = _naming_ignored(send, record)
+            handler = RequestHandler(
+                self._dialect, scope["request_id"], receive, send, self._heartbeat_s
+            )
+            # A connection is a client: programs with parallel requests open several.
+            client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             try:
-                async with self._prepared(Headers(scope=scope), receive, record) as (found, run):
-                    record.status = await self._reply(found, run, record, scope, receive, send)
+                if records.waiting > _MAX_WAITING:
+                    raise RequestError("too many waiting requests; try again later", "unavailable")
+                data = await _read_body(Headers(scope=scope), receive)
+                async with self._prepared(data, handler, record) as (prepared, run):
+                    record.status = await handler.reply(
+                        prepared, lambda job, short: run(job, client, short), record.add
+                    )
             except RequestError as error:
-                body = self._dialect.error(error, scope["request_id"])
-                record.status = await send_json(send, error.status, body)
+                record.status = await handler.fail(error)
 
     @contextlib.asynccontextmanager
     async def _prepared(
-        self, headers: Headers, receive: Receive, record: RequestRecord
+        self, data: bytes, handler: RequestHandler, record: RequestRecord
     ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], Run]]:
-        """Prepare a request; keep its model loaded while the block runs. Raises RequestError."""
+        """Prepare a request; keep its model loaded while the block runs. Raises RequestError.
+
+        data: the body. handler: sends heartbeats.
+        """
         backend, endpoint = self._backend, self._endpoint
-        if backend.records.waiting > _MAX_WAITING:
-            raise RequestError("too many waiting requests; try again later", "unavailable")
-        data = await _read_body(headers, receive)
+        pool = backend.pool
         if record.keeps_content:
             record.body = data.decode(errors="replace")
         async with contextlib.AsyncExitStack() as stack:
             try:
                 body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
-                name = None if endpoint.needs == "embedder" else getattr(body, "model", None)
-                model = backend.pool.choose(name, strict=backend.strict)
+                record.ignored = body.ignored
+                name = getattr(body, "model", None)
                 if endpoint.needs == "embedder":
-                    prepared = await run_in_threadpool(endpoint.prepare, body, backend.embedder)
-                elif endpoint.needs == "description":
+                    model = pool.embedding_model(name)
+                else:
+                    model = pool.model_for(name, strict=backend.strict)
+                if endpoint.needs == "description":
                     prepared = endpoint.prepare(body, model.description())
                 elif endpoint.needs == "ending":
-                    prepared = endpoint.prepare(body, backend.pool.ending)
+                    prepared = endpoint.prepare(body, pool.ending)
                 else:
-                    record.model = model.name if len(backend.pool.models) > 1 else ""
-                    using = stack.enter_async_context(backend.pool.use(model))
-                    await unless_disconnected(using, receive)
-                    prepared = await run_in_threadpool(
-                        lambda: endpoint.prepare(body, model.service())
-                    )
+                    record.model = model.name if len(pool.models) > 1 else ""
+                    handler.stream(endpoint.waiting(body, model.name))
+                    await handler.wait(stack.enter_async_context(pool.use(model)))
+                    prepare = partial(_prepare, endpoint, body, model)
+                    prepared = await handler.wait(run_in_threadpool(prepare))
                 record.ignored = body.ignored
             except Disconnected:
                 raise
@@ -233,29 +240,13 @@ class _Post:
                 raise request_error(error) from error
             yield prepared, partial(backend.run, model)
 
-    async def _reply(
-        self,
-        prepared: PreparedRequest | Mapping[str, Any],
-        run: Run,
-        record: RequestRecord,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> int:
-        """Run a request, send the reply, and return its status."""
-        if not isinstance(prepared, PreparedRequest):
-            return await send_json(send, 200, prepared)
-        # A connection is a client: programs with parallel requests open several.
-        client = "{}:{}".format(*(scope.get("client") or ("", 0)))
-        handler = RequestHandler(
-            prepared,
-            lambda job: run(job, client, prepared.short),
-            self._dialect,
-            scope["request_id"],
-            record.add,
-            self._heartbeat_s,
-        )
-        return await handler.reply(receive, send)
+
+def _prepare(
+    endpoint: Endpoint, body: Body, model: ServedModel
+) -> PreparedRequest | Mapping[str, Any]:
+    """Prepare a request for a loaded model."""
+    needs_embedder = endpoint.needs == "embedder"
+    return endpoint.prepare(body, model.embedder() if needs_embedder else model.service())
 
 
 def _naming_ignored(send: Send, record: RequestRecord) -> Send:

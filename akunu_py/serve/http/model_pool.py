@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, RequestCounts, State
@@ -96,6 +97,10 @@ class ServedModel:
             self._context_length = engine.plan.context_length
         return self._service
 
+    def embedder(self) -> Embedder:
+        """Return the embedding model."""
+        return Embedder(self.name, self.host)
+
     def description(self) -> dict[str, Any]:
         """Return the model in the format of OpenAI's and Anthropic's model lists."""
         date = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
@@ -133,8 +138,11 @@ class ServedModel:
 class ModelPool:
     """The models of the server."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel], embedding: ServedModel | None = None) -> None:
+        """embedding: the model for embeddings; its names are no names of the others."""
         self.models = tuple(models)
+        self.embedding = embedding
+        self.all_models = self.models if embedding is None else (*models, embedding)
         self._by_name = {name: model for model in self.models for name in model.names}
         # Ids of requests that akunu's own clients end with the text so far.
         self.ending: deque[str] = deque(maxlen=_MAX_ENDING)
@@ -146,21 +154,23 @@ class ModelPool:
         self._uses = 0
         self._closing = False
 
-    def choose(self, name: str | None, *, strict: bool = False) -> ServedModel:
-        """Return the model for a request; the first one for an unknown name.
+    def model_for(self, name: str | None, *, strict: bool = False) -> ServedModel:
+        """Return the model that answers a request; the first one for an unknown name.
 
         Agents request names such as claude-haiku, and an error would end their session. strict:
         raise RequestError for an unknown name.
         """
         if name is None or not name.strip():
             return self.models[0]
-        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(_LATEST))
-        return found or (self.named(name) if strict else self.models[0])
+        return self.get(name) if strict else self._find(name) or self.models[0]
 
-    def named(self, name: str) -> ServedModel:
+    def _find(self, name: str) -> ServedModel | None:
+        return self._by_name.get(name) or self._by_name.get(name.removesuffix(_LATEST))
+
+    def get(self, name: str) -> ServedModel:
         """Return the model with a name. Raises RequestError if there is none."""
-        if name in self._by_name:
-            return self._by_name[name]
+        if found := self._find(name):
+            return found
         served = ", ".join(model.name for model in self.models)
         raise RequestError(
             f"this server serves {served}, not {name[:100]!r}; request {self.models[0].name}, or "
@@ -169,6 +179,20 @@ class ModelPool:
             param="model",
             code="model_not_found",
         )
+
+    def embedding_model(self, name: str | None) -> ServedModel:
+        """Return the embedding model. Raises RequestError if there is none of this name.
+
+        Vectors of another model would be worthless to the client.
+        """
+        model = self.embedding
+        if model is None:
+            message = "no embedding model; start the server with --embedding-model NAME"
+        elif not name or model.name in (name, name.removesuffix(_LATEST)):
+            return model
+        else:
+            message = f"the embedding model is {model.name}, not {name[:100]!r}"
+        raise RequestError(message, "not_found", param="model", code="model_not_found")
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
@@ -222,9 +246,9 @@ class ModelPool:
                 error = RequestError(f"cannot load {model.name}: {failure}", "unavailable")
             except Exception as failure:  # noqa: BLE001 - for the requests
                 error = failure
-            self._answer_waiting(model, error)
+            self._admit_waiting(model, error)
 
-    def _answer_waiting(self, model: ServedModel, error: Exception | None) -> None:
+    def _admit_waiting(self, model: ServedModel, error: Exception | None) -> None:
         """Admit all requests that wait for a model, or give them an error."""
         entries = [entry for entry in self._waiting if entry[0] is model]
         self._waiting = [entry for entry in self._waiting if entry[0] is not model]
@@ -245,7 +269,7 @@ class ModelPool:
         while self._is_wanted(model) and not model.is_ready:
             if self._closing:
                 raise ServerStopping
-            loaded = [each for each in self.models if each is not model and each.memory]
+            loaded = [each for each in self.all_models if each is not model and each.memory]
             model.reserved = sum(each.memory for each in loaded)
             model.host.start()
             try:
@@ -272,13 +296,13 @@ class ModelPool:
     def close(self, finish_s: float = 0.0) -> bool:
         """Close the models' threads, see `ModelHost.close`; return False if one is still busy."""
         self._closing = True
-        with ThreadPoolExecutor(len(self.models)) as threads:
-            return all(threads.map(lambda model: model.host.close(finish_s), self.models))
+        with ThreadPoolExecutor(len(self.all_models)) as threads:
+            return all(threads.map(lambda model: model.host.close(finish_s), self.all_models))
 
     def abandon(self, why: AkunuError) -> None:
         """Fail all requests now; see `ModelHost.abandon`."""
         self._closing = True
-        for model in self.models:
+        for model in self.all_models:
             model.host.abandon(why)
 
     def metrics(self) -> dict[str, dict[str, int]]:
@@ -291,7 +315,7 @@ class ModelPool:
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }
-            for model in self.models
+            for model in self.all_models
         }
 
     def counts(self) -> RequestCounts:

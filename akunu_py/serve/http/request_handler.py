@@ -7,8 +7,8 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Send
 
@@ -29,101 +29,169 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
+# Runs a job, see `run_job`; gets whether it is short. Closing the generator cancels the job.
+Run = Callable[[Job, bool], AsyncGenerator[Event]]
+Result = TypeVar("Result")
 
 
 class Disconnected(Exception):
     """The client disconnected."""
 
 
-@dataclass(slots=True)
 class RequestHandler:
-    """Runs one request. Raises Disconnected; other errors become error replies."""
+    """Replies to one request. Raises Disconnected; other errors become error replies."""
 
-    prepared: PreparedRequest
-    run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
-    dialect: Dialect
-    request_id: str
-    on_event: Callable[[Event], None]  # called with every event
-    heartbeat_s: float = HEARTBEAT_S
+    def __init__(
+        self,
+        dialect: Dialect,
+        request_id: str,
+        receive: Receive,
+        send: Send,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._dialect, self._request_id, self._heartbeat_s = dialect, request_id, heartbeat_s
+        self._receive, self._send = receive, send
+        self._stream: _Stream | None = None  # if the reply is streamed
 
-    async def reply(self, receive: Receive, send: Send) -> int:
-        """Send the reply and return its status; call after receiving the request's body."""
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+    def stream(self, encoder: Encoder | None) -> None:
+        """Set the encoder of a streamed reply; it continues that of an earlier call."""
+        if encoder is None:
+            return
+        if self._stream is None:
+            self._stream = _Stream(self._send, encoder, self._heartbeat_s)
+        else:
+            encoder.resume(self._stream.encoder)
+            self._stream.encoder = encoder
+
+    async def wait(self, waiting: Awaitable[Result]) -> Result:
+        """Wait for a result with heartbeats; cancel it if the client disconnects.
+
+        Call after receiving the request's body.
+        """
+        task = asyncio.ensure_future(waiting)
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         try:
-            async with contextlib.aclosing(self._events()) as events:
-                if self.prepared.encoder is None:
-                    return await self._send_collected(_poll(events, disconnected), send)
-                return await self._send_stream(self.prepared.encoder, events, disconnected, send)
+            while not task.done():
+                limit = self._stream.next_beat_s() if self._stream else None
+                await asyncio.wait(
+                    (task, disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
+                )
+                if disconnected.done() and not task.done():
+                    raise Disconnected
+                if self._stream is not None and not task.done():
+                    await self._stream.beat()
+            return task.result()
+        finally:
+            disconnected.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+    async def reply(
+        self,
+        prepared: PreparedRequest | Mapping[str, Any],
+        run: Run,
+        on_event: Callable[[Event], None],
+    ) -> int:
+        """Run the jobs, send the reply and return its status. on_event: called with every event."""
+        if not isinstance(prepared, PreparedRequest):
+            return await send_json(self._send, 200, prepared)
+        self.stream(prepared.encoder)
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
+        try:
+            async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
+                if self._stream is None:
+                    return await self._send_collected(prepared, _poll(events, disconnected))
+                return await self._send_stream(self._stream, prepared, events, disconnected)
         finally:
             disconnected.cancel()
 
-    async def _events(self) -> AsyncGenerator[ChoiceEvent]:
-        """Yield the events of all jobs. Raises RequestError."""
-        for choice, job in enumerate(self.prepared.jobs):
-            async with contextlib.aclosing(self.run(job)) as events:
-                async for event in events:
-                    if isinstance(event, Failed):
-                        raise request_error(event.error) from event.error
-                    self.on_event(event)
-                    if isinstance(event, Finished) and event.reason == "cancelled":
-                        raise ServerStopping  # after a disconnect this code does not run
-                    if self.prepared.shows_thinking or not isinstance(event, ThinkingDelta):
-                        yield choice, event
+    async def fail(self, error: Exception) -> int:
+        """Send an error, at the end of the stream if it began, and return the status."""
+        failure = request_error(error)
+        if self._stream is not None and self._stream.started:
+            await self._stream.write(self._stream.encoder.fail(failure))
+            await self._stream.end()
+            return 200
+        body = self._dialect.error(failure, self._request_id)
+        return await send_json(self._send, failure.status, body)
 
-    async def _send_collected(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
-        answers = [CollectedAnswer() for _ in self.prepared.jobs]
+    async def _send_collected(
+        self, prepared: PreparedRequest, events: AsyncGenerator[ChoiceEvent | None]
+    ) -> int:
+        answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
             async for choice_event in events:
                 if choice_event is not None:
                     answers[choice_event[0]].add(choice_event[1])
-            body = self.prepared.build_reply(answers)
+            body = prepared.build_reply(answers)
         except Disconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets every error
-            return await self._send_error(error, send)
-        return await send_json(send, 200, body)
-
-    async def _send_error(self, error: Exception, send: Send) -> int:
-        failure = request_error(error)
-        return await send_json(send, failure.status, self.dialect.error(failure, self.request_id))
+            return await self.fail(error)
+        return await send_json(self._send, 200, body)
 
     async def _send_stream(
         self,
-        encoder: Encoder,
+        stream: _Stream,
+        prepared: PreparedRequest,
         events: AsyncGenerator[ChoiceEvent],
         disconnected: asyncio.Future[None],
-        send: Send,
     ) -> int:
         """Send the status with the first frame, so that an early error has its own status."""
-        stream, finished = _Stream(send, self.prepared.media_type), 0
+        finished = 0
         try:
-            async for choice_event in _poll(
-                events, disconnected, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
-            ):
+            async for choice_event in _poll(events, disconnected, stream.next_beat_s):
                 if choice_event is None:
-                    await stream.write([encoder.heartbeat()])
+                    await stream.beat()
                     continue
                 choice, event = choice_event
-                await stream.write(encoder.encode(event, choice))
+                await stream.write(stream.encoder.encode(event, choice))
                 finished += isinstance(event, Finished)
         except Disconnected:
-            if finished < len(self.prepared.jobs):
+            if finished < len(prepared.jobs):
                 raise
             return 200  # the client received everything
         except Exception as error:  # noqa: BLE001 - the client gets every error
-            if not stream.started:
-                return await self._send_error(error, send)
-            await stream.write(encoder.fail(request_error(error)))
+            return await self.fail(error)
         await stream.end()
         return 200
+
+
+async def _run_jobs(
+    prepared: PreparedRequest,
+    run: Run,
+    on_event: Callable[[Event], None],
+) -> AsyncGenerator[ChoiceEvent]:
+    """Yield the events of all jobs. Raises RequestError."""
+    for choice, job in enumerate(prepared.jobs):
+        async with contextlib.aclosing(run(job, prepared.short)) as events:
+            async for event in events:
+                if isinstance(event, Failed):
+                    raise request_error(event.error) from event.error
+                on_event(event)
+                if isinstance(event, Finished) and event.reason == "cancelled":
+                    raise ServerStopping  # after a disconnect this code does not run
+                if prepared.shows_thinking or not isinstance(event, ThinkingDelta):
+                    yield choice, event
 
 
 class _Stream:
     """A streamed reply."""
 
-    def __init__(self, send: Send, media_type: str) -> None:
-        self._media_type = media_type.encode()
-        self._send, self.started, self.last_sent = send, False, time.monotonic()
+    def __init__(self, send: Send, encoder: Encoder, heartbeat_s: float) -> None:
+        self.encoder = encoder
+        self.started = False
+        self._send, self._heartbeat_s, self._last_sent = send, heartbeat_s, time.monotonic()
+
+    def next_beat_s(self) -> float:
+        """Return the seconds until the next heartbeat."""
+        return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
+
+    async def beat(self) -> None:
+        """Send a heartbeat if it is due."""
+        if not self.next_beat_s():
+            await self.write([self.encoder.heartbeat()])
 
     async def write(self, frames: list[bytes]) -> None:
         if not frames:
@@ -131,14 +199,14 @@ class _Stream:
         if not self.started:
             self.started = True
             headers = [
-                (b"content-type", self._media_type),
+                (b"content-type", self.encoder.media_type.encode()),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         body = b"".join(frames)
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        self.last_sent = time.monotonic()
+        self._last_sent = time.monotonic()
 
     async def end(self) -> None:
         await self.write([] if self.started else [b""])
@@ -155,11 +223,10 @@ async def _poll(
     try:
         while True:
             next_event = next_event or asyncio.ensure_future(anext(events, None))
-            limit = seconds()
             futures: set[asyncio.Future[Any]] = {next_event, disconnected}
             await asyncio.wait(
                 futures,
-                timeout=None if limit is None else max(0.0, limit),
+                timeout=seconds(),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if disconnected.done():
@@ -176,22 +243,6 @@ async def _poll(
             next_event.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestError):
                 await next_event
-
-
-async def unless_disconnected(waiting: Awaitable[object], receive: Receive) -> None:
-    """Wait until `waiting` is done. If the client disconnects, cancel it and raise Disconnected."""
-    task = asyncio.ensure_future(waiting)
-    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
-    try:
-        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Disconnected
-        task.result()
-    finally:
-        disconnected.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
 from akunu_py.models.load.model_files import read_settings
@@ -49,7 +48,6 @@ class ServeOptions:
     quiet: bool = False  # do not log requests
     log_content: bool = False
     strict: bool = False  # refuse unknown fields
-    embedder: Embedder | None = None  # not started
     running: RunningServer | None = None  # announces the server to this user's other programs
 
     def service(self, engine: Engine, name: str) -> Service:
@@ -61,7 +59,7 @@ class ServeOptions:
 
     def backend(self, pool: ModelPool, records: RequestRecords) -> Backend:
         """Return the application's backend."""
-        return Backend(pool, records, self.embedder, self.strict)
+        return Backend(pool, records, self.strict)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -93,12 +91,9 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
     The first model is loaded at once, the others by requests. Raises what loading it raises.
     """
     records = RequestRecords(_printer(options), keep_content=options.log_content)
-    embedder = options.embedder
     try:
         pool.models[0].service()
         names = ", ".join(model.name for model in pool.models)
-        if embedder is not None:
-            embedder.host.start()
         app = create_app(options.backend(pool, records), options.access)
         logging.getLogger("uvicorn.error").setLevel(
             logging.CRITICAL
@@ -122,8 +117,6 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
             _Server(config, ready, lambda: pool.close(options.grace_s)).run([listening])
     finally:
         pool.close()
-        if embedder is not None:
-            embedder.host.close()
 
 
 class _ServerState(ServerState):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from akunu_py.decoding.events import (
     Event,
@@ -52,7 +52,7 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
     messages = messages_of(body.messages)
     limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     constraint = _constraint(body.response_format)
@@ -74,15 +74,21 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
         for each in choice_options(options, body.n or 1)
     ]
     head = ReplyHead(service.name, "chatcmpl")
-    usage = includes_usage(body)
-    old = body.has_functions
-    encoder = ChatEncoder(head, len(jobs), usage=usage, old=old) if body.stream else None
     return PreparedRequest(
         jobs,
-        lambda answers: build_chat_completion(head, answers, old=old),
-        encoder,
+        lambda answers: build_chat_completion(head, answers, old=body.has_functions),
+        chat_encoder(body, service.name),
         shows_thinking=thinking.shown,
     )
+
+
+def chat_encoder(body: ChatBody, name: str) -> ChatEncoder | None:
+    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
+    usage = includes_usage(body)
+    if not body.stream:
+        return None
+    head = ReplyHead(name, "chatcmpl")
+    return ChatEncoder(head, body.n or 1, usage=usage, old=body.has_functions)
 
 
 def _constraint(format: Format | None) -> Constraint | None:
@@ -111,6 +117,9 @@ class ChatEncoder(CommentEncoder):
         self._finished: list[Finished] = []
         self._kind: dict[str, Any] = {"content": ""}  # an empty delta like the last one
         self._choice = 0  # the last one
+
+    def resume(self, waiting: Self) -> None:
+        self._head, self._has_role = waiting._head, waiting._has_role
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: clients do not count comments as progress."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -43,6 +43,7 @@ from akunu_py.serve.openai.shapes import (
     finish_reason,
     usage,
 )
+from akunu_py.types import GenerateOptions
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
@@ -86,23 +87,36 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         for prompt in prompts
     ]
     jobs = [
-        text_job(prompt.tokens, replace(each, stop_tokens=prompt.stop_tokens), context)
+        text_job(prompt.tokens, _with_stops(each, prompt), context)
         for prompt, context in zip(prompts, contexts, strict=True)
         for each in choice_options(options, count)
     ]
     for prompt in prompts:
-        compile_rules(service.engine.tokens, replace(options, stop_tokens=prompt.stop_tokens))
+        compile_rules(service.engine.tokens, _with_stops(options, prompt))
     echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
-    usage = includes_usage(body)
     return PreparedRequest(
         jobs,
         lambda answers: build_completions(head, answers, echoes, count),
-        CompletionsEncoder(head, echoes, count, usage=usage) if body.stream else None,
+        completions_encoder(body, service.name, echoes),
         short=options.max_tokens <= _SHORT_ANSWER
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
     )
+
+
+def _with_stops(options: GenerateOptions, prompt: _PromptRequest) -> GenerateOptions:
+    return replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
+
+
+def completions_encoder(
+    body: CompletionsBody, name: str, echoes: Sequence[str] = ("",)
+) -> CompletionsEncoder | None:
+    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
+    usage = includes_usage(body)
+    if not body.stream:
+        return None
+    return CompletionsEncoder(ReplyHead(name, "cmpl"), echoes, body.n or 1, usage=usage)
 
 
 def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
@@ -147,6 +161,9 @@ class CompletionsEncoder(CommentEncoder):
         self._head, self._echoes, self._count, self._usage = head, echoes, count, usage
         self._offsets = [len(text) for text in echoes]
         self._finished: list[Finished] = []
+
+    def resume(self, waiting: Self) -> None:
+        self._head = waiting._head
 
     def heartbeat(self) -> bytes:
         """Return an empty text: clients do not count comments as progress."""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from akunu_py.decoding.embedding import Embedder
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.request_errors import RequestError, invalid
+from akunu_py.serve.dialect.request_errors import invalid
 
 _MAX_TEXTS = 2048  # OpenAI's limit
 
@@ -26,13 +26,8 @@ class EmbeddingsBody(Body):
     user: Ignored = None
 
 
-def embeddings(body: EmbeddingsBody, embedder: Embedder | None) -> Mapping[str, Any]:
+def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
     """Return the embeddings of all texts. Raises RequestError."""
-    if embedder is None or body.model not in (None, embedder.name):
-        message = "no embedding model; start the server with --embedding-model NAME"
-        if embedder is not None:
-            message = f"the embedding model is {embedder.name}, not {str(body.model)[:100]!r}"
-        raise RequestError(message, "not_found", param="model", code="model_not_found")
     texts = _texts(body.input)
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")

@@ -26,6 +26,7 @@ _POLL_S = 0.01  # between two checks for cancellation
 _END_TIMEOUT_S = 2.0  # for an answer to end after `ServerClient.end`
 _CONNECT_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 30.0  # a live server sends a heartbeat every few seconds
+_LOAD_TIMEOUT_S = 900.0  # for a server to unload other models and load one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class ServerClient:
         if parts.scheme != "http" or not self._host or parts.path.strip("/") not in ("", "v1"):
             raise UsageError(f"expected a server such as http://127.0.0.1:8012, got {url[:200]!r}")
 
-    def connect(self) -> http.client.HTTPConnection:
+    def connect(self, read_timeout_s: float = _READ_TIMEOUT_S) -> http.client.HTTPConnection:
         """Open a connection. Raises OSError."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
         connection.connect()
-        connection.sock.settimeout(_READ_TIMEOUT_S)
+        connection.sock.settimeout(read_timeout_s)
         return connection
 
     def has_token(self, token: str) -> bool:
@@ -71,8 +72,8 @@ class ServerClient:
         return health.get("proof") == proof(token, challenge)
 
     def facts(self) -> ServerFacts:
-        """Return the model's facts. Raises ServerGone, AkunuError."""
-        reply = self._request("POST", "/akunu/model", {"model": self._model})
+        """Return the model's facts, once it is loaded. Raises ServerGone, AkunuError."""
+        reply = self._request("POST", "/akunu/model", {"model": self._model}, _LOAD_TIMEOUT_S)
         try:
             return ServerFacts(
                 LoadedModelFacts(**reply["model"], server=self.url), reply["fills_in"]
@@ -133,9 +134,11 @@ class ServerClient:
             raise self._status_error(reply.status, reply.read())
         return reply
 
-    def _request(self, method: str, path: str, body: Any = None) -> Any:
+    def _request(
+        self, method: str, path: str, body: Any = None, read_timeout_s: float = _READ_TIMEOUT_S
+    ) -> Any:
         try:
-            with contextlib.closing(self.connect()) as connection:
+            with contextlib.closing(self.connect(read_timeout_s)) as connection:
                 return json.loads(self.send(connection, method, path, body).read())
         except (OSError, http.client.HTTPException) as error:
             raise self.unreachable(error) from error

@@ -148,9 +148,19 @@ AKUNU = Dialect(
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
         Endpoint(
-            "/akunu/complete", AkunuCompleteBody, prepare_complete, "Complete text, for akunu."
+            "/akunu/complete",
+            AkunuCompleteBody,
+            prepare_complete,
+            "Complete text, for akunu.",
+            waiting=lambda body, name: AkunuEncoder(),
         ),
-        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, "Answer a conversation, for akunu."),
+        Endpoint(
+            "/akunu/chat",
+            AkunuChatBody,
+            prepare_chat,
+            "Answer a conversation, for akunu.",
+            waiting=lambda body, name: AkunuEncoder(),
+        ),
         Endpoint(
             "/akunu/end",
             RequestBody,

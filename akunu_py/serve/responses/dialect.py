@@ -7,8 +7,8 @@ import binascii
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
@@ -17,6 +17,7 @@ from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
+    Encoder,
     Endpoint,
     PreparedRequest,
     frame,
@@ -55,7 +56,7 @@ from akunu_py.serve.responses.tools import (
     to_arguments,
     to_input,
 )
-from akunu_py.types import Constraint, Message, ToolCall
+from akunu_py.types import Constraint, Message, SamplingOptions, ToolCall
 
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
 # Values of `include` accepted without effect: results of server-side tools.
@@ -90,7 +91,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
             variables=thinking.variables,
         )
     context = ResponseContext(
-        _echoed_parameters(body, service),
+        _echoed_parameters(body, service.name, service.defaults.sampling),
         tools,
         _ENCRYPTED_REASONING in (body.include or ()),
         lambda text: len(engine.tokens.encode(text)),
@@ -103,6 +104,14 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         encoder,
         shows_thinking=thinking.shown,
     )
+
+
+def waiting_response(body: ResponsesBody, name: str) -> ResponseEncoder | None:
+    """Return the encoder of the first events of a streamed reply."""
+    if not body.stream:
+        return None
+    _refuse(body)
+    return ResponseEncoder(ResponseContext(_echoed_parameters(body, name)))
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -141,17 +150,21 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
     return schema_constraint(format.schema_)
 
 
-def _echoed_parameters(body: ResponsesBody, service: Service) -> dict[str, Any]:
-    """Return the request parameters that every response repeats."""
+def _echoed_parameters(
+    body: ResponsesBody, name: str, defaults: SamplingOptions | None = None
+) -> dict[str, Any]:
+    """Return the request parameters that every response repeats.
+
+    name, defaults: of the model; its defaults are unknown until it is loaded.
+    """
     sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    sampling = service.defaults.sampling
     sampling_values = {
-        "temperature": sampling.temperature if body.temperature is None else body.temperature,
-        "top_p": sampling.top_p if body.top_p is None else body.top_p,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "temperature": defaults and defaults.temperature,
+        "top_p": defaults and defaults.top_p,
     }
+    sampling_values |= {each: sent[each] for each in sampling_values if sent.get(each) is not None}
     return {
-        "model": service.name,
+        "model": name,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
@@ -162,6 +175,7 @@ def _echoed_parameters(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "tool_choice": sent.get("tool_choice") or "auto",
         "tools": sent.get("tools") or [],
         "truncation": "disabled",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         **sampling_values,
     }
 
@@ -216,10 +230,10 @@ class ResponseContext:
     """Data from the request that the response needs."""
 
     request: Values  # parameters that the response repeats
-    tools: ToolMap
-    include_encrypted: bool  # also send reasoning as encrypted_content
-    count_tokens: Callable[[str], int]
-    matches: MatchesGrammar
+    tools: ToolMap = field(default_factory=ToolMap)
+    include_encrypted: bool = False  # also send reasoning as encrypted_content
+    count_tokens: Callable[[str], int] = len
+    matches: MatchesGrammar = lambda grammar, text: True
 
 
 class ResponseBuilder:
@@ -439,7 +453,7 @@ def build_response(context: ResponseContext, answers: Sequence[CollectedAnswer])
     return builder.response
 
 
-class ResponseEncoder:
+class ResponseEncoder(Encoder):
     """Encodes a streamed response; its heartbeat repeats response.in_progress."""
 
     def __init__(self, context: ResponseContext) -> None:
@@ -448,6 +462,11 @@ class ResponseEncoder:
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [*self._begin(), *map(self._frame, self._builder.add(event))]
+
+    def resume(self, waiting: Self) -> None:
+        self._number = waiting._number
+        begun = waiting._builder.response
+        self._builder.response |= {name: begun[name] for name in ("id", "created_at")}
 
     def heartbeat(self) -> bytes:
         first = self._begin()
@@ -487,6 +506,14 @@ def decode_thinking(text: str) -> str:
 
 RESPONSES = Dialect(
     "responses",
-    (Endpoint("/v1/responses", ResponsesBody, prepare_response, "Answer a conversation."),),
+    (
+        Endpoint(
+            "/v1/responses",
+            ResponsesBody,
+            prepare_response,
+            "Answer a conversation.",
+            waiting=waiting_response,
+        ),
+    ),
     error_body,
 )
