@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import kv_cache
+from akunu_py.decoding import kv_cache, output_rows
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
@@ -44,7 +44,7 @@ class Target:
         self.caches = caches or PromptCaches()  # histories of other targets are copied, not taken
         self.alone = True  # passes may be launched ahead
         # Runs a pass; drafters that need the hidden states replace it.
-        self.run: Callable[[mx.array, kv_cache.Cache], mx.array] = self.run_model
+        self.run: Callable[[mx.array, kv_cache.Cache, int], mx.array] = self.run_model
         self._history: TokenHistory | None = None
         self.owner: Owner = NO_OWNER  # the request that runs now
         self.sampler = Sampler(SamplingOptions())
@@ -112,9 +112,12 @@ class Target:
         """
         return 1 + (_TEMPLATE_TAIL if self.history.needs_checkpoints else 0)
 
-    def forward(self, tokens: mx.array) -> mx.array:
-        """Run `tokens` [rows] after the cached ones. Returns lazy logits [rows, vocab]."""
-        return self.run(tokens, self.cache)
+    def forward(self, tokens: mx.array, wanted: int | None = None) -> mx.array:
+        """Run `tokens` [rows] after the cached ones.
+
+        Returns lazy logits [wanted, vocab] of the last rows, by default of all.
+        """
+        return self.run(tokens, self.cache, wanted or tokens.shape[0])
 
     def prefill(self, tokens: mx.array) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
@@ -128,9 +131,11 @@ class Target:
         if isinstance(self.cache, kv_cache.SharedCache):
             self.model.pause_workers()
 
-    def run_model(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
+    def run_model(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
         """The default of `run`."""
-        return self.model(tokens[None], cache=cache)[0]
+        if wanted == tokens.shape[0]:
+            return self.model(tokens[None], cache=cache)[0]
+        return output_rows.run(self.model, tokens[None], cache, lambda rows: rows[:, -wanted:])[0]
 
     def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
         """Launch a pass over `rows`; return the tokens [wanted] sampled after its last rows.
@@ -141,7 +146,8 @@ class Target:
         if after is not None:
             tokens = mx.concatenate([after, tokens]) if rows else after
         drafted = rows[len(rows) - wanted + 1 :]
-        sampled = self.sample(self.forward(tokens), tokens, drafted, ahead=after is not None)
+        logits = self.forward(tokens, wanted)
+        sampled = self.sample(logits, tokens, drafted, ahead=after is not None)
         mx.async_eval(sampled)
         return sampled
 
@@ -150,10 +156,10 @@ class Target:
     ) -> mx.array:
         """Return the tokens [drafted + 1] sampled after the last rows of a pass over `tokens`.
 
-        logits: [rows, vocab]. ahead: the pass follows another one, which is not collected yet.
+        logits: of these rows, [drafted + 1, vocab]. ahead: the pass follows another one, which is
+        not collected yet.
         """
         wanted = 1 + len(drafted)
-        logits = logits[-wanted:]
         known, count, window = self.tokens, len(self.tokens), self.sampler.window
         if ahead:
             known, count = [*known[-window - 1 :], *self.pending], count + len(self.pending)

@@ -72,9 +72,9 @@ class Host:
         target = completer.session.target
         forward = target.forward
 
-        def count(tokens: Any) -> Any:
+        def count(tokens: Any, wanted: int | None = None) -> Any:
             self.passes += 1
-            return forward(tokens)
+            return forward(tokens, wanted)
 
         target.forward = count  # type: ignore[method-assign]
         return completer

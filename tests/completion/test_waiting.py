@@ -66,11 +66,11 @@ class Host:
         target = self.completer.session.target
         forward, on_event = target.forward, self.queue._on_event
 
-        def count(tokens: Any) -> Any:
+        def count(tokens: Any, wanted: int | None = None) -> Any:
             self.passes += 1
             self.rows.append(tokens.size)
             self.on_pass(self.passes)
-            return forward(tokens)
+            return forward(tokens, wanted)
 
         def noted(served: Any, event: Event) -> None:
             if isinstance(event, Finished) and self.passes > self.passes_before:

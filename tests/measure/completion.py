@@ -246,10 +246,10 @@ def _passes_after(completer: Completer, request: CompletionRequest) -> int:
     passes = 0
     cancelled_at: list[int] = []
 
-    def counted(rows: object) -> object:
+    def counted(*arguments: object) -> object:
         nonlocal passes
         passes += 1
-        return forward(rows)
+        return forward(*arguments)  # type: ignore[arg-type]
 
     target.forward = counted  # type: ignore[assignment, method-assign]
     try:

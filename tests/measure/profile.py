@@ -72,9 +72,9 @@ class _StagedTarget(Target):
         self.graph_s = self.device_s = self.sampling_s = 0.0
         self._in_pass = False
 
-    def forward(self, tokens: mx.array) -> mx.array:
+    def forward(self, tokens: mx.array, wanted: int | None = None) -> mx.array:
         started = time.perf_counter()
-        logits = super().forward(tokens)
+        logits = super().forward(tokens, wanted)
         if self._in_pass:
             built = time.perf_counter()
             mx.eval(logits)

@@ -192,11 +192,11 @@ def without_drafts(
     target, read = session.target, len(prompt) - 1
     answer: list[int] = []
 
-    def run(rows: mx.array, cache: Any) -> mx.array:
+    def run(rows: mx.array, cache: Any, wanted: int) -> mx.array:
         if not has_length(cache, read):  # the prompt, as far as it is not in there
-            return target.run_model(rows, cache)
+            return target.run_model(rows, cache, wanted)
         answer.extend(rows.tolist())
-        return logits.behind(answer[1:])
+        return logits.behind(answer[1:])[-wanted:]
 
     target.run = run
     try:

@@ -133,19 +133,19 @@ class ExitDrafter(NeuralDrafterBase):
         self._states.append(states)
         return self._sample(logits[-1:])
 
-    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
         """Run a target pass (`Target.run`), skipping what the first layers have computed."""
         ahead, states = self._ahead, self._states
         self._ahead, self._states = [], []
         if not ahead:
-            return self._target.run_model(tokens, cache)
+            return self._target.run_model(tokens, cache, wanted)
         read = common_prefix(ahead, tokens.tolist())
         kv_cache.trim(cache[: self._layers.count], len(ahead) - read)
         hidden = mx.concatenate(states, axis=1)[:, :read]
         if read < tokens.shape[0]:
             _, more = self._layers.run_first(tokens[read:], cache)
             hidden = mx.concatenate([hidden, more], axis=1)
-        return self._layers.run_rest(tokens, hidden, cache)
+        return self._layers.run_rest(tokens, hidden, cache)[-wanted:]
 
 
 @dataclass(frozen=True, slots=True)

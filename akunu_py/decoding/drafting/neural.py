@@ -231,7 +231,7 @@ class MtpDrafter(NeuralDrafterBase):
         self._seen: list[int] = []  # tokens of the rows that used the target's hidden states
         self._state: mx.array | None = None  # hidden state of the last row
 
-    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
         """Run a target pass (`Target.run`) and keep its hidden states."""
         history: TokenHistory = self._target.history
         if self._history_ref() is not history:
@@ -242,7 +242,7 @@ class MtpDrafter(NeuralDrafterBase):
             hidden = mx.contiguous(hidden[:, -_KEPT:])
             mx.async_eval(hidden)
         self._states.write(position + tokens.shape[0] - hidden.shape[1], hidden)
-        return self._trunk.logits(normed)[0]
+        return self._trunk.logits(normed[:, -wanted:])[0]
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self._known = TokenView.of(known)

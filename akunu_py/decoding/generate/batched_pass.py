@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from akunu_py.decoding import kv_cache
+from akunu_py.decoding import kv_cache, output_rows
 from akunu_py.errors import one_line
 
 _ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
@@ -35,10 +36,11 @@ class Part:
 
     tokens: mx.array  # [rows]
     cache: kv_cache.Cache
+    wanted: int | None = None  # last rows to compute logits for; None: all
 
 
 def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
-    """Run one pass over all parts. Returns lazy logits [rows, vocab] for each part.
+    """Run one pass over all parts. Returns lazy logits [wanted, vocab] for each part.
 
     Parts of recurrent caches have one row; see `why_not_batched`.
     """
@@ -49,8 +51,16 @@ def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
         end += part.tokens.size
     views = _views([part.cache for part in parts], spans)
     tokens = mx.concatenate([part.tokens for part in parts])
-    logits = model(tokens[:, None], cache=views)[:, 0]
-    return [logits[start:end] for start, end in spans]
+    counts = [part.wanted or part.tokens.size for part in parts]
+    if sum(counts) == end:
+        logits = model(tokens[:, None], cache=views)
+    else:
+        wanted = [each for (_, end), count in zip(spans, counts, strict=True)
+                  for each in range(end - count, end)]  # fmt: skip
+        select = mx.array(wanted)
+        logits = output_rows.run(model, tokens[:, None], views, lambda rows: rows[select])
+    ends = list(accumulate(counts))
+    return mx.split(logits[:, 0], ends[:-1])
 
 
 def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:

@@ -106,7 +106,7 @@ class ModelRunner:
             for each, length in zip(decodings, lengths or [0] * len(requests), strict=True)
         ]
         parts = [
-            batched_pass.Part(each.tokens, request.target.cache)
+            batched_pass.Part(each.tokens, request.target.cache, 1 + len(each.drafted))
             for each, request in zip(rows, requests, strict=True)
         ]
         logits = batched_pass.run(self._engine.model, parts)

@@ -74,13 +74,13 @@ class Told(ExitDrafter):
     def clock(self) -> float:
         return 0.0  # no time is measured, so its stated share of a step counts
 
-    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
         """What both parts give is what the whole model gives that reads all anew."""
-        drafted, logits = bool(self._ahead), super()._run(tokens, cache)
+        drafted, logits = bool(self._ahead), super()._run(tokens, cache, wanted)
         if drafted and self.truth:
             model, known = self._target.model, [*self._target.tokens, *tokens.tolist()]
             whole = model(mx.array([known]), cache=kv_cache.new_cache(model, self.kv_bits))
-            whole = whole[0, -tokens.shape[0] :]
+            whole = whole[0, -logits.shape[0] :]
             assert mx.abs(whole - logits).max().item() < 0.01 * mx.abs(whole).max().item()
             self.compared += 1
         return logits
