@@ -55,8 +55,9 @@ class Proposal:
     @property
     def tokens(self) -> list[int]:
         """The draft tokens."""
-        leading = (guess.token for guess in self.guesses[self.start : self.end])
-        return [*leading, *self.neural_tokens, *(guess.token for guess in self.trailing)]
+        guesses = self.guesses[self.start : self.end]
+        leading = [guess.token for guess in guesses] if guesses else []
+        return [*leading, *self.neural_tokens, *[guess.token for guess in self.trailing]]
 
     def rest(self, known: int) -> Proposal:
         """Return the proposal for the pass that is still running, after `known` right guesses."""
@@ -186,11 +187,12 @@ class AutoDrafter:
         """Return the best draft of at most `limit` tokens, a probe, or no draft."""
         longest = max(0, min(limit, MAX_DRAFT))
         guesses = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead)
-        found = sum(guess.token >= 0 for guess in guesses)
-        chances = [guess.probability for guess in guesses[:found]]
+        chances = [guess.probability for guess in guesses if guess.token >= 0]
+        found, upcoming = len(chances), chances[ahead:]
         gain = self._gain.value  # tokens per pipelined step's time
-        costs, upcoming = self._pass_costs(gain, chances[ahead:]), chances[ahead:]
-        rate = gain / self.curve.pipelined(self._context)
+        context = self._context
+        costs = self._pass_costs(gain, upcoming, context)
+        rate = gain / self.curve.pipelined(context)
         ongoing = found == HORIZON + ahead
         if ahead:  # the draft counts only if the running step's token was predicted too
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
@@ -258,37 +260,38 @@ class AutoDrafter:
             self.model.drop_oldest(MAX_OUTCOMES)
             self.tracker.drop_oldest(MAX_OUTCOMES)
 
-    def _pass_costs(self, gain: float, chances: Sequence[float]) -> list[float]:
+    def _pass_costs(self, gain: float, chances: Sequence[float], context: int) -> list[float]:
         """Return the costs of passes over 1, 2, ... rows. chances: of the upcoming guesses."""
-        plain, *more = self.curve.table(self._context)
+        costs = self.curve.table(context)
         if self.guide is not None or not self.can_pipeline:
             self.pipelines = False
-            return [plain, *more]
-        cost = self._pipelining.plain_cost(self._context, gain, chances)
-        self.pipelines = cost < plain
-        return [cost, *more]
+            return costs
+        cost = self._pipelining.plain_cost(context, gain, chances)
+        self.pipelines = cost < costs[0]
+        return [cost, *costs[1:]] if self.pipelines else costs
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         self._drafted = drafted
+        curve, context = self.curve, self._context
         neural_drafter, drafting, reused = self._proposal.neural_drafter, 0.0, 0.0
         if neural_drafter is not None:
             seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
             reused = neural_drafter.neural_drafter.reused
-        costs = self.curve.table(self._context)
-        pipelined_cost = self.curve.pipelined(self._context)
+        costs = curve.table(context)
+        pipelined_cost = curve.pipelined(context)
         hidden = costs[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._proposal.is_probe:
             self._since_probe = 0
             self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
-        if not reused and not self.curve.first_use(rows):  # reuse makes passes cheaper than usual
+        if not reused and not curve.first_use(rows):  # reuse makes passes cheaper than usual
             if pipelined and rows == 1:
-                self.curve.observe(PIPELINED, seconds, self._context)
+                curve.observe(PIPELINED, seconds, context)
             else:
-                self.curve.observe(rows, seconds + hidden, self._context)
+                curve.observe(rows, seconds + hidden, context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
-        costs = self.curve.table(self._context)
+        costs = curve.table(context)
         cost = costs[min(rows, MAX_ROWS) - 1]
         spent = (cost - reused * (cost - costs[0]) - hidden + drafting) / pipelined_cost
         self._gain.add(accepted + 1, spent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
-from akunu_py.ngram.index import LONGEST_MATCH
+from akunu_py.ngram.index import LONGEST_MATCH, SuffixMatch
 from akunu_py.types import DraftGuide
 
 NEGLIGIBLE = 0.1  # a chain ends below this chance
@@ -73,14 +73,13 @@ class GuessChain:
         tokens, matches = index.tokens, guess.matches
         copies = tracker.advance(guess.copies, token, guess.copy_guesses, guess.edits, guess.skip)
         copies = tracker.restart(copies, token, matches)
-        continued = [
-            (position + 1, min(length + 1, LONGEST_MATCH))
-            for position, length in matches
-            if tokens[position] == token
-        ]
+        continued: list[SuffixMatch] = []
+        long = False  # only short matches can have missed a better place
+        for position, length in matches:
+            if tokens[position] == token:
+                continued.append((position + 1, length + (length < LONGEST_MATCH)))
+                long = long or length > 1
         tokens.append(token)
-        # Only short matches can have missed a better place.
-        long = any(length > 2 for _, length in continued)
         recent = (guess.recent << 1 | (guess.token == token)) & 7
         return self._guesser.guess(recent, continued if long else index.matches(), copies)
 

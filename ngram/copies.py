@@ -147,7 +147,7 @@ class CopyTracker:
     def guess_edit(self, copy: Copy) -> EditGuess | None:
         """Return the next token of `copy` if a known edit repeats."""
         position, run, resumed, written, _ = copy
-        if written or not run or position >= len(self.tokens):
+        if written or not run or not self.edits.by_key or position >= len(self.tokens):
             return None
         found = self.edits.find(position)
         if found is None:
@@ -172,36 +172,20 @@ class CopyTracker:
         skip: tuple[int, int] | None,
     ) -> Copies:
         """Return the copies after `token`: continued, resumed or broken."""
-        moved: list[Copy | None] = []
-        for copy, guess, edit in zip(copies, guesses, edits, strict=True):
-            if copy is None:
-                moved.append(None)
-            elif copy.written:
-                position, run, resumed, (expected, *rest), continue_at = copy
-                if token != expected:
-                    moved.append(Copy(position, 0, IN_PLACE))
-                elif rest:
-                    moved.append(copy._replace(written=tuple(rest)))
-                else:
-                    moved.append(Copy(continue_at, run, resumed))
-            elif guess and guess.token == token and (copy.run or guess.state >= CONTEXT_3):
-                resumed = copy.resumed if copy.run else IN_PLACE
-                moved.append(Copy(guess.position + 1, copy.run + 1, resumed))
-            elif edit is not None and edit.token == token:
-                moved.append(edit.after)
-            else:
-                long = copy.run >= LONG_RUN and copy.resumed == IN_PLACE
-                moved.append(Copy(copy.position, 0, REPLACED if long else IN_PLACE))
-        first = moved[0]
-        if skip is not None and skip[0] == token and first is not None and not first.run:
-            moved[0] = Copy(skip[1] + 1, 1, KNOWN_SKIP)
-        return moved[0], moved[1]
+        first, second = copies
+        if first is not None:
+            first = _advance(first, token, guesses[0], edits[0])
+            if skip is not None and skip[0] == token and not first.run:
+                first = Copy(skip[1] + 1, 1, KNOWN_SKIP)
+        if second is not None:
+            second = _advance(second, token, guesses[1], edits[1])
+        return first, second
 
     def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
         """Return `copies` after draft token `token`; restart a broken copy from the answer."""
         first, second = copies
         if second is None or not second.run:
-            match = self._longest_match(token, matches, NEW_COPY_IN_DRAFT, before_answer=False)
+            match = self._match_in_answer(token, matches, NEW_COPY_IN_DRAFT)
             if match is not None:
                 second = Copy(match + 1, 1, IN_PLACE)
         return first, second
@@ -219,19 +203,20 @@ class CopyTracker:
 
         Call before appending the token. matches: those of the context before the token.
         """
-        first, second = moved = self.advance(self.copies, token, guesses, edits, skip)
-        for index, copy in enumerate(moved):
-            if copy is not None:
-                self._learn_edit(index, token, copy, edits[index])
+        first, second = self.advance(self.copies, token, guesses, edits, skip)
+        if first is not None:
+            self._learn_edit(0, token, first, edits[0])
+        if second is not None:
+            self._learn_edit(1, token, second, edits[1])
         broken = (first is None or not first.run, second is None or not second.run)
         if broken[0]:
-            match = self._longest_match(token, matches, NEW_COPY, before_answer=True)
+            match = self._longest_match(token, matches, NEW_COPY, 0, self.answer_start)
             if match is not None:
                 first = Copy(match + 1, 1, IN_PLACE)
             elif first is not None and broken[1]:
                 first = self._first_skip(first, token, pair)
         if broken[1]:
-            match = self._longest_match(token, matches, NEW_COPY, before_answer=False)
+            match = self._match_in_answer(token, matches, NEW_COPY)
             if match is not None:
                 second = Copy(match + 1, 1, IN_PLACE)
         self.copies = first, second
@@ -263,17 +248,22 @@ class CopyTracker:
             if index == 0:
                 self._break = old.position, len(self.tokens)
 
-    def _longest_match(
-        self, token: int, matches: Sequence[SuffixMatch], least: int, *, before_answer: bool
+    def _match_in_answer(
+        self, token: int, matches: Sequence[SuffixMatch], least: int
     ) -> int | None:
-        """Return the position of `token` after the longest match of at least `least` tokens."""
-        tokens, start = self.tokens, self.answer_start
-        candidates = [
-            (length, position)
-            for position, length in matches
-            if length >= least and (position < start) == before_answer and tokens[position] == token
-        ]
-        return max(candidates)[1] if candidates else None
+        return self._longest_match(token, matches, least, self.answer_start, len(self.tokens))
+
+    def _longest_match(
+        self, token: int, matches: Sequence[SuffixMatch], least: int, start: int, end: int
+    ) -> int | None:
+        """Return the place of `token` in [start, end) after the longest match of >= `least`."""
+        tokens, found = self.tokens, None
+        for position, length in matches:
+            if length < least or not start <= position < end or tokens[position] != token:
+                continue
+            if found is None or length > least or position > found:
+                least, found = length, position
+        return found
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
         """Return `copy`, resumed after the next `token` in the source; learn its delimiter."""
@@ -288,6 +278,22 @@ class CopyTracker:
             delimiters.append(skipped)
             del delimiters[:-MAX_DELIMITERS]
         return Copy(place + 1, 1, FIRST_SKIP)
+
+
+def _advance(copy: Copy, token: int, guess: CopyGuess | None, edit: EditGuess | None) -> Copy:
+    """Return `copy` after `token`: continued or broken. guess, edit: what it predicted."""
+    position, run, resumed, written, continue_at = copy
+    if written:
+        if token != written[0]:
+            return Copy(position, 0, IN_PLACE)
+        if len(written) > 1:
+            return copy._replace(written=written[1:])
+        return Copy(continue_at, run, resumed)
+    if guess is not None and guess.token == token and (run or guess.state >= CONTEXT_3):
+        return Copy(guess.position + 1, run + 1, resumed if run else IN_PLACE)
+    if edit is not None and edit.token == token:
+        return edit.after
+    return Copy(position, 0, REPLACED if run >= LONG_RUN and resumed == IN_PLACE else IN_PLACE)
 
 
 MAX_REPLACED = 6  # tokens of the source that an edit may replace

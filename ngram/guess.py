@@ -95,25 +95,20 @@ class Guesser:
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
         first, second = copies
         tracker = self.tracker
-        copy_guesses = (
-            None if first is None else tracker.guess(0, first),
-            None if second is None else tracker.guess(1, second),
-        )
-        edits = (
-            None if first is None else tracker.guess_edit(first),
-            None if second is None else tracker.guess_edit(second),
-        )
+        copy_guess = other_copy_guess = None
+        edit = other_edit = None
+        if first is not None:
+            copy_guess, edit = tracker.guess(0, first), tracker.guess_edit(first)
+        if second is not None:
+            other_copy_guess, other_edit = tracker.guess(1, second), tracker.guess_edit(second)
+        copy_guesses, edits = (copy_guess, other_copy_guess), (edit, other_edit)
         guess = Guess(pair, recent, matches, copies, copy_guesses, edits)
         if matches:
             self._consider_match(guess)
-        for which in (0, 1):
-            copy_guess, copy = copy_guesses[which], copies[which]
-            if copy_guess is None or copy is None:
-                continue
-            self._consider_copy(guess, which, copy_guess)
-            edit = edits[which]
-            if edit is not None:
-                self._consider_edit(guess, edit)
+        if copy_guess is not None:
+            self._consider_copy(guess, 0, copy_guess, edit)
+        if other_copy_guess is not None:
+            self._consider_copy(guess, 1, other_copy_guess, other_edit)
         if first is not None:
             self._consider_skip(guess, first)
             if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
@@ -203,8 +198,11 @@ class Guesser:
             vote = _VOTES[length]
             if answers and (position >= start or position - 1 in answers):
                 vote *= _ANSWER_VOTES
-            votes[token] = votes.get(token, 0.0) + vote
-            if length > longest.get(token, 0):
+            if token not in votes:
+                votes[token], longest[token] = vote, length
+                continue
+            votes[token] += vote
+            if length > longest[token]:
                 longest[token] = length
         share = 0
         if len(votes) > 1:
@@ -228,24 +226,26 @@ class Guesser:
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
 
-    def _consider_copy(self, guess: Guess, which: int, copy_guess: CopyGuess) -> None:
+    def _consider_copy(
+        self, guess: Guess, which: int, copy_guess: CopyGuess, edit: EditGuess | None
+    ) -> None:
+        """Consider the token of copy number `which`, and the known edit there."""
         model, best_match = self.model, guess.best_match
         token = copy_guess.token
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
         outcome = (model.copy_outcomes, token, before)
         if best_match is not None and best_match.token == token:
             best_match.outcomes.append(outcome)  # no second candidate for the same token
+        else:
+            features = [
+                (model.copy[which], copy_guess.state),
+                (model.copy_recent, guess.recent),
+                (model.copy_token, before),
+            ]
+            source = FROM_ANSWER if which else FROM_PROMPT
+            guess.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
+        if edit is None:
             return
-        features = [
-            (model.copy[which], copy_guess.state),
-            (model.copy_recent, guess.recent),
-            (model.copy_token, before),
-        ]
-        source = FROM_ANSWER if which else FROM_PROMPT
-        guess.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
-
-    def _consider_edit(self, guess: Guess, edit: EditGuess) -> None:
-        model = self.model
         before = model.edit_outcomes.get(edit.key, NO_OUTCOMES)
         features = [(model.edit, before)]
         outcomes = [(model.edit_outcomes, edit.key, before)]

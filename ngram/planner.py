@@ -59,22 +59,24 @@ def best_draft(
         cheapest = min(cost / rows for rows, cost in enumerate(costs[: longest + 1], start=1))
         values[count] = min(1.0 / (1.0 - after), _MAX_FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
         values[count + 1] = values[count]
-    charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
-    last = len(charged) - 1
+    chances = [*probabilities, after]
+    lengths = range(min(longest, count) + 1)
+    charged = [rate * costs[length] for length in lengths]
     best_length = 0
     for start in range(count - 1, -1, -1):
         best = -float("inf")
         reached = 1.0  # the chance that everything drafted so far is accepted
         tokens = 1.0
         rerun = 0.0
-        for length in range(min(longest, count - start) + 1):
-            here = start + length
-            next_reached = reached * (probabilities[here] if here < count else after)
-            value = tokens - charged[length] + next_reached * values[here + 1] - rerun
+        choices = zip(lengths, charged, chances[start:], values[start + 1 :], strict=False)
+        for length, charge, chance, value_after in choices:
+            next_reached = reached * chance
+            value = tokens - charge + next_reached * value_after - rerun
             if value > best:
                 best, best_length = value, length
             if rerun_on_reject:
-                rerun += (reached - next_reached) * (charged[min(length + 1, last)] - charged[0])
+                next_charge = charged[min(length + 1, len(charged) - 1)]
+                rerun += (reached - next_reached) * (next_charge - charged[0])
             tokens += next_reached
             reached = next_reached
             if reached < _NEGLIGIBLE:
