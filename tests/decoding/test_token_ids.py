@@ -78,7 +78,7 @@ def test_prompts_and_biases_are_refused(engine: Engine, token: int) -> None:
     if 0 <= token < WEIGHTS:
         session.generate([token], biased)
         return
-    with pytest.raises(DamagedModel, match="its weights only 258 tokens"):
+    with pytest.raises(DamagedModel, match="its weights have only 258 tokens"):
         session.generate([5, token, 6], GenerateOptions())
     with pytest.raises(UsageError, match=f"has 258 tokens, no id {token}"):
         session.generate([5], biased)

@@ -31,10 +31,10 @@ def test_a_pass_that_fails_leaves_no_history(
     forward = session.target.forward
     passes = 0
 
-    def broken(tokens: mx.array) -> mx.array:
+    def broken(tokens: mx.array, wanted: int | None = None) -> mx.array:
         nonlocal passes
         passes += 1
-        logits = forward(tokens)
+        logits = forward(tokens, wanted)
         if passes == failing:
             raise RuntimeError("out of memory")
         return logits
