@@ -23,9 +23,15 @@ def run(model: Any, tokens: mx.array, cache: Any, select: Select) -> mx.array:
     narrow = _narrow_model(model)
     if narrow is None:
         return select(model(tokens, cache=cache))
-    narrow.select = select
+    narrow.selection.select = select
     logits: mx.array = narrow.model(tokens, cache=cache)
     return logits
+
+
+class _Selection:
+    """The rows that the output head computes."""
+
+    select: Select = staticmethod(lambda rows: rows[:, -1:])
 
 
 class _NarrowModel:
@@ -33,13 +39,15 @@ class _NarrowModel:
 
     def __init__(self, model: nn.Module) -> None:
         """Raises any exception if the model has no output head of its own."""
-        self.select: Select = lambda rows: rows[:, -1:]
+        self.selection = _Selection()  # a reference to self would keep the weights in a cycle
         cache = make_prompt_cache(model)
         vocabulary = model(mx.zeros((1, 1), mx.int32), cache=cache).shape[-1]  # not computed
         self.model = model
         for path, module in model.named_modules():
             if _is_output_head(path, module, vocabulary):
-                self.model = _replaced(self.model, path.split("."), _OutputHead(module, self))
+                self.model = _replaced(
+                    self.model, path.split("."), _OutputHead(module, self.selection)
+                )
         trial = self.model(mx.zeros((1, 3), mx.int32), cache=make_prompt_cache(model))
         if self.model is model or trial.shape != (1, 1, vocabulary):
             raise ValueError("its output head is not found")
@@ -48,18 +56,18 @@ class _NarrowModel:
 class _OutputHead:
     """An output head, or an embedding that also is one, for selected rows."""
 
-    def __init__(self, head: nn.Module, narrow: _NarrowModel) -> None:
-        self._head, self._narrow = head, narrow
+    def __init__(self, head: nn.Module, selection: _Selection) -> None:
+        self._head, self._selection = head, selection
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
     def __call__(self, inputs: mx.array) -> mx.array:
         embeds = hasattr(self._head, "as_linear")
-        return self._head(inputs if embeds else self._narrow.select(inputs))
+        return self._head(inputs if embeds else self._selection.select(inputs))
 
     def as_linear(self, inputs: mx.array) -> mx.array:
-        return self._head.as_linear(self._narrow.select(inputs))
+        return self._head.as_linear(self._selection.select(inputs))
 
 
 def _is_output_head(path: str, module: nn.Module, vocabulary: int) -> bool:
