@@ -20,7 +20,7 @@ from akunu_py.serve.http.guard import AccessRules, is_loopback
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import listen
 from tests.support.command import assert_one_line_error, run_here
-from tests.support.serving import Served, ask
+from tests.support.serving import Served, ask, at_a_socket
 
 OURS = ("localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "[::1]")
 NAMES = st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True) | st.text(
@@ -125,6 +125,41 @@ async def test_content_is_recorded_only_if_enabled(tiny: Served, keep: bool) -> 
     assert 'requests_total{path="/v1/chat/completions",status="200"} 1' in records.metrics(
         RequestCounts()
     )
+
+
+async def test_half_characters_are_replaced(tiny: Served) -> None:
+    """Clients cut texts between the halves of an emoji, and send them again in every request."""
+    found = []
+    for text in ("cut \ud83d", "cut \ufffd", "whole \U0001f600"):
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 3}
+        reply = await ask(tiny.app, "/v1/chat/completions", body | {text: 1})
+        assert reply.status == 200
+        found.append(reply.json()["choices"][0]["message"]["content"])
+        assert reply.headers["x-akunu-ignored"].isascii()
+    assert found[0] == found[1]
+
+
+def test_a_large_body_is_received_before_it_is_refused(tiny: Served) -> None:
+    """Otherwise the client sees a broken connection instead of the reply."""
+    body = b'{"user":"' + b"x" * (40 << 20) + b'"}'
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    with at_a_socket(tiny.app) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for more, sent in (("", body), ("Expect: 100-continue\r\n", b"")):
+            with socket.create_connection(address, timeout=60) as connection:
+                start = f"{head}{more}Content-Length: {len(body)}\r\n\r\n"
+                connection.sendall(start.encode() + sent)
+                reply = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert reply.startswith(b"HTTP/1.1 413 ")
+            assert b"the body is larger than 33,554,432 bytes" in reply
+
+
+async def test_wrong_methods_and_the_root(tiny: Served) -> None:
+    reply = await ask(tiny.app, "/v1/messages")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+    assert reply.json()["error"]["message"] == "/v1/messages expects POST, not GET"
+    for method in ("GET", "HEAD"):  # as Ollama's own program does
+        assert (await ask(tiny.app, "/", method=method)).status == 200
 
 
 async def test_body_size_and_depth_are_limited(tiny: Served) -> None:

@@ -10,6 +10,8 @@ import pytest
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.messages import messages_of as from_messages
+from akunu_py.serve.ollama import OllamaChatBody
+from akunu_py.serve.ollama import messages_of as from_ollama
 from akunu_py.serve.openai.bodies import ChatBody
 from akunu_py.serve.openai.bodies import messages_of as from_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
@@ -63,6 +65,17 @@ def test_unreadable_part_becomes_one_line_in_every_dialect(part: dict[str, Any],
     ]
     for message in from_chat(ChatBody.model_validate({"messages": chat}).messages):
         assert message.content == f"{line}\nWhat is it?"
+
+
+def test_images_of_ollama_become_lines_also_in_results_of_tools() -> None:
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "What is it?", "images": [DATA, DATA]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+        {"role": "tool", "content": "What is it?", "images": [DATA]},
+    ]
+    user, _, tool = from_ollama(OllamaChatBody.model_validate({"messages": turns}).messages)
+    line = f"[image, 84 kB{END}\n"
+    assert (user.content, tool.content) == (f"{line}{line}What is it?", f"{line}What is it?")
 
 
 @pytest.mark.parametrize(

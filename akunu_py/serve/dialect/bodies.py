@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from akunu_py.types import Message
 MAX_BYTES = 32 << 20  # of a body; more than any context needs
 MAX_DEPTH = 64  # of nested JSON values
 _UNION_MEMBERS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_EXACT = 2.0**53  # floats below it represent integers exactly
 _MAX_MESSAGE = 300  # characters of an error message
 _MAX_ERRORS = 100_000  # of a body; each one takes memory
@@ -73,7 +76,7 @@ def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyTyp
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
-    _normalize(value)
+    value = _normalize(value)
     ignored: dict[str, None] = {}
     while True:
         try:
@@ -135,12 +138,13 @@ def _find(value: Any, location: Sequence[str | int], *, whole: bool = True) -> l
     return _find(value, rest, whole=whole) if rest or not whole else None
 
 
-def _normalize(value: Any) -> None:
+def _normalize(value: Any) -> Any:
     """Convert floats such as 2.0 to integers, because some languages write integers as floats.
 
-    Raises RequestError for deep nesting and lone surrogates.
+    Half a character, a lone surrogate, becomes U+FFFD: clients cut texts anywhere, and keep them in
+    their history. Raises RequestError for deep nesting.
     """
-    level = [value]
+    level, whole = [value], True
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for each in level:
@@ -153,13 +157,11 @@ def _normalize(value: Any) -> None:
             elif isinstance(each, list):
                 inner += each
             elif isinstance(each, str):
-                try:
-                    each.encode()
-                except UnicodeEncodeError:
-                    raise RequestError("the body has a lone surrogate in a string") from None
+                whole = whole and (each.isascii() or _SURROGATE.search(each) is None)
         level = inner
         if not level:
-            return
+            text = "" if whole else json.dumps(value, ensure_ascii=False)
+            return value if whole else json.loads(_SURROGATE.sub("\ufffd", text))
     raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 

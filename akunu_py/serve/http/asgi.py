@@ -48,6 +48,7 @@ from akunu_py.version import __version__
 _MAX_CHALLENGE = 100  # characters
 _MAX_WAITING = 256  # requests
 _BODY_TIMEOUT_S = 60.0  # for receiving a body
+_MAX_DROPPED = 1 << 30  # bytes of a body that is too large
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 Run = Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
@@ -148,6 +149,9 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         text = backend.records.metrics(pool.counts(), pool.metrics())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
+    async def root(request: Request) -> Response:
+        return PlainTextResponse("akunu is running\n")
+
     async def ollama_tags(request: Request) -> Response:
         return JSONResponse(tags([model.description() for model in pool.models]))
 
@@ -162,6 +166,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return JSONResponse(openapi_description(DIALECTS))
 
     return [
+        Route("/", root),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/api/tags", ollama_tags),
@@ -269,24 +274,33 @@ def header_value(names: Sequence[str]) -> str:
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises Disconnected; RequestError if it is too large or slow."""
+    """Return the body. Raises Disconnected; RequestError if it is too large or slow.
+
+    The rest of a large body is received and dropped: clients that cannot send it see no reply.
+    """
     too_large = RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > MAX_BYTES:
+    declared = int(length[:20]) if length.isdigit() else 0
+    if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
         raise too_large
-    data, more = bytearray(), True
+    data, received, more = bytearray(), 0, True
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Disconnected
-                data += message.get("body", b"")
+                part = message.get("body", b"")
+                received += len(part)
+                if received <= MAX_BYTES:
+                    data += part
                 more = message.get("more_body", False)
-                if len(data) > MAX_BYTES:
+                if received > _MAX_DROPPED:
                     raise too_large
     except TimeoutError:
         raise RequestError(f"the body did not arrive within {_BODY_TIMEOUT_S:g} seconds") from None
+    if received > MAX_BYTES:
+        raise too_large
     return bytes(data)
 
 
@@ -295,11 +309,12 @@ def _http_error(request: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, HTTPException):
         kind = _ERROR_KINDS.get(error.status_code, "invalid")
-        message = None
+        headers, message = error.headers or {}, error.detail
         if kind == "not_found":
             message = _unknown_path(request.url.path, str(request.base_url).rstrip("/"))
-        failure = RequestError(message or error.detail, kind)  # type: ignore[arg-type]
-        headers = error.headers
+        elif kind == "method":
+            message = f"{request.url.path} expects {headers.get('Allow')}, not {request.method}"
+        failure = RequestError(message, kind)  # type: ignore[arg-type]
     else:
         failure = request_error(error)
     body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
@@ -307,6 +322,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 _GET = {
+    "/": "Check that the server runs, for Ollama.",
     "/v1/models": "List the served models.",
     "/api/tags": "List the served models, for Ollama.",
     "/api/ps": "List the loaded models, for Ollama.",
