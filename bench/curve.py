@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from akunu_py.bench.command import add_count, add_format, add_model, add_repeats, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve, interpolate
-from akunu_py.ngram.planner import choose_length
+from akunu_py.ngram.planner import best_draft
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
     chances = [chance] * len(table)
     rate, length = 1.0, 0
     for _ in range(20):
-        length = choose_length(chances, table, rate, len(table) - 1)
+        length, _ = best_draft(chances, table, rate, len(table) - 1)
         rate = max(1.0, expected_tokens(chance, length) / table[length])
     return length
 

@@ -25,7 +25,7 @@ from akunu_py.ngram.neural_plan import (
     PlanningLimits,
 )
 from akunu_py.ngram.pipelining import Pipelining
-from akunu_py.ngram.planner import choose_length
+from akunu_py.ngram.planner import best_draft
 from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import DraftGuide, NeuralDrafter
 
@@ -196,7 +196,7 @@ class AutoDrafter:
         ongoing = found == HORIZON + ahead
         if ahead:  # the draft counts only if the running step's token was predicted too
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
-        length = choose_length(
+        length, _ = best_draft(
             chances, costs, rate, longest, ongoing=ongoing, rerun_on_reject=self.rerun_on_reject
         )
         if self.neural_drafters and longest and not (ahead and length):

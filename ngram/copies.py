@@ -30,7 +30,9 @@ MAX_SKIP = 6  # maximum tokens in a skip
 NEW_COPY = 3  # matching tokens that start a copy in the output
 NEW_COPY_IN_DRAFT = 5  # the same in a draft, whose tokens are uncertain
 LONG_RUN = 17  # copied tokens after which a replacement is expected to be a single token
-RESUME_TOKENS = 2  # copied tokens after a break that confirm where the source continued
+RESUME_TOKENS = 2  # copied tokens after a known edit that confirm it
+# Copied tokens after a new edit that confirm it. Edits between two rows of the answer vary more.
+CONFIRMING_TOKENS = (RESUME_TOKENS, 12)  # by copy
 MAX_DELIMITERS = 4  # maximum per context
 
 
@@ -78,9 +80,8 @@ class CopyTracker:
         self.answer_start = 0
         self.copies: Copies = (None, None)
         self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: the last skipped tokens
-        # (source position, output position) where the first copy broke. Edits between two rows of
-        # the answer vary, so only their first token is learned.
-        self._break: tuple[int, int] | None = None
+        # By copy: (source position, output position) where it broke.
+        self._breaks: list[tuple[int, int] | None] = [None, None]
         # By copy: (key, tokens left to confirm) of the edit that it follows.
         self._followed: list[tuple[int, int] | None] = [None, None]
 
@@ -88,7 +89,7 @@ class CopyTracker:
         """Start a new answer at position `start`; earlier text can be copied."""
         self.answer_start = start
         self.copies = (None, None)
-        self._break = None
+        self._breaks = [None, None]
         self._followed = [None, None]
 
     def forget(self) -> None:
@@ -220,11 +221,21 @@ class CopyTracker:
             if match is not None:
                 second = Copy(match + 1, 1, IN_PLACE)
         self.copies = first, second
-        if self._break is not None and first is not None and first.run >= RESUME_TOKENS:
-            position, start = self._break
-            self._break = None
-            if position < first.position <= position + WINDOW:
-                self.edits.complete(position, start, first.position - 1, len(self.tokens))
+        if any(self._breaks):
+            self._complete_edit(0, first)
+            self._complete_edit(1, second)
+
+    def _complete_edit(self, index: int, copy: Copy | None) -> None:
+        """Learn the whole edit where copy number `index` broke, if the copy resumed after it."""
+        broke = self._breaks[index]
+        if broke is None or copy is None or copy.run < CONFIRMING_TOKENS[index]:
+            return
+        self._breaks[index] = None
+        position, start = broke
+        # After the first copied token, in the source and in the output.
+        place, end = copy.position - copy.run + 1, len(self.tokens) - copy.run + 2
+        if position <= place < position + WINDOW:
+            self.edits.complete(position, start, place, end)
 
     def _learn_edit(self, index: int, token: int, new: Copy, edit: EditGuess | None) -> None:
         """Learn from copy number `index`, which `token` turned into `new`. edit: the prediction."""
@@ -239,14 +250,12 @@ class CopyTracker:
                 self._followed[index] = edit.key, RESUME_TOKENS
             return
         self._followed[index] = None
-        if index == 0:
-            self._break = None
+        self._breaks[index] = None
         if followed is not None:
             self.edits.mark_varying(followed[0])
         if not old.written:
             self.edits.begin(old.position, token)
-            if index == 0:
-                self._break = old.position, len(self.tokens)
+            self._breaks[index] = old.position, len(self.tokens)
 
     def _match_in_answer(
         self, token: int, matches: Sequence[SuffixMatch], least: int

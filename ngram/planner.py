@@ -8,21 +8,6 @@ _NEGLIGIBLE = 0.01
 _MAX_FORESIGHT = 64.0  # tokens; a chance near 1 would promise more
 
 
-def choose_length(
-    probabilities: Sequence[float],
-    costs: Sequence[float],
-    rate: float,
-    limit: int,
-    *,
-    ongoing: bool = False,
-    rerun_on_reject: bool = False,
-) -> int:
-    """Return the best draft length from 0 to `limit`; `best_draft` explains the parameters."""
-    return best_draft(
-        probabilities, costs, rate, limit, ongoing=ongoing, rerun_on_reject=rerun_on_reject
-    )[0]
-
-
 def best_draft(
     probabilities: Sequence[float],
     costs: Sequence[float],

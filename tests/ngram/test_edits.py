@@ -98,6 +98,18 @@ def test_an_edit_made_on_every_line_is_learned(
         assert accepted > 0.84 * len(output)
 
 
+@pytest.mark.parametrize("tokens_a_line", [16, 18, 20, 22])
+def test_an_edit_between_long_rows_of_the_answer_is_learned_whole(tokens_a_line: int) -> None:
+    """The answer has the rows twice, the second time with the line breaks escaped."""
+    for seed in range(4):
+        rng = random.Random(seed)
+        lines = [rng.choices(range(100, 9000), k=tokens_a_line) for _ in range(LINES)]
+        passes, _, accepted = replay([0, 50, 51], [52, *plain(lines), *escaped(lines)])
+        # 50 to 56 passes for the second half if only the first token of an edit is learned.
+        assert passes < len(plain(lines)) + 45
+        assert accepted > 0.9 * len(escaped(lines))
+
+
 def edits_of(tokens: list[int], source: int, began: int, place: int, end: int) -> Edit | None:
     """What is learned when the output of `began` on leaves the source at `source`, and its token
     at `end` is the source's at `place`."""

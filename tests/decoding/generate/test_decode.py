@@ -165,10 +165,12 @@ def test_every_length_of_the_planner_changes_nothing(
 ) -> None:
     """The drafter has seen the answer, with every 23rd token changed: long drafts, some wrong."""
 
-    def forced(chances: list[float], costs: object, rate: float, limit: int, **_: object) -> int:
-        return min(length, limit, len(chances))
+    def forced(
+        chances: list[float], costs: object, rate: float, limit: int, **_: object
+    ) -> tuple[int, list[float]]:
+        return min(length, limit, len(chances)), []
 
-    monkeypatch.setattr("akunu_py.ngram.auto.choose_length", forced)
+    monkeypatch.setattr("akunu_py.ngram.auto.best_draft", forced)
     drafter = AutoDrafter()
     altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(truth())]
     drafter.extend([*PROMPT, *altered])
