@@ -154,6 +154,7 @@ class Server:
             self._port = probe.getsockname()[1]
 
     def start(self) -> None:
+        """Start the server and wait for its first answer."""
         words = [*_AKUNU, *self._options] if self.name == "akunu" else _MLX_LM
         self._process = subprocess.Popen(
             [*words, "--model", str(self._model), "--port", str(self._port)],
@@ -391,6 +392,7 @@ def print_throughput(rates: Rates) -> None:
 
 
 def print_servers(found: dict[str, ServerTimes]) -> None:
+    """Print the times of all servers side by side, by scenario."""
     names = list(found)
     scenarios = [
         name
