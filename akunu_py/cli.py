@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """Parse the command line and run its command; return the exit code."""
     if arguments[:1] == ["--debug"]:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):

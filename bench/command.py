@@ -163,6 +163,7 @@ FULL = DefaultScope(NAMES, ("off", "fixed", "auto"), 256)
 
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `akunu bench speed`."""
     parser.add_argument(
         "--full",
         action="store_true",
@@ -192,6 +193,7 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_workloads(group: argparse._ArgumentGroup) -> None:
+    """Add the options that select workloads, draft modes and repeats."""
     group.add_argument(
         "--workload",
         action="append",

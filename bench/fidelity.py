@@ -445,6 +445,7 @@ def _generate_together(
 
 
 def print_fidelity(summaries: Sequence[FidelitySummary]) -> None:
+    """Print a table of the comparisons, and the differences below it."""
     print(_NOTE)
     headings = ["weights", "drafts", "answers", "tokens", "drafted", "drafting passes",
                 "differing", "largest margin", "median"]  # fmt: skip

@@ -154,6 +154,7 @@ class Server:
             self._port = probe.getsockname()[1]
 
     def start(self) -> None:
+        """Start the server and wait for its first answer."""
         words = [*_AKUNU, *self._options] if self.name == "akunu" else _MLX_LM
         self._process = subprocess.Popen(
             [*words, "--model", str(self._model), "--port", str(self._port)],
@@ -238,7 +239,7 @@ class ServerTimes:
 
     requests: dict[str, Reply] = field(default_factory=dict)  # by scenario
     alone: Reply = field(default_factory=Reply)
-    beside: Reply = field(default_factory=Reply)  # during another client's prefill
+    during_prefill: Reply = field(default_factory=Reply)  # of another client
     tokens_per_s: dict[int, float] = field(default_factory=dict)  # by number of clients
     health_per_s: float = 0.0  # requests without the model
 
@@ -310,7 +311,7 @@ def _answer_during_prefill(server: Server, words: int, tokens: int, times: Serve
     reader.add_message(words)
     other = threading.Thread(target=server.ask, args=(reader,))
     other.start()
-    times.beside = server.ask(writer, tokens)
+    times.during_prefill = server.ask(writer, tokens)
     other.join()
 
 
@@ -391,6 +392,7 @@ def print_throughput(rates: Rates) -> None:
 
 
 def print_servers(found: dict[str, ServerTimes]) -> None:
+    """Print the times of all servers side by side, by scenario."""
     names = list(found)
     scenarios = [
         name
@@ -414,8 +416,8 @@ def print_servers(found: dict[str, ServerTimes]) -> None:
 def _shared_figures(times: ServerTimes) -> dict[str, str]:
     return {
         "ms per token, alone": f"{1000 * times.alone.token_s:.1f}",
-        "ms per token, during another prefill": f"{1000 * times.beside.token_s:.1f}",
-        "longest pause, ms": f"{1000 * times.beside.worst_gap:.0f}",
+        "ms per token, during another prefill": f"{1000 * times.during_prefill.token_s:.1f}",
+        "longest pause, ms": f"{1000 * times.during_prefill.worst_gap:.0f}",
         **{f"tokens/s of {n}": f"{rate:.1f}" for n, rate in times.tokens_per_s.items()},
         "/health per second": f"{times.health_per_s:.0f}",
     }

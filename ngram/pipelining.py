@@ -45,11 +45,11 @@ class Pipelining:
         return min(plain, pipelined + lost)
 
     def add_plan(self, *, drafts: bool) -> None:
-        """Learn how often the plan after some plain steps is a draft."""
+        """Learn from a plan how often a draft follows a run of plain steps of this length."""
         if self._plain_steps:
             place = min(self._plain_steps, len(_REDRAFT_CHANCES)) - 1
             self._redraft_chances[place] += _REDRAFT_RATE * (drafts - self._redraft_chances[place])
 
     def add_pass(self, *, drafted: bool) -> None:
-        """Count the plain steps in a row."""
+        """Count the plain steps since the last pass with a draft."""
         self._plain_steps = 0 if drafted else self._plain_steps + 1

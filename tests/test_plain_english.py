@@ -1,4 +1,4 @@
-"""Plain English in docstrings, comments, help texts and docs, and one class per name."""
+"""Plain English in docstrings, comments, messages, plugins and docs, and one thing per name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ PHRASES = (
     "went on with", "what was read", "what it had read", "who asks", "who steps", "as many as",
     "as many tokens as", "as far as", "whatever becomes of", "is none that", "shall",
     "the dearest", "nobody learns", "else what", "how far that came", "who drafts",
+    "from all there is", "so much memory", "is none of the", "may call it, too", "pass over rows",
+    "what passes cost", "what it takes to", "who wants", "still to be read", "to be read before",
+    "kept after all", "is short of it", "history on disk", "those beside",
 )  # fmt: skip
 BANNED = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
+BANNED_IN_NAMES = {"told", "tell", "beside", "nobody", "whoever", "shall", "dearest", "who"}
+# How the editors' languages mark a comment that fills its line.
+COMMENTS = {".lua": "--", ".js": "//", ".vim": '"', ".el": ";", ".toml": "#", ".tcss": "/*"}
 
 
 class Passage(NamedTuple):
@@ -43,15 +49,14 @@ def sources() -> list[tuple[Path, str]]:
 
 
 def prose_of(path: Path, source: str) -> Iterator[Passage]:
-    """Yield docstrings, comments, and the help of command-line options."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if text := ast.get_docstring(node):
-                yield Passage(f"{path}:{node.body[0].lineno}", text)
-        elif isinstance(node, ast.Call):
-            for keyword in node.keywords:
-                if keyword.arg in ("help", "description", "epilog"):
-                    yield Passage(f"{path}:{keyword.value.lineno}", literal(keyword.value))
+    """Yield docstrings, comments, and the strings that users read: help, messages, settings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documented) and (text := ast.get_docstring(node)):
+            yield Passage(f"{path}:{node.body[0].lineno}", text)
+    for string, line in strings_of(tree):
+        yield Passage(f"{path}:{line}", string)
     comment = None
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
@@ -71,6 +76,26 @@ def prose_of(path: Path, source: str) -> Iterator[Passage]:
         yield Passage(f"{path}:{comment[0]}", comment[1])
 
 
+def strings_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield strings of several words that are no docstrings, with their lines."""
+    skipped: set[ast.AST] = set()  # docstrings, and the parts of f-strings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            skipped.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node not in skipped:
+            text = literal(node)
+            if re.search(r"[A-Za-z]{2,} ", text) and not is_data(text):
+                yield text, node.lineno
+
+
+def is_data(text: str) -> bool:
+    """Return True for regexes, SQL, source code and other strings that are no prose."""
+    return bool(re.search(r"\\[a-z]|[{}<>=]\n|\bSELECT\b|\bCREATE\b|\(\?|\n.*\n.*\n", text))
+
+
 def literal(node: ast.expr) -> str:
     """Return the text of a string literal; placeholders count as one word."""
     if isinstance(node, ast.Constant):
@@ -81,14 +106,39 @@ def literal(node: ast.expr) -> str:
 
 
 def pages() -> Iterator[Passage]:
-    """Yield README, CONTRIBUTING and the docs without the log, paragraph by paragraph."""
-    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for path in files:
+    """Yield all Markdown pages but the log of experiments, paragraph by paragraph."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("packaging/**/*.md")]
+    for path in sorted(files):
         text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text(encoding="utf-8"))
         text = re.sub(r"`[^`]*`|<!--.*?-->", "X", text)
         for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.)\s)", text):
-            if not block.lstrip().startswith("|"):  # tables have no sentences
-                yield Passage(str(path.relative_to(ROOT)), block)
+            if block.lstrip().startswith("|"):
+                block = block.replace("|", "\n\n")  # each cell by itself
+            yield Passage(str(path.relative_to(ROOT)), block)
+
+
+def other_sources() -> Iterator[Passage]:
+    """Yield comments and strings of the editor plugins, TOML files and style sheets."""
+    for wing in WINGS:
+        for path in sorted((ROOT / wing).rglob("*")):
+            mark = COMMENTS.get(Path(path.name.removesuffix(".in")).suffix)
+            if path.is_dir() or (mark is None and path.name != "akunu.txt"):
+                continue
+            name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+            if mark is None:  # Vim's help page
+                yield from (Passage(name, block) for block in re.split(r"\n\s*\n", text))
+                continue
+            comment = ""
+            for line in [*text.split("\n"), ""]:
+                if line.strip().startswith(mark):
+                    comment += " " + line.strip().lstrip(mark + "* ").removesuffix("*/")
+                    continue
+                if comment:
+                    yield Passage(name, comment)
+                comment = ""
+                if path.parts[-2] != "workloads":  # texts of the benchmark's prompts
+                    for found in re.findall(r'"([^"]*)"|\'([^\']*)\'|`([^`]*)`', line):
+                        yield Passage(name, "".join(found))
 
 
 def long_sentences(text: str) -> list[str]:
@@ -121,12 +171,41 @@ def test_docs_are_in_plain_english() -> None:
     assert not found, "\n".join(found)
 
 
+def names_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the names that a module defines, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def test_editor_plugins_and_data_files_are_in_plain_english() -> None:
+    assert len({place for place, _ in other_sources()}) > 15
+    found = faults(other_sources())
+    assert not found, "\n".join(found)
+
+
+def test_names_are_in_plain_english() -> None:
+    found = []
+    for path, text in sources():
+        for name, line in names_of(ast.parse(text)):
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+            if words & BANNED_IN_NAMES:
+                found.append(f"{path}:{line}: {name}")
+    assert not found, "\n".join(found)
+
+
 def test_class_names_are_unique() -> None:
     names = Counter(
         node.name
         for _, text in sources()
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -143,5 +222,10 @@ def test_no_two_wings_have_a_module_of_the_same_name() -> None:
 def test_the_check_finds_what_it_should() -> None:
     source = '"""Does what was read."""\n# Nobody\n# learns it.\nadd("-x", help=f"told {x}")\n'
     assert len(faults(prose_of(Path("x.py"), source))) == 3
+    message = 'raise UsageError(f"{name} is none of the models that X has")'
+    assert len(faults(prose_of(Path("x.py"), message))) == 1
+    assert dict(names_of(ast.parse("def tell(who): self.beside = told = 1"))).keys() == {
+        *("tell", "who", "beside", "told")
+    }
     assert len(faults(iter([Passage("x", "word " * 36)]))) == 1
     assert not faults(iter([Passage("x", "word " * 20 + "end. " + "word " * 20)]))

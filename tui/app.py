@@ -333,6 +333,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
     async def _edit_prompt(self) -> None:
+        """Edit the prompt in the user's editor, while the chat is suspended."""
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
         before = text = prompt.full_text
         problem = ""

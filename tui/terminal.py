@@ -52,7 +52,7 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
 
 
 def parse_answer(answer: bytes) -> Background | None:
-    """Return the background in a terminal's answer: light for a luma above 0.5."""
+    """Parse the reply to `_QUERY`: light for a luma above 0.5, else dark; None for no color."""
     found = _COLOR.search(answer)
     if found is None:
         return None

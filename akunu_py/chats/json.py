@@ -97,6 +97,7 @@ def _is_number(value: object, most: float) -> bool:
 
 
 def _read_conversation(values: Any) -> ConversationTree:
+    """Parse a conversation; `_expect` raises for the first invalid value."""
     _expect(isinstance(values, dict), "a conversation", values)
     conversation = _read_id(values.get("id"))
     title, chosen, listed = (values.get(key) for key in ("title", "chosen", "messages"))
@@ -119,6 +120,7 @@ def _read_conversation(values: Any) -> ConversationTree:
 
 
 def _read_message(values: Any) -> ChatMessage:
+    """Parse a message; `_expect` raises for the first invalid value."""
     _expect(isinstance(values, dict), "a message", values)
     role, created, finish = (values.get(key) for key in ("role", "created", "finish_reason"))
     _expect(role in get_args(Role), "a role", role)

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_caches(args: argparse.Namespace) -> None:
+    """Print the prompt caches on disk as a table or JSON, then their total size to stderr."""
     found = [_facts(path) for path in all_files()]
     if args.format == "json":
         print(json.dumps(found, indent=2))

@@ -129,6 +129,7 @@ def _read(file: str) -> str:
 
 
 def _print_results(results: Sequence[SearchResult], form: str) -> None:
+    """Print chats as a table or JSON, each with the snippet that a search found."""
     if form == "json":
         content = [_json_row(each) for each in results]
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))

@@ -181,6 +181,7 @@ def changed_options(args: argparse.Namespace) -> list[str]:
 
 
 def _add_modes(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select the protocol, and those of --filter."""
     modes = parser.add_argument_group("modes", "Default: JSON lines on stdin and stdout.")
     modes.add_argument("--lsp", action="store_true", help="Run as a language server")
     modes.add_argument(
@@ -214,6 +215,7 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the default limits of completions."""
     group = parser.add_argument_group("limits", "For requests that set no limits.")
     tokens = f"Maximum tokens to generate (default: {DEFAULT_COMPLETION_TOKENS})"
     add_values(

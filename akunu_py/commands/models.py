@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> None:
+    """Print the installed models, unfinished downloads, and the catalog's other models."""
     installed, others = model_store.list_models(), model_store.external_models()
     rows = [
         (
@@ -150,6 +151,7 @@ def pull_model(args: argparse.Namespace) -> None:
 
 
 def recommend_models(args: argparse.Namespace) -> None:
+    """Print the best model for each purpose on this machine, or one with --memory."""
     memory = parse_memory(args.memory) if args.memory else None
     if memory is None:
         from akunu_py.decoding import device  # loads MLX, which knows the limit of the GPU
@@ -255,6 +257,7 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
+    """Remove a model after confirmation, and its files in the hub's cache if requested."""
     for other in model_store.external_models() if "/" in args.name else ():
         if other.name == args.name:
             removal = REMOVAL[other.program].format(name=other.name)
@@ -322,6 +325,7 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 
 def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
+    """Return the labels and values that `akunu models show` prints for an installed model."""
     from akunu_py.decoding import learned_state
 
     usage = read_usage(model.name)

@@ -394,7 +394,7 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
 
 
 def _add(total: Stats, part: Stats) -> None:
-    """Add the statistics of a generation; token healing takes several."""
+    """Add `part` to `total`: token healing generates a completion in several requests."""
     if total.generated_tokens == 0:
         total.cached_tokens = part.cached_tokens
     else:

@@ -667,6 +667,11 @@ def scan(
 def _scan_code(
     text: str, at: int, found: list[Bracket], ended: bool, cursor: int
 ) -> tuple[list[Bracket], str]:
+    """Add the brackets of `text` from `at` on to `found`; return it, and what the text ends inside.
+
+    That is a quote, a comment or a here-document, or "" for code. ended: no more text follows.
+    cursor: a string around this place counts as a pair of brackets.
+    """
     pattern = _CLOSED if ended else _MAY_CLOSE
     inside, here = "", ""  # here: the start of a here-document, whose text starts on the next line
     line_end = len(text)

@@ -253,6 +253,7 @@ def _compact(entry: Any) -> Any:
 
 
 def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
+    """Return `cache` with `bits` per value. Raises UsageError if the model does not support it."""
     if bits not in (4, 8):
         raise UsageError(f"--kv-bits must be 4 or 8, got {bits}")
     # Two lazy trial passes: one for the shapes, one to check that the attention supports it.

@@ -191,6 +191,7 @@ def accepted_leniently(
 
 
 def _check_ranges(options: SamplingOptions) -> None:
+    """Raise UsageError for the first option outside its range."""
     ranges: Sequence[tuple[str, float, float, float]] = (
         ("temperature", options.temperature, 0, 100),
         ("top_p", options.top_p, 0, 1),

@@ -272,6 +272,7 @@ class _Keywords:
                 yield "contains", 0, self._subschema(schema["contains"], "contains")
 
     def _objects(self) -> Iterator[Formula]:
+        """Yield the formulas of the keywords about objects."""
         schema = self._schema
         names, patterns = (
             {name: self._subschema(each, key, name) for name, each in self._mapping(key)}

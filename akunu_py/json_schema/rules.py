@@ -52,6 +52,8 @@ Alternative = tuple[Symbol, ...]
 
 
 class Rules:
+    """A grammar that is being built: rules with alternatives, written as Lark at the end."""
+
     def __init__(self, prefix: str = "") -> None:
         """prefix: of all names, "start" included, so that grammars can be combined."""
         self._prefix = prefix
@@ -150,6 +152,7 @@ class Rules:
         return " ".join(self._symbol(symbol, terminals) for symbol in symbols) or '""'
 
     def _symbol(self, symbol: Symbol, terminals: dict[Expr, str]) -> str:
+        """Write a symbol as Lark. terminals: the name of each regex, which may grow."""
         match symbol:
             case Rule(name):
                 return name

@@ -151,6 +151,7 @@ def _number(formula: Formula) -> Expr:
 
 
 def _fitting_numbers(formula: Formula) -> Expr:
+    """Return the regex of the numbers that fit `formula`."""
     match formula:
         case ("and", *parts):
             if (found := _multiples_between(formula)) is not None:

@@ -324,6 +324,7 @@ class MessageEncoder(Encoder):
         return [_frame(value) for value in self._stream_events(event)]
 
     def _stream_events(self, event: events.Event) -> list[dict[str, Any]]:
+        """Return the stream events of the Messages API for an event of the request."""
         match event:
             case events.PrefillProgress(_, total):
                 self._prompt = events.PromptProcessed(total, 0)

@@ -58,5 +58,5 @@ def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
 
 def _load(name: str) -> Workload:
     entry = tomllib.loads(files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    turns = [{who: text.strip() for who, text in turn.items()} for turn in entry.pop("turn")]
+    turns = [{role: text.strip() for role, text in turn.items()} for turn in entry.pop("turn")]
     return Workload(name, tuple(WorkloadTurn(**turn) for turn in turns), **entry)

@@ -166,6 +166,7 @@ def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
 
 
 def _read_part(path: Path) -> GgufFile:
+    """Read the header of one file of a model. Raises DamagedModel or UnsupportedModel."""
     with open_regular(path) as file:
         if (size := file.seek(0, 2)) < 24:
             raise damaged(path, "it is too short to be a GGUF file")
@@ -270,6 +271,7 @@ def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]
 def _locate_tensors(
     cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], int, int]], start: int
 ) -> dict[str, GgufTensor]:
+    """Check the tensor entries, whose offsets count from byte `start` of the file."""
     tensors: dict[str, GgufTensor] = {}
     for name, shape, kind, offset in entries:
         if name in tensors:

@@ -119,6 +119,7 @@ class SentencePieces:
     space_prefix: bool  # put a space before every text
 
     def build(self, vocabulary: dict[str, int]) -> Any:
+        """Return a `tokenizers.Tokenizer` with these tokens and ids."""
         from tokenizers import Tokenizer, decoders, models, normalizers
 
         tokenizer = Tokenizer(
@@ -284,6 +285,7 @@ def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePai
 def _sentence_pieces(
     file: GgufFile, tokens: list[str], kinds: Any, roles: dict[str, int]
 ) -> SentencePieces:
+    """Return the plan of a SentencePiece tokenizer. Raises DamagedModel or UnsupportedModel."""
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
         raise damaged(file.path, f"expected the scores of {len(tokens)} tokens")

@@ -299,6 +299,7 @@ class HeadFamily:
 
 
 def _qwen(module: str, model: str = "Model", args: str = "ModelArgs") -> HeadFamily:
+    """Return the family of an MTP head that Qwen's format stores; see `HeadFamily`."""
     return HeadFamily(
         module=module,
         model=model,

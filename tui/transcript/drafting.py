@@ -166,6 +166,7 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         )
 
     def _speed(self) -> Content:
+        """Return the line about the passes: a sparkline, words per step, and the speedup."""
         words = self._style("words")
         stats = self._stats
         parts: list[str | tuple[str, Style]] = [

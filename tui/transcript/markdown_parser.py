@@ -64,6 +64,7 @@ def has_gap(token: Token) -> bool:
 
 
 def _inline_math(state: StateInline, silent: bool) -> bool:
+    r"""Parse a formula in a line, for markdown-it: `$...$` or `\(...\)`."""
     opening = state.src[state.pos : state.pos + 2]
     if opening[:1] == "$" and opening != "$$":
         opening = "$"
@@ -325,6 +326,7 @@ class _LatexReader:
         return "".join(_LatexReader(tex, self._boxes, self._depth + 1).read())
 
     def _command(self) -> str:
+        """Read a LaTeX command with its arguments; return its text in Unicode."""
         found = _COMMAND.match(self._tex, self._place)
         if found is None:
             raise _InvalidLatexError  # a backslash at the end
@@ -396,6 +398,7 @@ class _LatexReader:
         return sign + (under if len(under) == 1 or under.isdecimal() else f"({under})")
 
     def _environment(self) -> str:
+        r"""Read an environment after `\begin`; a matrix becomes a box."""
         name = self._group()
         closing = f"\\end{{{name}}}"
         end = self._tex.find(closing, self._place)

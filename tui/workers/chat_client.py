@@ -236,6 +236,7 @@ class _AnswerPoster:
         self._calling: ToolCall | None = None
 
     def add(self, event: Event) -> None:
+        """Post a message to the app for an event of the request; pieces are buffered."""
         match event:
             case PrefillProgress(done, total):
                 if time.monotonic() - self._progress_time >= _INTERVAL_S:

@@ -57,6 +57,7 @@ def _python(text: str, path: str, roots: list[str]) -> Candidates:
 
 
 def _modules(bases: list[str], name: str) -> list[str]:
+    """Return the paths that the Python module `name` may have below `bases`."""
     stems = [os.path.join(base, *name.split(".")) for base in bases]
     return [stem + end for stem in stems for end in (".py", "/__init__.py", ".pyi")]
 
@@ -76,11 +77,13 @@ def _in_same_directory(
 
 
 def _include(text: str, path: str, roots: list[str]) -> Candidates:
+    """Yield the paths of C headers that `#include` may mean."""
     for name in _INCLUDE.findall(text):
         yield [os.path.join(base, name) for base in roots]
 
 
 def _rust(text: str, path: str, roots: list[str]) -> Candidates:
+    """Yield the paths that `mod` and `use` of Rust may mean."""
     bases = [base for base in roots if os.path.basename(base) == "src"]
     stem, name = os.path.split(path)
     inner = stem if name in ("mod.rs", "lib.rs", "main.rs") else os.path.splitext(path)[0]
@@ -93,6 +96,7 @@ def _rust(text: str, path: str, roots: list[str]) -> Candidates:
 
 
 def _style(text: str, path: str, roots: list[str]) -> Candidates:
+    """Yield the paths of style sheets that `@import` and `@use` may mean."""
     for name in _STYLE.findall(text):
         directory, base = os.path.split(os.path.join(os.path.dirname(path), name))
         names = (f"_{base}.scss", f"{base}.scss", f"{base}.less", f"_{base}.sass", base)

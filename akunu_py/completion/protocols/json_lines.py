@@ -137,6 +137,8 @@ class JsonLines:
             self._reply({"id": error.id, "error": str(error)})
 
     def _submit(self, line: RequestLine) -> None:
+        """Queue a request; write its parts and its reply to stdout."""
+
         def on_text(text: str) -> None:
             if line.stream:
                 self._reply({"id": line.id, "delta": text})
@@ -283,6 +285,7 @@ def _parse_accepted(message: dict[str, Any]) -> AcceptedLine:
 
 
 def _parse_request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:
+    """Return the request of a line; missing fields come from `defaults`. Raises UsageError."""
     for name, value in message.items():
         if name == "id":
             continue

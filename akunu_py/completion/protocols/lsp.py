@@ -296,6 +296,7 @@ class InlineCompletions:
         return self._request(document, before + chosen.text, after), chosen
 
     def _request(self, document: OpenDocument, before: str, after: str) -> CompletionRequest:
+        """Return the request for a document split at the cursor, with the other open files."""
         files = tuple(
             SourceFile(_path(other), other.source)
             for other in reversed(self.server.workspace.text_documents.values())

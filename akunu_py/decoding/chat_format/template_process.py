@@ -45,6 +45,8 @@ class _Generation(Extension):
 
 
 class _Dict:
+    """`dict` for templates, without its other attributes."""
+
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)
 
@@ -53,6 +55,8 @@ class _Dict:
 
 
 class _Namespace(Namespace):
+    """Jinja's namespace, restricted to names that templates may store."""
+
     def __init__(*args: Any, **items: Any) -> None:
         for name in (values := dict(*args[1:], **items)):
             _check_name(name)

@@ -129,6 +129,8 @@ class _Unbounded(Exception):
 
 
 class _GrammarWriter:
+    """Writes the Lark grammar of answers with tool calls in one format."""
+
     def __init__(self, codec: TokenCodec, calls: CallLayout, guess: _Guess = "") -> None:
         """guess: expect one line and, if "closed", the schema's properties in its order."""
         self._tokenizer, self._calls = codec.tokenizer, calls

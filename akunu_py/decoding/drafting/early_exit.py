@@ -280,6 +280,7 @@ _exit_by_model: dict[int, tuple[weakref.ref[Any], EarlyExit | str]] = {}
 
 
 def _find_exit(engine: Engine) -> EarlyExit | str:
+    """Return the best early exit of a model, or why there is none; measured once per model."""
     model, (known, found) = engine.model, _exit_by_model.get(id(engine.model), (None, ""))
     if known is None or known() is not model:
         try:

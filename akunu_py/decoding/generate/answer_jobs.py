@@ -191,6 +191,7 @@ class AnswerEvents:
         return events
 
     def _events(self, step: Step) -> list[Event]:
+        """Return the events for one step; stop after the first call if only one is allowed."""
         if isinstance(step, PrefillProgress):
             return [step]
         request, events = self.request, list[Event]()

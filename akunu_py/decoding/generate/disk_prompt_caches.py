@@ -74,6 +74,7 @@ class DiskPromptCaches:
     def _read_best(
         self, target: Target, prompt: Sequence[int], reached: int
     ) -> tuple[int, NotCached]:
+        """Load the file of `_best` into `target` and measure the time. Returns as `read` does."""
         saved = self._best(prompt, reached)
         if not isinstance(saved, SavedCache):
             return saved

@@ -280,6 +280,7 @@ class ModelHost:
             answer(None)
 
     def _run(self) -> None:
+        """Load the model, run jobs until closing, then save prompt caches and unload."""
         try:
             self._try_to_load()
             closing = False

@@ -387,6 +387,7 @@ class Request:
         return PrefillProgress(done, self._prefill_end or len(self._prompt))
 
     def _begin_prefill(self) -> None:
+        """Reuse the longest cached prefix, in memory or on disk; plan the prefill of the rest."""
         target, prompt = self.target, self._prompt
         reserved = min(self._options.max_tokens, _RESERVED_TOKENS)
         memory_guard.make_room(self._engine, target, prompt, reserved)
@@ -526,6 +527,7 @@ class Request:
 
 
 def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> None:
+    """Raise an error if the model cannot answer the prompt with these options."""
     if options.max_tokens < 1:
         raise UsageError(f"max_tokens must be at least 1, got {options.max_tokens}")
     if options.draft_tokens < 1:

@@ -50,6 +50,7 @@ def read_hosts(option: str) -> Hosts:
 
 
 def _read_hostfile(path: Path) -> Hosts:
+    """Parse a hostfile of mlx.launch. Raises UsageError."""
     from mlx._distributed_utils.common import Hostfile
 
     try:

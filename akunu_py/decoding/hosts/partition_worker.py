@@ -73,6 +73,7 @@ def main() -> None:
 
 
 def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
+    """Load this host's partition, then run the coordinator's passes until the end."""
     # Import before the first message, so that all ranks connect at the same time.
     from akunu_py.decoding.hosts.partition import connect, load_partition
     from akunu_py.decoding.hosts.process import host_fingerprint

@@ -45,6 +45,7 @@ def pull_on_hosts(hosts: Hosts, model: StoredModel, progress: ProgressCallback) 
 def _pull_on(
     host: str, env: dict[str, str], model: StoredModel, progress: ProgressCallback
 ) -> None:
+    """Download the model on `host` over SSH, and compare its files with those here."""
     assert model.manifest is not None
     reference = f"{model.repository}@{model.commit}" if model.repository else model.name
     request = {"reference": reference, "name": model.name if model.repository else None}

@@ -21,6 +21,8 @@ _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 
 @dataclass(slots=True)
 class _CachedHistory:
+    """A history in the caches, and what decides on its eviction."""
+
     history: TokenHistory
     last_request: int  # number of the request that used it last
     prefixes: dict[int, int]  # tokens shared with each other entry, by id of its history

@@ -199,6 +199,7 @@ def _definition(tool: Tool) -> dict[str, Any]:
 
 
 def _to_dicts(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
+    """Return messages as the chat template expects them, with tool calls and thinking."""
     ids = _history_ids(messages, features.template)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []

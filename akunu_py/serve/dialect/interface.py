@@ -88,6 +88,7 @@ class CollectedAnswer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
+        """Append an event; texts of the same kind are joined."""
         last = self.parts[-1] if self.parts else None
         match event:
             case PromptProcessed():

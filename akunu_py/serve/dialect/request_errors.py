@@ -61,7 +61,7 @@ class ServerStopping(RequestError):
 
 
 def request_error(error: Exception) -> RequestError:
-    """Return the error for clients; an unexpected exception is only saved as a crash."""
+    """Return the error for clients; details of an unexpected one go to a crash report only."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, PromptTooLong):

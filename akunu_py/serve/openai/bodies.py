@@ -206,6 +206,7 @@ def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
 
 
 def _message(body: MessageBody, param: str, tool_names: dict[str, str]) -> Message:
+    """Convert a message. param: its place in the body. tool_names: by id of the tool call."""
     if body.role == "function":
         if not body.name:
             raise invalid(f"{param}.name", "expected the name of the function")

@@ -216,6 +216,7 @@ def build_chat_completion(
 
 
 def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]:
+    """Return one entry of `choices`. old: with `function_call` instead of `tool_calls`."""
     calls = [
         {
             "id": call.id,

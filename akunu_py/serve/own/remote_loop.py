@@ -87,6 +87,7 @@ class RemoteLoop:
         """Do nothing: the server saves what it learned."""
 
     def _answer(self, job: AnnotatedAnswerJob, handle: JobHandle) -> Generator[Event | None]:
+        """Yield the events of an answer that the server generates; None while there is none."""
         options = replace(job.options, may_store=job.options.may_store and self._may_store)
         messages = [asdict(message) for message in job.messages]
         tools = [asdict(tool) for tool in job.tools]
@@ -105,6 +106,7 @@ class RemoteLoop:
         yield Finished("cancelled", stats, details=AnnotatedEnd("cancelled", gauges))
 
     def _complete(self, job: CompletionJob, handle: JobHandle) -> Generator[Event | None]:
+        """Yield the events of a completion that the server makes; None while there is none."""
         text = ""
         reason: CompletionReason | None = None
 

@@ -113,6 +113,7 @@ class Launchd(ServiceManager):
         self._domain = f"gui/{os.getuid()}"
 
     def describe(self, command: ServiceCommand) -> bytes:
+        """Return the property list of the launch agent."""
         agent = {
             "Label": self.LABEL,
             "ProgramArguments": command.words,
@@ -158,6 +159,7 @@ class Systemd(ServiceManager):
         self.logs = f"journalctl --user --unit {self.UNIT}"
 
     def describe(self, command: ServiceCommand) -> bytes:
+        """Return the unit file of the user service."""
         variables = [f"{name}={value}" for name, value in command.environment.items()]
         words = [_quoted(word).replace("$", "$$") for word in command.words]
         lines = [

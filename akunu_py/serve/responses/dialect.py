@@ -371,6 +371,7 @@ class ResponseBuilder:
         return [*self._begin(item), *self._extend_input(item), *self._close()]
 
     def _end(self, finished: events.Finished) -> list[Values]:
+        """Return the last events of the stream, and complete `response`."""
         incomplete = finished.reason in ("length", "context")
         values = self._text("message", to_input(self._arguments)) if self._pending_call else []
         values += self._close("incomplete" if incomplete else "completed")

@@ -143,6 +143,7 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
 def _apply_choice(
     mapped: ToolMap, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
 ) -> ToolMap:
+    """Apply `tool_choice` to the tools. Raises RequestError for an unknown tool."""
     if isinstance(choice, str):
         if choice == "required" and not mapped.by_name:
             raise invalid("tool_choice", "requires tools")

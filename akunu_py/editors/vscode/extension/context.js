@@ -1,4 +1,4 @@
-// What a request contains beside its own document: other files, recent texts, the project's directory.
+// What a request contains besides its own document: other files, recent texts, the project's directory.
 'use strict'
 
 const fs = require('node:fs')

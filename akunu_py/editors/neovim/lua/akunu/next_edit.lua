@@ -1,4 +1,4 @@
--- Shows the next edit that the model predicts, beside the changed lines, and applies it.
+-- Shows the next edit that the model predicts, next to the changed lines, and applies it.
 local M = {}
 
 local api = vim.api
@@ -52,7 +52,7 @@ local function mark(edit, row, col, options)
   api.nvim_buf_set_extmark(edit.buf, namespace, row, col, options)
 end
 
--- Shows the new line beside the old one, or below it if there is no room. Returns the number of lines
+-- Shows the new line next to the old one, or below it if there is no room. Returns the number of lines
 -- that were shown: 0 or 1.
 local function show_line(edit, row)
   local old = api.nvim_buf_get_lines(edit.buf, row, row + 1, false)[1]
