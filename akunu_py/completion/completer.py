@@ -37,7 +37,13 @@ from akunu_py.completion.request import (
     with_crlf,
     with_unix_newlines,
 )
-from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
+from akunu_py.completion.stops import (
+    CompletionStops,
+    Cut,
+    is_markdown,
+    stops_of,
+    strip_fence,
+)
 from akunu_py.decoding.events import PrefillProgress, PromptProcessed
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.learned_state import LearnedState
@@ -251,7 +257,7 @@ class _CompletionSteps:
         self._stops: CompletionStops | EditAnswer
         if request.edits is None:
             self._prompt = completer.prompt(request, session)
-            self._stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
+            self._stops = stops_of(request)
         else:
             self._prompt, self._edit = completer.edit_prompt(request)
             self._stops = self._edit

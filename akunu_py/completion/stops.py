@@ -19,9 +19,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
 
+from akunu_py.completion.brackets import OpenBrackets, syntax_of, width
 from akunu_py.completion.repetition import RepetitionStops
+from akunu_py.completion.request import CompletionRequest
 
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
 _LEADING_LINES = 2  # maximum empty lines before the first line of code
@@ -65,6 +66,7 @@ _SQL_WORDS = tuple(
         "insert update delete when language",
     )
 )
+_SQL_STATEMENTS = ("select", "insert", "update", "delete", "with", "begin")
 _SQL = re.compile(
     r"\s*(?!from\b.*\bimport\b)(?:select|insert\s+into|update\s+\w+|delete\s+from|create|alter"
     r"|with\s+\w+\s+as|from\s+\w+(?:\s+\w+)?|where)\b(?![^\n]*[=({:]\s*$)",
@@ -98,8 +100,13 @@ class CompletionStops:
     `cut` of a beginning always returns a beginning of what `cut` of the whole text returns.
     """
 
-    def __init__(self, prefix: str, suffix: str, max_lines: int = 0) -> None:
-        """prefix, suffix: text around the cursor. max_lines: 0 for no limit besides the rules."""
+    def __init__(
+        self, prefix: str, suffix: str, max_lines: int = 0, *, path: str = "", language: str = ""
+    ) -> None:
+        """prefix, suffix: text around the cursor. max_lines: 0 for no limit besides the rules.
+
+        path, language: of the buffer; they say which quotes may span lines.
+        """
         self._before = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # after the cursor
@@ -108,13 +115,13 @@ class CompletionStops:
         self._around = Counter(line.rstrip() for line in around.split("\n"))
         self._allman = bool(_ALLMAN.search(prefix[-_LONGEST:]) or _ALLMAN.search(suffix[:_LONGEST]))
         self._max_lines = max_lines
-        self._brackets = OpenBrackets(prefix, suffix)
+        self._brackets = OpenBrackets(prefix, suffix, syntax_of(path, language, prefix))
         self._repetition = RepetitionStops(prefix, suffix)
 
     def cut(self, text: str, *, final: bool = False) -> Cut:
         """Return the final part of `text`, the output so far. final: no more output follows."""
         end = self._repetition.find(text, final=final)
-        cut = self._cut(text[: end.at], final=end.is_loop or (final and end.at == len(text)))
+        cut = self._cut(text[: end.at], final=final or end.is_loop)
         return replace(cut, done=True) if end.is_loop else cut
 
     def _cut(self, text: str, *, final: bool) -> Cut:
@@ -258,7 +265,7 @@ class CompletionStops:
         if not (in_block or broke_line or sql):
             return self._opens_below(statement, line, whole, base) if last is statement else False
         if not content:
-            return (in_block and not gap) if whole else None
+            return ((in_block or sql) and not gap) if whole else None
         if indented > base or indented == block:
             return True
         words = [*_CLOSING_WORDS, *_MIDDLE_WORDS, "else", "</", "?.", "|>", "&&", "||", "/>", ";;"]
@@ -273,7 +280,9 @@ class CompletionStops:
             return True
         if _FOLLOWING.match(content):
             return not gap and not last.rstrip().endswith((";", "}"))
-        return sql and re.split(r"\W", content.lower(), maxsplit=1)[0] in _SQL_WORDS
+        word = re.split(r"\W", content.lower(), maxsplit=1)[0]
+        new = gap and word in _SQL_STATEMENTS and not re.search(r"(?i)\bas\s*$", last)
+        return sql and word in _SQL_WORDS and not new
 
     def _decorates(self, kept: Sequence[str], first: int) -> bool:
         """Return True if all lines so far are decorators, which belong to the next statement."""
@@ -352,6 +361,17 @@ class CompletionStops:
         return _is_distinct(line) and self._around[line] > 1
 
 
+def stops_of(request: CompletionRequest) -> CompletionStops:
+    """Return the stop rules for a request."""
+    return CompletionStops(
+        request.prefix,
+        request.suffix,
+        request.max_lines,
+        path=request.path,
+        language=request.language,
+    )
+
+
 def _next_lines(below: str) -> list[list[str]]:
     """Return the first lines of `below`, the text under the cursor, as a model may repeat them.
 
@@ -392,400 +412,3 @@ def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
     lengths = range(len(_FENCE_CLOSING) - 1, -1, -1)
     held_back = next(n for n in lengths if code.endswith(_FENCE_CLOSING[:n]))
     return code[: len(code) - held_back], False
-
-
-# ---- brackets around the cursor
-
-
-_SCANNED = 40_000  # characters before the cursor; half as many after it
-_STATEMENT = 40  # maximum lines of a statement
-_PAIRS = {"(": ")", "[": "]", "{": "}"}
-_OPENERS = {closer: opener for opener, closer in _PAIRS.items()}
-_LONG = {'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "--[[": "]]"}
-_QUOTES = "\"'`"
-_COMMENT = "#"  # any comment that ends with its line
-
-# A string ends in its line. A quote inside or before a word is an apostrophe or a lifetime. A very
-# long string counts as code, because the search for its end takes too long. A regular expression
-# stands where no division can. #name {, #fff; and #define are no comments. -- before a quote ends
-# the options of a command. A here-document starts after <<WORD.
-_STRINGS = {
-    '"': r"\"(?:\\.|[^\"\\\n]){0,1000}+",
-    "'": r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+",
-    "`": r"`[^`\n]{0,1000}+",
-    "/": r"(?:(?<=[(,=:!&|?;~])|(?<=[(,=:!&|?;~] )|(?<=return ))/(?![/*\s,)])"
-    r"(?:\\.|\[(?:\\.|[^\]\\\n]){0,300}+(?:\]|\Z)|[^/\\\[\n]){0,300}+",
-}
-_ENDS = {'"': '"', "'": r"'(?!\w)", "`": "`", "/": "/"}
-_OTHER = (
-    r"\"\"\"|(?<!')'''(?!')|(?<![^\s(){},;\[\]=])/\*|<!--|--\[\["
-    r"|(?<![^\s(=])<<[-~<]?([\"']?)[A-Z_]\w*\1(?=\W|\Z)"
-    r"|(?<!\S)(?://(?! *\$|=)|--(?!\S| *[\"'$])"
-    r"|#(?![\[{(]|[\w-]+(?: ?[{(,.:>]|\))|[0-9a-fA-F]{3,8}[;,)]"
-    r"|(?:define|if|ifn?def|el(?:if|se)|endif|include|undef|pragma|error|(?:end)?region)\b))[^\n]*"
-    r"|(?<!\S):-?[()]|\\[()\[\]{}]|[()\[\]{}]"
-)
-_CLOSED = re.compile("|".join([_OTHER, *(_STRINGS[kind] + _ENDS[kind] for kind in _STRINGS)]))
-_MAY_CLOSE = re.compile(
-    "|".join([_OTHER, *(rf"{_STRINGS[kind]}(?:{_ENDS[kind]}|\\?\Z)" for kind in _STRINGS)])
-)
-# The rest of a string, without its opening quote.
-_REST = {kind: re.compile(_STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in _QUOTES}
-_LABEL = re.compile(r"[ \t]*[^\s|;]+(?:[ \t]*\|[ \t]*[^\s|;]+)*")  # `a | b)`, `1)`
-_LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
-_TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """A bracket in a text."""
-
-    at: int
-    kind: str  # the opening bracket
-    opens: bool  # False for the closing bracket
-
-
-@dataclass(slots=True)
-class OpenBracket:
-    """A bracket that is open at the cursor."""
-
-    kind: str
-    at: int  # in the cursor's line, -1 if above
-    width: int  # the indentation of its line
-    line: int = 0  # where its line starts
-    closed: bool = False  # by the text after the cursor
-
-    @property
-    def on_line(self) -> bool:
-        """Return True if the bracket was opened in the cursor's line."""
-        return self.at >= 0
-
-
-class OpenBrackets:
-    """The brackets that are open between `prefix` and `suffix`.
-
-    Brackets in strings, comments and regular expressions do not count. Triple quotes and comment
-    delimiters count as brackets. After the cursor, a closing bracket counts in the rest of its
-    line, or as the first character of a line with the indentation of the opening line.
-    """
-
-    def __init__(self, prefix: str, suffix: str) -> None:
-        window = prefix[-_SCANNED:]
-        top = _TOP_LINE.search(window) if len(window) < len(prefix) else None
-        if top is not None:
-            window = window[top.end() :]
-        # Without a line in the first column, text before the window may have opened brackets.
-        self._unseen = len(window) < len(prefix) and top is None and "\n" in window
-        start = window.rfind("\n") + 1
-        above, self._before = window[:start], window[start:]
-        found, self._above_inside = scan(above)
-        self._above = []
-        for each in _match(found)[0]:
-            line = above.rfind("\n", 0, each.at) + 1
-            self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
-        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
-        found, self.inside = scan(self._before, self._above_inside, ended=False)
-        self._open = self._add(self._above, found)
-        if self.inside in _STRINGS:
-            self._open.append(OpenBracket(self.inside, self._before.rfind(self.inside), 0, 10**9))
-        self._mark_closed(suffix)
-        self._closed_at = {each.at for each in self._open if each.on_line and each.closed}
-
-    def first_excess(self, text: str, *, ended: bool = True) -> int | None:
-        """Return the position of the first closing bracket too many in `text`, None for none.
-
-        ended: the last line is complete. If not, brackets after an open quote do not count,
-        because the quote may still be closed.
-        """
-        stack = list(self._above)
-        for bracket in self._scan(text, ended=ended):
-            if bracket.opens:
-                closed = bracket.at in self._closed_at
-                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, closed))
-                continue
-            at = _closes([each.kind for each in stack], bracket.kind)
-            behind = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
-            if behind > 0:
-                label = bracket.kind == "(" and self._is_label(text, bracket.at)
-                if stack[at].closed if at is not None else not (label or self._unseen):
-                    return max(0, bracket.at - len(self._before))
-            del stack[len(stack) if at is None else at :]
-        return None
-
-    def depth(self, text: str, *, closed: bool = False) -> int:
-        """Count the brackets open after `text`. closed: also count any closed after the cursor."""
-        stack = self._add([], self._scan(text))
-        return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
-
-    def imbalance(self, text: str) -> int:
-        """Count the unmatched brackets of the cursor's line followed by `text`."""
-        found = self._scan(text)
-        if self.inside:  # the cursor is in a comment or a string, so brackets inside it count
-            line = self._before + text
-            found = [
-                Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
-                for at, each in enumerate(line)
-                if each in _PAIRS or each in _OPENERS
-            ]
-        unmatched, excess, dropped = _match(found)
-        return len(unmatched) + len(excess) + dropped
-
-    def ends_long(self, rest: str) -> bool:
-        """Return True if `rest` starts with the end of the string or comment at the cursor."""
-        return is_long(self.inside) and rest.lstrip().startswith(closer_of(self.inside))
-
-    @property
-    def between_braces(self) -> bool:
-        """Return True if the last open bracket is a brace of the cursor's line."""
-        return bool(self._open) and self._open[-1].on_line and self._open[-1].kind == "{"
-
-    @property
-    def outermost(self) -> bool:
-        """Return True if the lines above leave no bracket open."""
-        return not self._above
-
-    def undecided(self, text: str) -> int:
-        """Count the last characters of `text` that may be part of a closing delimiter."""
-        closers = [_LONG[each.kind] for each in self._open if each.closed and each.kind in _LONG]
-        return max(
-            (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
-            default=0,
-        )
-
-    def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
-        """Return the brackets of the cursor's line followed by `text`."""
-        cursor = len(self._before)
-        return scan(self._before + text, self._above_inside, ended=ended, cursor=cursor)[0]
-
-    def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
-        """Return the brackets of `stack` that are open after `found`, of the cursor's line."""
-        stack = list(stack)
-        for bracket in found:
-            if bracket.opens:
-                closed = bracket.at in self._closed_at
-                stack.append(
-                    OpenBracket(bracket.kind, bracket.at, width(self._before), 10**9, closed)
-                )
-            elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
-                del stack[at:]
-        return stack
-
-    def _is_label(self, text: str, at: int) -> bool:
-        """Return True if the line before `at` is a case label or a list number."""
-        line = (self._before + text)[:at].rpartition("\n")[2]
-        return bool(_LABEL.fullmatch(line))
-
-    def _mark_closed(self, suffix: str) -> None:
-        """Mark the brackets that `suffix` closes."""
-        inside = self.inside
-        rest, _, below = suffix[: _SCANNED // 2].partition("\n")
-        if is_long(inside):
-            closed = _is_closed_in(suffix, inside)
-        else:
-            closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
-        inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
-        self._mark_below(below, inside if is_long(inside) else "")
-
-    def _mark_on_line(self, rest: str, below: str, inside: str) -> str:
-        """Mark brackets that the rest of the line closes; return the end state of `scan`."""
-        deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
-        statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
-        opened = sum(each.on_line and each.kind in _PAIRS for each in self._open)
-        all_closed = len(_match(scan(statement, inside)[0])[1]) >= opened
-        found, after = scan(rest, inside)
-        for kind in _match(found)[1]:
-            free = [each for each in self._open if each.kind == kind and not each.closed]
-            on_line = [each for each in free if each.on_line]
-            if free:  # the outermost of the line, but the innermost if the lines below close all
-                (on_line[0] if on_line and not all_closed else free[-1]).closed = True
-        return after
-
-    def _mark_below(self, below: str, inside: str) -> None:
-        """Mark brackets that the lines below close at the indentation of the opening line.
-
-        Several opening lines may match: the last one does if all brackets are closed, else the
-        first, because the last one is new.
-        """
-        lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
-        unmatched = Counter(each.kind for each in self._open if not each.closed)
-        excess = Counter(_match(scan(below, inside)[0])[1])
-        all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
-        hidden = _hidden(below, inside)
-        at = 0
-        for line in below.split("\n"):
-            start, at = at, at + len(line) + 1
-            content = line.strip()
-            if not content or any(first < start <= last for first, last in hidden):
-                continue
-            depth = width(line)
-            if depth > lowest or (depth == lowest and not closing):
-                continue
-            closing = bool(_LEADING.match(content))
-            lowest = depth
-            while found := _LEADING.match(content):
-                kind = _OPENERS.get(found.group(), {"*/": "/*"}.get(found.group(), found.group()))
-                free = [
-                    each
-                    for each in self._open
-                    if each.kind == kind and each.width == depth and not each.closed
-                ]
-                if free:
-                    choose = max if kind in all_closed else min
-                    choose(free, key=lambda each: each.line).closed = True
-                content = content[found.end() :].lstrip()
-            if not depth and not closing:
-                break
-
-
-def scan(
-    text: str, inside: str = "", *, ended: bool = True, cursor: int = -1
-) -> tuple[list[Bracket], str]:
-    """Return the brackets of `text` in order, and the state at its end.
-
-    The state is a quote, the delimiter of a long string or comment, "#" for a comment, or "".
-    inside: the state at the start. ended: as in `OpenBrackets.first_excess`. cursor: the quotes
-    around this position count as brackets.
-    """
-    found: list[Bracket] = []
-    at = 0
-    if inside == _COMMENT:
-        at = text.find("\n")
-        if at < 0:
-            return found, inside
-    elif is_long(inside):
-        end = _find_end(text, inside, 0)
-        if end is None:
-            return found, inside
-        found.append(Bracket(end[0], inside, False))
-        at = end[1]
-    elif inside in _REST and (closed := _REST[inside].match(text)):
-        found.append(Bracket(closed.end() - 1, inside, False))
-        at = closed.end()
-    return _scan_code(text, at, found, ended, cursor)
-
-
-def _scan_code(
-    text: str, at: int, found: list[Bracket], ended: bool, cursor: int
-) -> tuple[list[Bracket], str]:
-    """Add the brackets of `text` from `at` on to `found`; return it, and what the text ends inside.
-
-    That is a quote, a comment or a here-document, or "" for code. ended: no more text follows.
-    cursor: a string around this place counts as a pair of brackets.
-    """
-    pattern = _CLOSED if ended else _MAY_CLOSE
-    inside, here = "", ""  # here: the start of a here-document, whose text starts on the next line
-    line_end = len(text)
-    while True:
-        token = pattern.search(text, at, line_end)
-        if token is None:
-            if not here:
-                return found, inside
-            end = _find_end(text, here, line_end)
-            if end is None:
-                return found, here
-            found.append(Bracket(end[0], here, False))
-            at, here, line_end = end[1], "", len(text)
-            continue
-        start, at, kind = token.start(), token.end(), token.group()
-        if kind in _PAIRS:
-            found.append(Bracket(start, kind, True))
-        elif kind in _OPENERS:
-            found.append(Bracket(start, _OPENERS[kind], False))
-        elif kind.startswith("<<"):
-            found.append(Bracket(start, kind, True))
-            here, line_end = kind, text.find("\n", at)
-            if line_end < 0:
-                return found, kind
-        elif kind in _LONG:
-            found.append(Bracket(start, kind, True))
-            end = _find_end(text, kind, at)
-            if end is None:
-                return found, kind
-            found.append(Bracket(end[0], kind, False))
-            at = end[1]
-        elif kind[0] in _QUOTES and _CLOSED.match(text, start):
-            if kind[0] == "'" and at == len(text) and not ended:
-                inside = kind[0]  # may still be an apostrophe
-            elif start < cursor < at:
-                found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
-        elif at == len(text):
-            if kind[0] not in _STRINGS or kind.startswith("//"):
-                inside = _COMMENT if kind[0] not in ":\\" else ""
-            elif not ended:
-                inside = kind[0] if kind[0] in _QUOTES else ""
-
-
-def is_long(kind: str) -> bool:
-    """Return True if `kind` opens a string, comment or here-document of several lines."""
-    return kind in _LONG or kind.startswith("<<")
-
-
-def closer_of(kind: str) -> str:
-    """Return the closing delimiter; for a here-document its word."""
-    return _PAIRS.get(kind) or _LONG.get(kind) or kind.strip("<-~\"'")
-
-
-def _find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
-    """Return the span of the first closing delimiter of `kind` after `at`."""
-    if kind.startswith("<<"):
-        found = re.compile(rf"(?m)^[ \t]*{closer_of(kind)}\b").search(text, at)
-        return found.span() if found else None
-    start = text.find(_LONG[kind], at)
-    return None if start < 0 else (start, start + len(_LONG[kind]))
-
-
-def _is_closed_in(suffix: str, kind: str) -> bool:
-    """Return True if `suffix` closes `kind` before it opens another one."""
-    closer = closer_of(kind)
-    if closer == kind:
-        return suffix.count(kind) % 2 == 1
-    end = _find_end(suffix, kind, 0)
-    return end is not None and not 0 <= suffix.find(kind) < end[0]
-
-
-def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
-    """Return the open brackets, the kinds of excess closing ones, and the number skipped.
-
-    A closing bracket skips the brackets that are open inside its pair.
-    """
-    unmatched: list[Bracket] = []
-    excess, dropped = [], 0
-    for bracket in found:
-        if bracket.opens:
-            unmatched.append(bracket)
-        elif (at := _closes([each.kind for each in unmatched], bracket.kind)) is not None:
-            dropped += len(unmatched) - at - 1
-            del unmatched[at:]
-        else:
-            excess.append(bracket.kind)
-    return unmatched, excess, dropped
-
-
-def _hidden(text: str, inside: str) -> list[tuple[int, int]]:
-    """Return the spans of `text` in strings or comments of several lines."""
-    found = [each for each in scan(text, inside)[0] if is_long(each.kind)]
-    spans, start = [], -1 if inside else None
-    for each in found:
-        if each.opens:
-            start = each.at
-        elif start is not None:
-            line = text.rfind("\n", 0, each.at) + 1  # a line that starts with the end is outside
-            begins = not text[line : each.at].strip()
-            spans.append((start, line - 1 if begins else each.at))
-            start = None
-    return spans
-
-
-def width(line: str) -> int:
-    """Return the indentation of a line in columns; a tab stop is every 8 columns."""
-    return len("".join(takewhile(str.isspace, line.partition("\n")[0])).expandtabs())
-
-
-def _closes(stack: list[str], kind: str) -> int | None:
-    """Return the index of the match of a closing bracket, not outside a brace or long string."""
-    for at in range(len(stack) - 1, -1, -1):
-        if stack[at] == kind:
-            return at
-        if stack[at] == "{" or is_long(stack[at]):
-            return None
-    return None

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.completion.stops import CompletionStops, OpenBrackets
+from akunu_py.completion.brackets import OpenBrackets
+from akunu_py.completion.stops import CompletionStops
 
 FUNCTION = "def f(n):\n"
 

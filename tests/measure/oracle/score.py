@@ -124,7 +124,7 @@ def judge(place: Place, mode: str) -> tuple[str, str]:
     at_end = mode == GOES_ON
     suffix = "" if at_end else place.suffix
     output = place.removed if mode == ENDS else text[place.start : place.widest + _EXTRA_OUTPUT]
-    kept = _keep(CompletionStops(text[: place.start], suffix), output)
+    kept = _keep(CompletionStops(text[: place.start], suffix, path=place.source.path), output)
     assert output.startswith(kept)
     return _verdict(place, kept, at_end), kept
 

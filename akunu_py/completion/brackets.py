@@ -1,0 +1,491 @@
+"""The brackets, strings and comments that are open at the cursor, in most languages."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice, takewhile
+
+_SCANNED = 40_000  # characters before the cursor; half as many after it
+_STATEMENT = 40  # maximum lines of a statement
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+_OPENERS = {closer: opener for opener, closer in _PAIRS.items()}
+_LONG = {'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "--[[": "]]"}
+# Quotes of strings that may have several lines, by language or file suffix. These kinds end with
+# a line break, those with escapes with a backslash before it.
+_LONG_QUOTES = {
+    "js mjs cjs jsx javascript javascriptreact ts mts cts tsx typescript typescriptreact vue "
+    "svelte": ("`\\\n",),
+    "go": ("`\n",),
+    "rs rust": ('"\\\n',),
+    "sh bash zsh ksh dash bats shellscript": ('"\\\n', "'\n"),
+    "sql mysql pgsql postgresql": ("'\n",),
+}
+_RAW_QUOTES = {
+    "rs rust": r"(?<!\w)b?r#*\"",
+    "c cc cpp cxx h hh hpp hxx ino": r"(?<!\w)(?:u8|[uUL])?R\"[^\s()\\]{0,16}\(",
+}
+_RAW = re.compile(r'b?r(#*)"|\w*R"([^\s()\\]{0,16})\(')
+_SHELL = "sh"
+_SHEBANG = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
+_QUOTES = "\"'`"
+_COMMENT = "#"  # any comment that ends with its line
+
+# A string ends in its line. A quote inside or before a word is an apostrophe or a lifetime. A very
+# long string counts as code, because the search for its end takes too long. A regular expression
+# stands where no division can. #name {, #fff; and #define are no comments. -- before a quote ends
+# the options of a command. A here-document starts after <<WORD.
+_STRINGS = {
+    '"': r"\"(?:\\.|[^\"\\\n]){0,1000}+",
+    "'": r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+",
+    "`": r"`[^`\n]{0,1000}+",
+    "/": r"(?:(?<=[(,=:!&|?;~])|(?<=[(,=:!&|?;~] )|(?<=return ))/(?![/*\s,)])"
+    r"(?:\\.|\[(?:\\.|[^\]\\\n]){0,300}+(?:\]|\Z)|[^/\\\[\n]){0,300}+",
+}
+_ENDS = {'"': '"', "'": r"'(?!\w)", "`": "`", "/": "/"}
+_OTHER = (
+    r"\"\"\"|(?<!')'''(?!')|(?<![^\s(){},;\[\]=])/\*|<!--|--\[\["
+    r"|(?<![^\s(=])<<[-~<]?([\"']?)[A-Z_]\w*\1(?=\W|\Z)"
+    r"|(?<!\S)(?://(?! *\$|=)|--(?!\S| *[\"'$])"
+    r"|#(?!!?[\[{(]|[\w-]+(?: ?[{(,.:>]|\))|[0-9a-fA-F]{3,8}[;,)]"
+    r"|(?:define|if|ifn?def|el(?:if|se)|endif|include|undef|pragma|error|(?:end)?region)\b))[^\n]*"
+    r"|(?<!\S):-?[()]|\\[()\[\]{}]|[()\[\]{}]"
+)
+# In a shell, a here-document may end with any word, and a backslash escapes a quote.
+_OTHER_OF_SHELL = r"(?<![^\s(=\d])<<-?([\"']?)[A-Za-z_]\w*\1(?=\W|\Z)|\\[\"'`]|" + _OTHER.replace(
+    r"\1", r"\2"
+)
+# The rest of a string, without its opening quote.
+_REST = {kind: re.compile(_STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in _QUOTES}
+# The text of an escaped string after its opening quote, with the closing one.
+_ESCAPED = {kind: re.compile(rf"(?s)(?:\\.|[^\\{kind}])*+{kind}") for kind in _QUOTES}
+_LABEL_LENGTH = 300  # maximum characters of a line with a label
+# `a | b)`, `1)`, `case $x in a)`, `;; b)`
+_PART = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\\.|[^\s|;\"'])++"
+_LABEL = re.compile(rf"(?:.*(?:\bin|;[;&])[ \t]+|[ \t]*){_PART}(?:[ \t]*\|[ \t]*{_PART})*[ \t]*")
+_LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
+_TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """The strings of a language."""
+
+    closed: re.Pattern[str]  # finds strings, comments and brackets
+    may_close: re.Pattern[str]  # also a string that is open at the end of the text
+    long_quotes: Mapping[str, str]  # the kind by its quote
+
+
+def syntax_of(path: str = "", language: str = "", prefix: str = "") -> Syntax:
+    """Return the syntax by the suffix of `path`, the language, or the first line of `prefix`."""
+    suffix = path.rpartition(".")[2].lower() if "." in path else ""
+    names = [suffix, language.lower(), _SHELL if _SHEBANG.match(prefix) else ""]
+    known = set(" ".join([*_LONG_QUOTES, *_RAW_QUOTES]).split())
+    return _make_syntax(next((name for name in names if name in known), ""))
+
+
+@cache
+def _make_syntax(name: str) -> Syntax:
+    kinds = next((kinds for names, kinds in _LONG_QUOTES.items() if name in names.split()), ())
+    raw = next((raw for names, raw in _RAW_QUOTES.items() if name in names.split()), "")
+    long_quotes = {kind[0]: kind for kind in kinds}
+    shell = _SHELL in next((names for names in _LONG_QUOTES if name in names.split()), "").split()
+    other = "|".join(
+        [
+            *([raw] if raw else ()),
+            _OTHER_OF_SHELL if shell else _OTHER,
+            *map(re.escape, long_quotes),
+        ]
+    )
+    short = [kind for kind in _STRINGS if kind not in long_quotes]
+    return Syntax(
+        re.compile("|".join([other, *(_STRINGS[kind] + _ENDS[kind] for kind in short)])),
+        re.compile(
+            "|".join([other, *(rf"{_STRINGS[kind]}(?:{_ENDS[kind]}|\\?\Z)" for kind in short)])
+        ),
+        long_quotes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """A bracket in a text."""
+
+    at: int
+    kind: str  # the opening bracket
+    opens: bool  # False for the closing bracket
+
+
+@dataclass(slots=True)
+class OpenBracket:
+    """A bracket that is open at the cursor."""
+
+    kind: str
+    at: int  # in the cursor's line, -1 if above
+    width: int  # the indentation of its line
+    line: int = 0  # where its line starts
+    closed: bool = False  # by the text after the cursor
+
+    @property
+    def on_line(self) -> bool:
+        """Return True if the bracket was opened in the cursor's line."""
+        return self.at >= 0
+
+
+class OpenBrackets:
+    """The brackets that are open between `prefix` and `suffix`.
+
+    Brackets in strings, comments and regular expressions do not count. Triple quotes and comment
+    delimiters count as brackets. After the cursor, a closing bracket counts in the rest of its
+    line, or as the first character of a line with the indentation of the opening line.
+    """
+
+    def __init__(self, prefix: str, suffix: str, syntax: Syntax | None = None) -> None:
+        self._syntax = syntax or _make_syntax("")
+        window = prefix[-_SCANNED:]
+        top = _TOP_LINE.search(window) if len(window) < len(prefix) else None
+        if top is not None:
+            window = window[top.end() :]
+        # Without a line in the first column, text before the window may have opened brackets.
+        self._unseen = len(window) < len(prefix) and top is None and "\n" in window
+        start = window.rfind("\n") + 1
+        above, self._before = window[:start], window[start:]
+        found, self._above_inside = scan(above, syntax=self._syntax)
+        self._above = []
+        for each in _match(found)[0]:
+            line = above.rfind("\n", 0, each.at) + 1
+            self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
+        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
+        found, self.inside = scan(
+            self._before, self._above_inside, ended=False, syntax=self._syntax
+        )
+        self._open = self._add(self._above, found)
+        if self.inside in _STRINGS:
+            self._open.append(OpenBracket(self.inside, self._before.rfind(self.inside), 0, 10**9))
+        self._mark_closed(suffix)
+        self._closed_at = {each.at for each in self._open if each.on_line and each.closed}
+
+    def first_excess(self, text: str, *, ended: bool = True) -> int | None:
+        """Return the position of the first closing bracket too many in `text`, None for none.
+
+        ended: the last line is complete. If not, brackets after an open quote do not count,
+        because the quote may still be closed.
+        """
+        stack = list(self._above)
+        for bracket in self._scan(text, ended=ended):
+            if bracket.opens:
+                closed = bracket.at in self._closed_at
+                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, closed))
+                continue
+            at = _closes([each.kind for each in stack], bracket.kind)
+            behind = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
+            if behind > 0:
+                label = bracket.kind == "(" and self._is_label(text, bracket.at)
+                if stack[at].closed if at is not None else not (label or self._unseen):
+                    return max(0, bracket.at - len(self._before))
+            del stack[len(stack) if at is None else at :]
+        return None
+
+    def depth(self, text: str, *, closed: bool = False) -> int:
+        """Count the brackets open after `text`. closed: also count any closed after the cursor."""
+        stack = self._add([], self._scan(text))
+        return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
+
+    def imbalance(self, text: str) -> int:
+        """Count the unmatched brackets of the cursor's line followed by `text`."""
+        found = self._scan(text)
+        if self.inside:  # the cursor is in a comment or a string, so brackets inside it count
+            line = self._before + text
+            found = [
+                Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
+                for at, each in enumerate(line)
+                if each in _PAIRS or each in _OPENERS
+            ]
+        unmatched, excess, dropped = _match(found)
+        return len(unmatched) + len(excess) + dropped
+
+    def ends_long(self, rest: str) -> bool:
+        """Return True if `rest` starts with the end of the string or comment at the cursor."""
+        return is_long(self.inside) and rest.lstrip().startswith(closer_of(self.inside))
+
+    @property
+    def between_braces(self) -> bool:
+        """Return True if the last open bracket is a brace of the cursor's line."""
+        return bool(self._open) and self._open[-1].on_line and self._open[-1].kind == "{"
+
+    @property
+    def outermost(self) -> bool:
+        """Return True if the lines above leave no bracket open."""
+        return not self._above
+
+    def undecided(self, text: str) -> int:
+        """Count the last characters of `text` that may be part of a closing delimiter."""
+        closers = [
+            closer_of(each.kind) for each in self._open if each.closed and is_long(each.kind)
+        ]
+        return max(
+            (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
+            default=0,
+        )
+
+    def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
+        """Return the brackets of the cursor's line followed by `text`."""
+        cursor = len(self._before)
+        line, syntax = self._before + text, self._syntax
+        return scan(line, self._above_inside, ended=ended, cursor=cursor, syntax=syntax)[0]
+
+    def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
+        """Return the brackets of `stack` that are open after `found`, of the cursor's line."""
+        stack = list(stack)
+        for bracket in found:
+            if bracket.opens:
+                closed = bracket.at in self._closed_at
+                stack.append(
+                    OpenBracket(bracket.kind, bracket.at, width(self._before), 10**9, closed)
+                )
+            elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
+                del stack[at:]
+        return stack
+
+    def _is_label(self, text: str, at: int) -> bool:
+        """Return True if the line before `at` is a case label or a list number."""
+        line = (self._before + text)[:at].rpartition("\n")[2]
+        return len(line) <= _LABEL_LENGTH and bool(_LABEL.fullmatch(line))
+
+    def _mark_closed(self, suffix: str) -> None:
+        """Mark the brackets that `suffix` closes."""
+        inside = self.inside
+        rest, _, below = suffix[: _SCANNED // 2].partition("\n")
+        if is_long(inside):
+            closed = _is_closed_in(suffix, inside, self._syntax)
+            if closed and inside.endswith("\n") and self._open:
+                self._open[-1].closed = True
+        else:
+            closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
+        inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
+        self._mark_below(below, inside if is_long(inside) else "")
+
+    def _mark_on_line(self, rest: str, below: str, inside: str) -> str:
+        """Mark brackets that the rest of the line closes; return the end state of `scan`."""
+        deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
+        statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
+        opened = sum(each.on_line and each.kind in _PAIRS for each in self._open)
+        found, _ = scan(statement, inside, syntax=self._syntax)
+        all_closed = len(_match(found)[1]) >= opened
+        found, after = scan(rest, inside, syntax=self._syntax)
+        for kind in _match(found)[1]:
+            free = [each for each in self._open if each.kind == kind and not each.closed]
+            on_line = [each for each in free if each.on_line]
+            if free:  # the outermost of the line, but the innermost if the lines below close all
+                (on_line[0] if on_line and not all_closed else free[-1]).closed = True
+        return after
+
+    def _mark_below(self, below: str, inside: str) -> None:
+        """Mark brackets that the lines below close at the indentation of the opening line.
+
+        Several opening lines may match: the last one does if all brackets are closed, else the
+        first, because the last one is new.
+        """
+        lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
+        unmatched = Counter(each.kind for each in self._open if not each.closed)
+        scanned, _ = scan(below, inside, syntax=self._syntax)
+        excess = Counter(_match(scanned)[1])
+        all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
+        hidden = _hidden(below, scanned, inside)
+        at = 0
+        for line in below.split("\n"):
+            start, at = at, at + len(line) + 1
+            content = line.strip()
+            if not content or any(first < start <= last for first, last in hidden):
+                continue
+            depth = width(line)
+            if depth > lowest or (depth == lowest and not closing):
+                continue
+            closing = bool(_LEADING.match(content))
+            lowest = depth
+            while found := _LEADING.match(content):
+                kind = _OPENERS.get(found.group(), {"*/": "/*"}.get(found.group(), found.group()))
+                free = [
+                    each
+                    for each in self._open
+                    if each.kind == kind and each.width == depth and not each.closed
+                ]
+                if free:
+                    choose = max if kind in all_closed else min
+                    choose(free, key=lambda each: each.line).closed = True
+                content = content[found.end() :].lstrip()
+            if not depth and not closing:
+                break
+
+
+def scan(
+    text: str,
+    inside: str = "",
+    *,
+    ended: bool = True,
+    cursor: int = -1,
+    syntax: Syntax | None = None,
+) -> tuple[list[Bracket], str]:
+    """Return the brackets of `text` in order, and the state at its end.
+
+    The state is a quote, the delimiter of a long string or comment, "#" for a comment, or "".
+    inside: the state at the start. ended: as in `OpenBrackets.first_excess`. cursor: the quotes
+    around this position count as brackets.
+    """
+    found: list[Bracket] = []
+    at = 0
+    if inside == _COMMENT:
+        at = text.find("\n")
+        if at < 0:
+            return found, inside
+    elif is_long(inside):
+        end = _find_end(text, inside, 0)
+        if end is None:
+            return found, inside
+        found.append(Bracket(end[0], inside, False))
+        at = end[1]
+    elif inside in _REST and (closed := _REST[inside].match(text)):
+        found.append(Bracket(closed.end() - 1, inside, False))
+        at = closed.end()
+    return _scan_code(text, at, found, ended, cursor, syntax or _make_syntax(""))
+
+
+def _scan_code(
+    text: str, at: int, found: list[Bracket], ended: bool, cursor: int, syntax: Syntax
+) -> tuple[list[Bracket], str]:
+    """Add the brackets of `text` from `at` on to `found`; return it, and what the text ends inside.
+
+    That is a quote, a comment or a here-document, or "" for code. ended: no more text follows.
+    cursor: a string around this place counts as a pair of brackets.
+    """
+    pattern = syntax.closed if ended else syntax.may_close
+    inside, here = "", ""  # here: the start of a here-document, whose text starts on the next line
+    line_end = len(text)
+    while True:
+        token = pattern.search(text, at, line_end)
+        if token is None:
+            if not here:
+                return found, inside
+            end = _find_end(text, here, line_end)
+            if end is None:
+                return found, here
+            found.append(Bracket(end[0], here, False))
+            at, here, line_end = end[1], "", len(text)
+            continue
+        start, at, kind = token.start(), token.end(), token.group()
+        kind = syntax.long_quotes.get(kind, kind)
+        if kind in _PAIRS:
+            found.append(Bracket(start, kind, True))
+        elif kind in _OPENERS:
+            found.append(Bracket(start, _OPENERS[kind], False))
+        elif kind.startswith("<<"):
+            found.append(Bracket(start, kind, True))
+            here, line_end = kind, text.find("\n", at)
+            if line_end < 0:
+                return found, kind
+        elif is_long(kind):
+            found.append(Bracket(start, kind, True))
+            end = _find_end(text, kind, at)
+            if end is None:
+                return found, kind
+            found.append(Bracket(end[0], kind, False))
+            at = end[1]
+        elif kind[0] in _QUOTES and syntax.closed.match(text, start):
+            if kind[0] == "'" and at == len(text) and not ended:
+                inside = kind[0]  # may still be an apostrophe
+            elif start < cursor < at:
+                found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
+        elif at == len(text):
+            if kind[0] not in _STRINGS or kind.startswith("//"):
+                inside = _COMMENT if kind[0] not in ":\\" else ""
+            elif not ended:
+                inside = kind[0] if kind[0] in _QUOTES else ""
+
+
+def is_long(kind: str) -> bool:
+    """Return True if `kind` opens a string, comment or here-document of several lines."""
+    return kind in _LONG or kind.endswith("\n") or kind.startswith("<<") or bool(_RAW.match(kind))
+
+
+def closer_of(kind: str) -> str:
+    """Return the closing delimiter; for a here-document its word."""
+    if kind.endswith("\n"):
+        return kind[0]
+    if raw := _RAW.match(kind):
+        return f'){raw.group(2)}"' if raw.group(1) is None else f'"{raw.group(1)}'
+    return _PAIRS.get(kind) or _LONG.get(kind) or kind.strip("<-~\"'")
+
+
+def _find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
+    """Return the span of the first closing delimiter of `kind` after `at`."""
+    if kind.startswith("<<"):
+        found = re.compile(rf"(?m)^[ \t]*{closer_of(kind)}\b").search(text, at)
+        return found.span() if found else None
+    closer = closer_of(kind)
+    if kind.endswith("\\\n"):
+        ended = _ESCAPED[closer].match(text, at)
+        return (ended.end() - 1, ended.end()) if ended else None
+    start = text.find(closer, at)
+    return None if start < 0 else (start, start + len(closer))
+
+
+def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
+    """Return True if `suffix` closes `kind` before it opens another one."""
+    closer = closer_of(kind)
+    if kind.endswith("\n"):
+        return scan(suffix, syntax=syntax)[1] == kind  # outside it, its end opens another one
+    if closer == kind:
+        return suffix.count(closer) % 2 == 1
+    end = _find_end(suffix, kind, 0)
+    return end is not None and not 0 <= suffix.find(kind) < end[0]
+
+
+def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
+    """Return the open brackets, the kinds of excess closing ones, and the number skipped.
+
+    A closing bracket skips the brackets that are open inside its pair.
+    """
+    unmatched: list[Bracket] = []
+    excess, dropped = [], 0
+    for bracket in found:
+        if bracket.opens:
+            unmatched.append(bracket)
+        elif (at := _closes([each.kind for each in unmatched], bracket.kind)) is not None:
+            dropped += len(unmatched) - at - 1
+            del unmatched[at:]
+        else:
+            excess.append(bracket.kind)
+    return unmatched, excess, dropped
+
+
+def _hidden(text: str, found: Sequence[Bracket], inside: str) -> list[tuple[int, int]]:
+    """Return the spans of `text` in strings or comments of several lines."""
+    found = [each for each in found if is_long(each.kind)]
+    spans, start = [], -1 if inside else None
+    for each in found:
+        if each.opens:
+            start = each.at
+        elif start is not None:
+            line = text.rfind("\n", 0, each.at) + 1  # a line that starts with the end is outside
+            begins = not text[line : each.at].strip()
+            spans.append((start, line - 1 if begins else each.at))
+            start = None
+    return spans
+
+
+def width(line: str) -> int:
+    """Return the indentation of a line in columns; a tab stop is every 8 columns."""
+    return len("".join(takewhile(str.isspace, line.partition("\n")[0])).expandtabs())
+
+
+def _closes(stack: list[str], kind: str) -> int | None:
+    """Return the index of the match of a closing bracket, not outside a brace or long string."""
+    for at in range(len(stack) - 1, -1, -1):
+        if stack[at] == kind:
+            return at
+        if stack[at] == "{" or is_long(stack[at]):
+            return None
+    return None
