@@ -150,6 +150,7 @@ def test_answer_is_the_same_whole_and_cut_at_every_character(name: str) -> None:
     assert isinstance(events[0], PromptProcessed)
 
 
+@pytest.mark.long
 def test_only_one_call_of_thinking_if_calls_are_not_parallel() -> None:
     events = events_of("qwen3_coder", f"Hm.{NOW}{NOW}", 3, one_call=True)
     assert collected(events) == ("", [("now", {})])
