@@ -67,6 +67,7 @@ def options_of(values: object) -> ChatOptions:
 
 
 def _fits(name: str, value: object) -> bool:
+    """Return True if `value` has the type and the bounds of the option `name`."""
     if name == "thinking":
         return value in THINKING_MODES
     return is_in_bounds(name, value)

@@ -144,7 +144,7 @@ class RepetitionStops:
         return None if pending is None else (pending, False)
 
     def _may_repeat(self, part: str) -> bool:
-        """Return True for punctuation, and for a text that the user repeats, too."""
+        """Return True if `part` may be repeated: punctuation, or a text that the user repeats."""
         shorter = part in (2 * part)[1:-1]  # it repeats a shorter text
         return shorter or not re.search(r"\w", part) or 3 * part in self._context
 

@@ -134,6 +134,7 @@ class ToolServers:
             self._calls[call].cancel()
 
     async def _call(self, call: str, server: str, tool: str, arguments: str) -> None:
+        """Call a tool and post the result. call: id of the call. arguments: a JSON object."""
         try:
             values = json.loads(arguments or "{}")
             if not isinstance(values, dict):

@@ -659,6 +659,7 @@ class StrictProtocol(LanguageServerProtocol):
         super().handle_message(structured)
 
     def _check_order(self, method: object) -> None:
+        """Raise an error for a request before `initialize` or after `shutdown`."""
         if method == types.INITIALIZE:
             if self._initialized:
                 raise JsonRpcInvalidRequest("initialize was sent twice")
