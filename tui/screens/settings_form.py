@@ -28,7 +28,7 @@ _NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
 _CHECKBOXES = (  # rows of labels, by setting
     {"answer_cache": "Learn from answers, for faster drafts (from the next start)"},
-    {"model_titles": "Let the model title new chats", "reduced_motion": "Reduce motion"},
+    {"model_titles": "Let the model title chats", "reduced_motion": "Reduce motion"},
     {"bell": "Ring when a long answer finishes in the background"},
 )
 
