@@ -17,8 +17,9 @@ from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
-from akunu_py.tui.controllers.tool_consent import Consent, ToolController
+from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
+from akunu_py.tui.screens.consent import Consent
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController
 from akunu_py.tui.status import Phase, report_errors
@@ -425,7 +426,7 @@ class AnswerController:
 
     def _next_turn(self) -> ChatTurn | None:
         """Return the next queued turn of a conversation without tool calls to finish."""
-        calling = list(self._tools.turns.values())
+        calling = [tree.conversation for tree in self._tools.turns.values()]
         names = ((turn, self._conversation_of(turn).tree.conversation) for turn in self._queue)
         return next((turn for turn, name in names if name not in calling), None)
 
@@ -518,7 +519,7 @@ class AnswerController:
     def _show_phase(self, phase: Phase) -> None:
         """Show the phase, or why there is no model yet, or that a tool is called."""
         if phase == "ready" and any(turn in self._conversation for turn in self._tools.turns):
-            phase = "asking" if self._tools.asked_use else "calling"
+            phase = "asking" if self._tools.asked else "calling"
         elif phase == "ready" and self._queue and self._tools.is_starting:
             phase = "calling"
         chat = self.background_chat
