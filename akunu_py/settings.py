@@ -106,6 +106,7 @@ class Settings:
     persona: str = ""  # name of the persona in use; "": `system_prompt`
     personas: dict[str, str] = field(default_factory=dict)  # more system prompts, by name
     theme: str = "auto"
+    model_titles: bool = True  # the model titles new chats, while it is idle
     reduced_motion: bool = False  # no animations
     prompt_cache_memory: str = ""  # size of the prompt caches in memory; "": what fits
     memory_limit: str = ""  # size of model and caches; "": available memory

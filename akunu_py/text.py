@@ -52,6 +52,11 @@ def for_output(text: str) -> str:
     return displayable(text) if sys.stdout.isatty() else text
 
 
+def fence_for(text: str) -> str:
+    """Return a fence that no line of `text` can close."""
+    return "`" * (1 + max(map(len, re.findall("`{3,}", text)), default=2))
+
+
 def on_one_line(text: str) -> str:
     """Return `displayable` text without newlines and tabs, of the same length."""
     return displayable(text).replace("\n", "⏎").replace("\t", " ")

@@ -177,6 +177,9 @@ class GenerateOptions:
     thinking_budget: int | None = None  # maximum thinking tokens; None: no limit
     min_tokens: int = 0  # tokens before the answer may end
     conversation: str = ""  # its id, so that its prompt caches can be deleted with it
+    # About the conversation, but no part of it, such as its title. It runs only while no other
+    # request does, and leaves behind only the conversation's own prefix, as a prompt cache.
+    side_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,10 @@ from akunu_py.tui.controllers.chat_options import OptionsController
 from akunu_py.tui.controllers.compaction import CompactionController
 from akunu_py.tui.controllers.find import FindController
 from akunu_py.tui.controllers.library import LibraryController, Resume
+from akunu_py.tui.controllers.titles import TitleController
 from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.controllers.turns import TurnController
-from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import ChatCommands
@@ -59,7 +60,7 @@ from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.find import HitMarks
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient
+from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient, TitleWritten
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.workers.tool_servers import ToolServerMessage, ToolServers
@@ -184,7 +185,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         )
 
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
-        self.answering.on_end = self.compaction.on_end
+        self.titles = TitleController(self.answering, self.view, self.settings, session, store)
+        self.answering.on_end = self._on_answer_end
 
         self.find = FindController(self.conversation, self.view, HitMarks())
 
@@ -198,7 +200,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_copy_message = self.turns.copy_message
         self.action_copy_code = self.turns.copy_code
         self.action_new_chat = self.library.new
-        self.action_rename_chat = self.library.rename
         self.action_export = self.library.export
         self.action_use_persona = self.settings.use_persona
         self.action_use_system_prompt = self.settings.use_system_prompt
@@ -431,9 +432,16 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     @on(AnswerMessage)
     async def _receive(self, message: AnswerMessage) -> None:
+        if isinstance(message, TitleWritten):
+            self.run_worker(self.titles.receive(message))
+            return
         await self.answering.receive(message)
         if isinstance(message, AnswerFinished):
             self._focus_question()
+
+    def _on_answer_end(self, conversation: Conversation, turn: ChatTurn) -> None:
+        self.titles.on_end(conversation, turn)
+        self.compaction.on_end(conversation, turn)
 
     # Tools
 
@@ -490,6 +498,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         await self.library.on_deleted(message.conversation)
 
     def on_conversation_renamed(self, message: ConversationRenamed) -> None:
+        self.titles.keep(message.conversation)
         self.answering.set_title(message.conversation, message.title)
 
     async def on_saving_failed(self, message: SavingFailed) -> None:
@@ -500,6 +509,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     async def on_store_warning(self, message: StoreWarning) -> None:
         await self.view.add_notice(message.text)
+
+    async def action_rename_chat(self, title: str = "") -> None:
+        if title and self.conversation.turns:
+            self.titles.keep(self.conversation.tree.conversation)
+        await self.library.rename(title)
 
     # Models
 

@@ -197,6 +197,17 @@ class ConversationStore:
             database.execute("UPDATE conversations SET title = ? WHERE number = ?", (title, number))
             self._index("title_index", number, title)
 
+    def retitle(self, conversation: str, before: str, title: str) -> bool:
+        """Replace the title `before` of a conversation; return False if it has another one."""
+        before, title = (title_of(rows.storable(each), _TITLE_LENGTH) for each in (before, title))
+        query = "UPDATE conversations SET title = ? WHERE number = ? AND title = ?"
+        with self._file.transaction() as database:
+            number = self._find_number(conversation)
+            if number is None or not database.execute(query, (title, number, before)).rowcount:
+                return False
+            self._index("title_index", number, title)
+        return True
+
     def set_options(self, conversation: str, options: ChatOptions) -> None:
         """Replace the options of a conversation, if it exists."""
         values = rows.options_text(options), self._find_number(conversation)

@@ -16,7 +16,7 @@ from akunu_py.chats.json import as_json
 from akunu_py.chats.tool_rounds import ToolUse
 from akunu_py.chats.tree import ConversationTree, Role
 from akunu_py.errors import ConversationError, UsageError
-from akunu_py.text import collapse, displayable
+from akunu_py.text import collapse, displayable, fence_for
 from akunu_py.types import FinishReason
 
 ExportFormat = Literal["markdown", "json"]
@@ -81,8 +81,7 @@ def _details(title: str, *parts: str) -> list[str]:
 
 def _fenced(text: str, language: str = "text") -> str:
     """Return a code block that `text` cannot close."""
-    longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
+    fence = fence_for(text)
     return f"{fence}{language}\n{displayable(text)}\n{fence}"
 
 

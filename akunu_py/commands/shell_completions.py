@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def model_names() -> list[str]:
     """Return the names of the usable models on this machine."""
     try:
-        models = (*model_store.list_models(), *model_store.external_models())
+        models = model_store.all_models()
     except AkunuError:
         return []  # a script's errors would disturb the command line
     return [model.name for model in models if not model.damaged]

@@ -197,6 +197,14 @@ class Target:
         self.history.tokens += known[:kept]
         self.history.pending = known[kept:]
 
+    def keep(self, length: int) -> None:
+        """Drop the tokens after the first `length`, and more where a checkpoint is missing."""
+        reached = self.history.reach(min(length, len(self.tokens)))
+        if reached:
+            self.history.truncate(reached)
+        else:
+            self.reset()
+
     def reuse_prefix(
         self, prompt: Sequence[int], needed: int = 0, stable: int | None = None
     ) -> Reuse:

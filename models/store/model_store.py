@@ -73,6 +73,11 @@ def list_models() -> list[StoredModel]:
     return [_read_model(name, root / name) for name in names if not name.startswith(".")]
 
 
+def all_models() -> list[StoredModel]:
+    """Return the models of the store, then those of other programs. Raises StoreError."""
+    return [*list_models(), *external_models()]
+
+
 def external_models() -> list[StoredModel]:
     """Return the models of other programs that are not in the store, by name."""
     try:

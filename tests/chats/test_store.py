@@ -213,6 +213,19 @@ def test_rename(store: ConversationStore) -> None:
         store.rename("nowhere", "x")
 
 
+def test_a_title_is_replaced_only_if_nobody_changed_it(store: ConversationStore) -> None:
+    store.save_tree(branched())
+    before = store.load("queue").title
+    assert not store.retitle("queue", "another", "Lines")
+    assert not store.retitle("nowhere", before, "Lines")
+    assert titles(store, "lines") == []
+    assert store.retitle("queue", before, "Lines")
+    assert titles(store, "lines") == ["Lines"]
+    store.rename("queue", "Mine")
+    assert not store.retitle("queue", before, "Lines")
+    assert store.load("queue").title == "Mine"
+
+
 def test_delete_and_undo(store: ConversationStore) -> None:
     store.save_tree(exchange_of("a", "Apple", "Yes", T0))
     store.save_tree(exchange_of("b", "Banana", "Yes", T0 + 10))

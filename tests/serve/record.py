@@ -220,7 +220,9 @@ def recording(model_path: Path, directory: Path) -> Iterator[tuple[str, Recorder
         ]
     )
 
-    def run(model: ServedModel, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+    def run(
+        model: ServedModel, job: Job, client: str, short: bool, idle: bool
+    ) -> AsyncGenerator[Event]:
         return _answer(model.host, job, client, short)
 
     backend = replace(options.backend(pool, RequestRecords()), run=run)

@@ -36,9 +36,15 @@ class ScriptedScheduler(ModelHost):
         self.finished = threading.Event()
 
     def submit(
-        self, job: Job, on_event: Callable[[Event], None], *, client: str = "", short: bool = False
+        self,
+        job: Job,
+        on_event: Callable[[Event], None],
+        *,
+        client: str = "",
+        short: bool = False,
+        idle: bool = False,
     ) -> JobHandle:
-        handle = JobHandle(job, on_event, client, lambda: None, short=short)
+        handle = JobHandle(job, on_event, client, lambda: None, short=short, idle=idle)
         self.handles.append(handle)
 
         def run() -> None:

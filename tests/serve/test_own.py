@@ -28,8 +28,10 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.events import AnnotatedPiece, Event, Failed, Finished
 from akunu_py.decoding.generate import answer_jobs
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
+from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -413,6 +415,36 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
     assert loaded.server == ""
     assert answer[-1].reason in ("length", "stop")
     assert heard.thread.close(60)
+
+
+def test_a_side_request_ends_when_another_client_needs_the_model(
+    tiny: Served, client: ServerClient
+) -> None:
+    """It waits for running requests, and neither ends nor unloads the chat's connection."""
+    heard = Heard(lambda: RemoteLoop(client, client.facts().model))
+    other = Heard(lambda: RemoteLoop(client, client.facts().model))
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def begin_side_request() -> JobHandle:
+        job = AnnotatedAnswerJob(QUESTION, replace(CHAT, max_tokens=3000, side_request=True))
+        return heard.thread._host.submit(job, events.put, idle=True)
+
+    begin_side_request()
+    while not isinstance(events.get(timeout=60), AnnotatedPiece):
+        pass
+    assert other.ask(CHAT)[-1].reason in ("length", "stop")
+    last = events.get(timeout=60)
+    while not isinstance(last, Finished | Failed):
+        last = events.get(timeout=60)
+    assert isinstance(last, Failed)
+    assert "another request needs the model" in str(last.error)
+    begin_side_request()
+    while not isinstance(events.get(timeout=60), AnnotatedPiece):
+        pass
+    assert heard.ask(CHAT)[-1].reason in ("length", "stop")
+    assert heard.thread._host.state == "ready"
+    for each in (heard, other):
+        assert each.thread.close(60)
 
 
 @pytest.mark.parametrize("may_store", [True, False])

@@ -123,7 +123,9 @@ async def disconnect_after(
     """Send a request, disconnect once `after` tokens are prefilled; return the prefilled tokens."""
     loop, hung_up, prefilled = asyncio.get_running_loop(), asyncio.Event(), 0
 
-    async def run(served: ServedModel, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+    async def run(
+        served: ServedModel, job: Job, client: str, short: bool, idle: bool
+    ) -> AsyncGenerator[Event]:
         cancelled = threading.Event()
 
         def watch(event: PrefillProgress) -> None:
@@ -138,7 +140,7 @@ async def disconnect_after(
             return WatchedAnswer(begin(session), watch)
 
         try:
-            async with contextlib.aclosing(served.run(watched, client, short)) as events:
+            async with contextlib.aclosing(served.run(watched, client, short, idle)) as events:
                 async for event in events:
                     yield event
         finally:

@@ -136,7 +136,8 @@ def scripted_app(
 ) -> ASGIApp:
     """Return an application whose jobs yield the events of `run`."""
     backend = replace(
-        model.backend(records or RequestRecords()), run=lambda model, job, client, short: run(job)
+        model.backend(records or RequestRecords()),
+        run=lambda model, job, client, short, idle: run(job),
     )
     return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ from akunu_py.tui.workers.chat_client import (
     PieceArrived,
     PieceBuffer,
     PrefillUpdate,
+    TitleWritten,
 )
-from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
+from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece, Tool
 from tests.support.command import until
 from tests.support.engines import altered
 from tests.support.jobs import chat_request
@@ -156,6 +159,31 @@ def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
     assert end.stats.cached_tokens > 0
     whole, _ = recorder.ask(10, QUESTION, GenerateOptions(max_tokens=30))
     assert begun + rest == whole, "greedy: as if it had not been cut off"
+
+
+WORDS = re.compile(r"[^\W_][^\s\"`*<>]*(?:[,:]? [^\W_][^\s\"`*<>]*){0,7}\??")
+
+
+@pytest.mark.parametrize("tools", [(), (Tool("switch", "Switch a lamp."),)])
+def test_a_title_is_words_and_leaves_the_cached_prompt(
+    recorder: Recorder, tools: tuple[Tool, ...]
+) -> None:
+    text, end = recorder.ask(12, QUESTION, OPTIONS)
+    turn = [*QUESTION, Message("assistant", text)]
+    prompt, asked = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)
+    while True:  # until the model with random layers ends a title
+        recorder.answered.clear()
+        recorder.thread.request_title("a chat", [*turn, prompt], asked, tools)
+        until(lambda: recorder.answered)
+        if not recorder.messages.empty():
+            break
+        prompt = Message("user", f"{prompt.content} Really.")
+    title = recorder.next()
+    assert isinstance(title, TitleWritten)
+    assert title.conversation == "a chat"
+    assert WORDS.fullmatch(title.text), title.text
+    _, following = recorder.ask(13, [*turn, Message("user", "And the land?")], OPTIONS)
+    assert following.stats.cached_tokens >= end.stats.prompt_tokens + end.stats.generated_tokens - 1
 
 
 @pytest.mark.long

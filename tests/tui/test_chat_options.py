@@ -88,6 +88,26 @@ async def test_a_field_that_is_wrong_is_named_and_escape_changes_nothing() -> No
         assert it.app.conversation.tree.options == ChatOptions()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_tokens", 1 << 30, 1 << 30),
+        ("max_tokens", (1 << 30) + 1, "expected an integer of at most 1073741824"),
+        ("thinking_budget", 1 << 40, "expected an integer of at most 1073741824"),
+        ("seed", 1 << 63, "expected an integer of at most 9223372036854775807"),
+        ("temperature", 1 << 63, "expected a number from 0 to 5"),
+    ],
+)
+def test_a_value_that_is_too_large_names_the_largest(
+    name: str, value: int, expected: int | str
+) -> None:
+    if isinstance(expected, int):
+        assert parse_option(name, str(value)) == expected
+        return
+    with pytest.raises(ValueError, match=f"^{expected}, found '{value}'$"):
+        parse_option(name, str(value))
+
+
 async def test_all_fields_can_be_emptied() -> None:
     async with chat() as it:
         it.app.conversation.set_options(SOME)

@@ -270,3 +270,12 @@ async def test_a_dialog_is_never_seen_as_on_a_screen_of_another_size(
             await until(it.pilot, lambda: seen)
             await it.press("escape")
     assert set(seen) == {frozenset({"-high", "-normal"})}
+
+
+def test_a_paste_is_measured_once_and_not_after_each_key() -> None:
+    pasted = PastedTexts()
+    label = pasted.label("é\n" * 5000)
+    (first,), (second,) = (pasted.in_prompt(f"{label} {word}") for word in ("a", "ab"))
+    assert first is second
+    assert first.size == 15_000
+    assert pasted.unfold(label) == "é\n" * 5000

@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from textual.message import Message
+from textual.message import Message as TextualMessage
 
 from akunu_py.arguments import json_constraint
+from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
-from akunu_py.tui.controllers.tool_consent import Consent, ToolController
+from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
+from akunu_py.tui.screens.consent import Consent
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings_form import SettingsController
 from akunu_py.tui.status import Phase, report_errors
@@ -32,7 +34,7 @@ from akunu_py.tui.workers.chat_client import (
 )
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.tool_servers import ToolServerMessage
-from akunu_py.types import Constraint, FinishReason, GenerateOptions
+from akunu_py.types import Constraint, FinishReason, GenerateOptions, Message, Tool
 
 _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
@@ -64,7 +66,7 @@ class AnswerController:
         self._tools.on_results = self._continue_with_results
         self._tools.save = lambda turn: self._conversation_of(turn).save(turn)
 
-    def start(self, post: Callable[[Message], object]) -> None:
+    def start(self, post: Callable[[TextualMessage], object]) -> None:
         """Start loading the model, or offer its download. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
@@ -86,6 +88,24 @@ class AnswerController:
     def has_queued_prompt(self) -> bool:
         """Whether the open conversation has a queued prompt."""
         return any(turn in self._conversation for turn in self._queue)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether any conversation has a running or queued turn."""
+        return bool(self._pending())
+
+    def side_request(
+        self, conversation: Conversation, prompt: str
+    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
+        """Return a request after all turns of a conversation, which does not become one of them.
+
+        It shares the prefix of the next turn, in the prompt cache.
+        """
+        turn = ChatTurn(ChatMessage("user", prompt))
+        messages = conversation.history(turn, self._settings.current.system)
+        options = conversation.tree.options.apply(self._settings.options)
+        options = replace(options, conversation=conversation.tree.conversation, side_request=True)
+        return messages, options, self._tools.offered.for_model()
 
     async def unqueue_last(self) -> None:
         """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
@@ -406,7 +426,7 @@ class AnswerController:
 
     def _next_turn(self) -> ChatTurn | None:
         """Return the next queued turn of a conversation without tool calls to finish."""
-        calling = list(self._tools.turns.values())
+        calling = [tree.conversation for tree in self._tools.turns.values()]
         names = ((turn, self._conversation_of(turn).tree.conversation) for turn in self._queue)
         return next((turn for turn, name in names if name not in calling), None)
 
@@ -499,7 +519,7 @@ class AnswerController:
     def _show_phase(self, phase: Phase) -> None:
         """Show the phase, or why there is no model yet, or that a tool is called."""
         if phase == "ready" and any(turn in self._conversation for turn in self._tools.turns):
-            phase = "asking" if self._tools.asked_use else "calling"
+            phase = "asking" if self._tools.asked else "calling"
         elif phase == "ready" and self._queue and self._tools.is_starting:
             phase = "calling"
         chat = self.background_chat

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from textual.message import Message
 
@@ -15,6 +14,7 @@ from akunu_py.mcp.output import ToolOutput, limit_for, shorten
 from akunu_py.text import collapse
 from akunu_py.tui.offered_tools import OfferedTools
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.screens.consent import Consent
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.workers.tool_servers import (
     ToolCalled,
@@ -24,8 +24,6 @@ from akunu_py.tui.workers.tool_servers import (
     ToolsListed,
 )
 from akunu_py.types import ToolCall
-
-Consent = Literal["once", "always", "deny"]
 
 _START_S = 30.0  # Prompts wait this long for servers that start.
 
@@ -38,10 +36,10 @@ class ToolController:
     _view: ChatView
     _conversation: Conversation  # the open one
     offered: OfferedTools = field(default_factory=OfferedTools)
-    turns: dict[ChatTurn, str] = field(default_factory=dict)  # with pending calls: conversation
+    # With pending calls, and their conversations:
+    turns: dict[ChatTurn, ConversationTree] = field(default_factory=dict)
     context_length: int = 0  # of the model, 0 if unknown
     _allowed: set[tuple[str, str, str]] = field(default_factory=set)  # conversation, server, tool
-    _titles: dict[int, str] = field(default_factory=dict)  # of conversations, by turn
     _is_overdue: bool = False  # Servers take long to start.
     # Set by the controller of answers, which exists later:
     on_started: Callable[[], Awaitable[None]] = field(init=False)  # Prompts need not wait any more.
@@ -75,15 +73,15 @@ class ToolController:
         servers = {each.name: each.server for each in self.offered.all_tools()}
         turn.begin_round(ToolUse(call, servers.get(call.name, "")) for call in calls)
         turn.state = "calling"
-        self.turns[turn], self._titles[turn.number] = tree.conversation, tree.title
+        self.turns[turn] = tree
         await self._view.transcript.renew(turn)
         await self._advance(turn)
 
     async def decide(self, consent: Consent) -> None:
         """Carry out the user's decision on the call that is shown."""
-        turn, use = self.asked_turn, self.asked_use
-        if turn is None or use is None:
+        if self.asked is None:
             return
+        turn, use = self.asked
         if consent == "deny":
             self._set(turn, use.call.id, "denied")
         else:
@@ -152,7 +150,7 @@ class ToolController:
             return
         if turn not in self._conversation and self._waiting(turn):
             self._view.inform(
-                f"{collapse(self._titles[turn.number])}: a tool call waits for your decision. "
+                f"{collapse(self.turns[turn].title)}: a tool call waits for your decision. "
                 "Ctrl+O opens the chat."
             )
         self.show_asked()
@@ -181,20 +179,15 @@ class ToolController:
             answer.sync_rounds()
 
     def _permission(self, turn: ChatTurn, use: ToolUse) -> tuple[str, str, str]:
-        return self.turns[turn], use.server, use.call.name
+        return self.turns[turn].conversation, use.server, use.call.name
 
     # The question
 
     @property
-    def asked_turn(self) -> ChatTurn | None:
-        """The turn of the open conversation whose next call waits for the user's decision."""
+    def asked(self) -> tuple[ChatTurn, ToolUse] | None:
+        """The call of the open conversation that waits for the user's decision, and its turn."""
         turns = (turn for turn in self.turns if turn in self._conversation)
-        return next((turn for turn in turns if self._waiting(turn)), None)
-
-    @property
-    def asked_use(self) -> ToolUse | None:
-        """The call that waits for the user's decision."""
-        return self._waiting(self.asked_turn) if self.asked_turn else None
+        return next(((turn, use) for turn in turns if (use := self._waiting(turn))), None)
 
     @property
     def running_tool(self) -> str:
@@ -210,10 +203,10 @@ class ToolController:
 
     def show_asked(self) -> None:
         """Show the question about the next call of the open conversation, or hide it."""
-        turn, use = self.asked_turn, self.asked_use
-        if turn is None or use is None:
+        if self.asked is None:
             self._view.consent.hide()
         else:
+            turn, use = self.asked
             uses = turn.rounds[-1].uses
             self._view.message.clear()  # The question needs the room.
             self._view.consent.show(use, uses.index(use) + 1, len(uses))

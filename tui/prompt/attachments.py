@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
-from akunu_py.text import human_size, typeable
+from akunu_py.text import fence_for, human_size, typeable
 from akunu_py.tui.prompt.file_index import list_files
 
 _SNIFF_BYTES = 1024  # bytes checked to detect binary files
@@ -187,8 +187,7 @@ def join_files(prompt: str, files: Sequence[Attachment]) -> str:
     """Return the prompt followed by each file in a fence longer than any fence in the file."""
     parts = [prompt]
     for file in files:
-        longest = max(map(len, re.findall("`{3,}", file.text)), default=2)
-        fence = "`" * (longest + 1)
+        fence = fence_for(file.text)
         suffix = "" if file.is_paste else Path(file.name).suffix.removeprefix(".")
         language = suffix if suffix.isalnum() else ""
         head = f"{_HEADS[file.is_paste]}: {file.name} ({file.size} bytes)"

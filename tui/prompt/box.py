@@ -330,7 +330,7 @@ class PastedTexts:
     LINES, CHARACTERS = 12, 3000  # longer texts are folded
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
+        self._pastes: dict[str, attachments.Attachment] = {}  # by label
 
     def fold(self, text: str) -> str:
         """Return the label of a long pasted text, or a short text unchanged."""
@@ -343,24 +343,22 @@ class PastedTexts:
         lines = text.count("\n") + (not text.endswith("\n"))
         words = f"{lines:,} lines" if lines > self.LINES else f"{len(text):,} characters"
         label, number = f"[pasted {words}]", 1
-        while self._texts.get(label, text) != text:
+        while (known := self._pastes.get(label)) and known.text != text:
             number += 1
             label = f"[pasted {words} #{number}]"
-        self._texts[label] = text
+        size = len(text.encode())  # here, because the box is described after each key
+        self._pastes[label] = attachments.Attachment(label, size, text, is_paste=True)
         return label
 
     def unfold(self, text: str) -> str:
         """Expand all labels in `text`."""
-        return attachments.expand_pastes(text, self._texts)
+        texts = {label: paste.text for label, paste in self._pastes.items()}
+        return attachments.expand_pastes(text, texts)
 
     def in_prompt(self, text: str) -> list[attachments.Attachment]:
         """Return the pasted texts whose labels are in `text`."""
         labels = dict.fromkeys(attachments.PASTE_LABEL.findall(text))
-        pasted = [(label, self._texts[label]) for label in labels if label in self._texts]
-        return [
-            attachments.Attachment(label, len(paste.encode()), paste, is_paste=True)
-            for label, paste in pasted
-        ]
+        return [self._pastes[label] for label in labels if label in self._pastes]
 
     def describe(self, text: str) -> str:
         """Return the estimated tokens of the pasted texts in `text` ("" for none)."""
@@ -369,4 +367,4 @@ class PastedTexts:
 
     def before(self, text: str) -> str | None:
         """Return the label at the end of `text`, if any."""
-        return next((label for label in self._texts if text.endswith(label)), None)
+        return next((label for label in self._pastes if text.endswith(label)), None)

@@ -78,7 +78,7 @@ def argument_choices(command: str) -> list[str]:
     """Return the argument names of a command."""
     try:
         if command == "model":
-            models = (*model_store.list_models(), *model_store.external_models())
+            models = model_store.all_models()
             return [model.name for model in models if not model.damaged]
         if command == "persona":
             return list(read_settings()[0].personas)

@@ -116,13 +116,15 @@ def parse_option(name: str, text: str) -> float | int | None:
     if not text:
         return None
     least, most = BOUNDS[name]
-    bounds = f"from {least:g} to {most:g}" if most <= 10 else f"of {least:g} or more"
     kind = "a number" if name in FRACTIONS else "an integer"
     try:
         value = float(text) if name in FRACTIONS else int(text)
     except ValueError:
         value = None
     if not is_in_bounds(name, value):
+        bounds = f"from {least:g} to {most:g}" if most <= 10 else f"of {least:g} or more"
+        if most > 10 and value is not None and value > most:
+            bounds = f"of at most {most}"
         raise ValueError(f"expected {kind} {bounds}, found {text!r}")
     return value
 

@@ -23,6 +23,8 @@ from akunu_py.chats.tool_rounds import ToolUse
 from akunu_py.tui.transcript.call_views import describe_call, readable_arguments
 from akunu_py.workarounds.textual_heights import SummedHeight
 
+Consent = Literal["once", "always", "deny"]
+
 _READING_S = 0.5  # An earlier Enter was meant for something else.
 
 
@@ -38,7 +40,7 @@ class ConsentPanel(SummedHeight):
     class Decided(Message):
         """Posted when the user chose."""
 
-        consent: Literal["once", "always", "deny"]
+        consent: Consent
 
     @dataclass
     class Typed(Message):

@@ -315,7 +315,7 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
     """
     entries = catalog.load_catalog()
     try:
-        stored = [*model_store.list_models(), *model_store.external_models()]
+        stored = model_store.all_models()
     except AkunuError:
         stored = []
     here = [_stored_row(model, entries.get(model.name), memory, machine) for model in stored]

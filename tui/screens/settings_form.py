@@ -26,11 +26,11 @@ from akunu_py.types import MAX_TEMPERATURE, GenerateOptions
 
 _NO_PERSONA = ""  # the name of the plain system prompt
 _SERVER = "auto, off or http://HOST:PORT"
-_CHECKBOXES = {  # labels, by setting
-    "answer_cache": "Learn from answers, for faster drafts (from the next start)",
-    "reduced_motion": "Reduce motion",
-    "bell": "Ring when a long answer finishes in the background",
-}
+_CHECKBOXES = (  # rows of labels, by setting
+    {"answer_cache": "Learn from answers, for faster drafts (from the next start)"},
+    {"model_titles": "Let the model title chats", "reduced_motion": "Reduce motion"},
+    {"bell": "Ring when a long answer finishes in the background"},
+)
 
 
 @dataclass(eq=False)
@@ -141,8 +141,12 @@ class SettingsScreen(Dialog[Settings]):
                 yield _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
                 server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
                 yield _row("Server", server, "at start: auto, off, http://...", joined=True)
-                for name, label in _CHECKBOXES.items():
-                    yield PlainCheckbox(label, getattr(now, name), id=name, compact=True)
+                for row in _CHECKBOXES:
+                    boxes = (
+                        PlainCheckbox(label, getattr(now, name), id=name, compact=True)
+                        for name, label in row.items()
+                    )
+                    yield Horizontal(*boxes, classes="checks")
             yield Static(id="say")
 
     def on_mount(self) -> None:
@@ -182,7 +186,7 @@ class SettingsScreen(Dialog[Settings]):
             "persona": self._persona,
             "theme": self._value("#theme"),
             "server": self.query_one("#server", Input).value.strip(),
-            **{name: self.query_one(f"#{name}", Checkbox).value for name in _CHECKBOXES},
+            **{each.id: each.value for each in self.query(PlainCheckbox) if each.id},
         }
         changed = {
             name: new for name, new in changes.items() if new != getattr(self._settings, name)

@@ -25,7 +25,16 @@ from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, memo
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.errors import describe
-from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, Tool, ToolCall
+from akunu_py.types import (
+    Constraint,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    SamplingOptions,
+    Stats,
+    Tool,
+    ToolCall,
+)
 
 if TYPE_CHECKING:
     from akunu_py.decoding.model.engine import Engine
@@ -35,6 +44,11 @@ Rejected = tuple[int, str]  # the position of a rejected draft in a text, and th
 
 _NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
+_TITLE_TOKENS = 40  # maximum; more than a title has in most languages
+
+
+# One line without quotes, markdown and markers.
+_TITLE = r"[\p{L}\p{N}][\p{L}\p{N}\p{M} ,:;.'’?!&+#/()_%-]{0,79}"
 
 
 class AnswerMessage(TextualMessage):
@@ -96,6 +110,14 @@ class AnswerFailed(AnswerMessage):
 
     request: int | None  # None if the model could not be loaded
     error: str
+
+
+@dataclass
+class TitleWritten(AnswerMessage):
+    """The model wrote a title for a conversation."""
+
+    conversation: str  # its id
+    text: str
 
 
 class PieceBuffer:
@@ -200,6 +222,25 @@ class ChatClient:
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
+    def request_title(
+        self,
+        conversation: str,
+        messages: Sequence[Message],
+        options: GenerateOptions,
+        tools: Sequence[Tool] = (),
+    ) -> None:
+        """Let the model write a title once it is idle; the next request cancels that."""
+        options = replace(
+            options,
+            max_tokens=_TITLE_TOKENS,
+            thinking_budget=0,
+            sampling=SamplingOptions(constraint=Constraint("regex", _TITLE)),
+        )
+        collector = _TitleCollector(conversation, lambda message: self._post(message))
+        self._host.submit(
+            AnnotatedAnswerJob(messages, options, tools=tools), collector.add, idle=True
+        )
+
     def switch(self, model: str) -> None:
         """Load `model`, or reload the current one, after the queued requests; unload first."""
         self._model = model
@@ -269,6 +310,22 @@ class _AnswerPoster:
         if self._buffer:
             flushed = self._buffer.flush(self._request, self._stats, self._gauges, self._calling)
             self._post(flushed)
+
+
+class _TitleCollector:
+    """Collects the text of a title; posts it if the model ended it."""
+
+    def __init__(self, conversation: str, post: Callable[[AnswerMessage], object]) -> None:
+        self._conversation, self._post = conversation, post
+        self._text = ""
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, AnnotatedPiece):
+            self._text += event.piece.text
+        elif isinstance(event, Finished):
+            end = event.details
+            if (end.reason if isinstance(end, AnnotatedEnd) else event.reason) == "stop":
+                self._post(TitleWritten(self._conversation, self._text))
 
 
 def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:

@@ -88,7 +88,8 @@ class Drafting:
         self._drafter.set_draft_only(draft_only)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
         size = len(self._drafter.tokens)
-        self._private = None if options.may_store else (options.conversation, size)
+        is_private = options.side_request or not options.may_store
+        self._private = (options.conversation, size) if is_private else None
         return self._drafter
 
     def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:

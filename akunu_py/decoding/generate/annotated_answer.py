@@ -20,7 +20,15 @@ from akunu_py.decoding.events import (
     TextDelta,
 )
 from akunu_py.decoding.generate.job import PromptJob, RunningJob
-from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, TextPiece, Tool
+from akunu_py.types import (
+    FinishReason,
+    GenerateOptions,
+    Message,
+    Piece,
+    TextPiece,
+    Tool,
+    ToolChoice,
+)
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
     from akunu_py.decoding.generate.session import Request, Session, Step
@@ -48,8 +56,15 @@ class AnnotatedAnswerJob:
         variables = thinking.variables
         options = replace(self.options, thinking_budget=thinking.budget)
         if self.tools:
+            choice = ToolChoice("none") if options.side_request else None
             job = chat_job(
-                engine, self.messages, options, self.tools, variables=variables, enforce=True
+                engine,
+                self.messages,
+                options,
+                self.tools,
+                choice,
+                variables=variables,
+                enforce=True,
             )
 
             def begin_with_tools(session: Session) -> AnnotatedAnswer:

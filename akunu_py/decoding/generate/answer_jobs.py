@@ -113,8 +113,9 @@ class ChatPrompt:
         """Encode `messages`. Raises what `TokenCodec.encode_chat` does; see `chat_job`."""
         codec, stable = engine.tokens, None
         tokens = codec.encode_chat(messages, tools, variables)
-        if engine.needs_checkpoints:
-            stable = codec.stable_prefix(messages, tokens, tools, variables)
+        if engine.needs_checkpoints or options.side_request:
+            side = options.side_request
+            stable = codec.stable_prefix(messages, tokens, tools, variables, side_request=side)
         context = [codec.encode_text(predicted)] if predicted else []
         return cls(tokens, [*context, *prompt_rewrites(engine, tokens, options)], stable)
 

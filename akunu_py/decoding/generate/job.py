@@ -61,10 +61,12 @@ class JobHandle:
         wake: Callable[[], None],
         *,
         short: bool,
+        idle: bool = False,
     ) -> None:
         self.job = job
         self.client = client
         self.short = short
+        self.idle = idle  # runs while no other job does, which cancel it
         self._on_event = on_event
         self._wake = wake
         self._cancelled = threading.Event()

@@ -186,16 +186,26 @@ class ModelHost:
             self._wake.set()
 
     def submit(
-        self, job: Job, on_event: Callable[[Event], None], *, client: str = "", short: bool = False
+        self,
+        job: Job,
+        on_event: Callable[[Event], None],
+        *,
+        client: str = "",
+        short: bool = False,
+        idle: bool = False,
     ) -> JobHandle:
         """Queue a job; `on_event` gets its events in the model's thread and must return soon.
 
         The last event is Finished or Failed, exactly once. client: jobs of one client wait for each
-        other. short: small prompt and few tokens; runs before other jobs.
+        other. short: small prompt and few tokens; runs before other jobs. idle: runs only while no
+        other job does; the next one cancels it.
         """
-        handle = JobHandle(job, on_event, client, self._wake.set, short=short)
+        handle = JobHandle(job, on_event, client, self._wake.set, short=short, idle=idle)
         with self._lock:
             closing = self._closing
+            for each in () if idle else (*self._waiting, *self._running):
+                if each.idle:
+                    each.cancel()
             if not closing:
                 self._waiting.append(handle)
         if closing:
@@ -366,7 +376,8 @@ class ModelHost:
             gone = [handle for handle in self._waiting if handle.cancelled]
             self._waiting = [handle for handle in self._waiting if not handle.cancelled]
             calls, self._calls = self._calls, []
-            wanted = bool(self._waiting or calls) and not self._closing
+            needs_model = any(not handle.idle for handle in self._waiting) or calls
+            wanted = bool(needs_model) and not self._closing
             reload = self._reload and not (self._waiting or self._running or self._closing)
         for handle in gone:
             self._end(handle, Finished("cancelled", Stats()))
@@ -403,6 +414,7 @@ class ModelHost:
         with self._lock:
             self._running.remove(handle)
             settled = handle.has_output or handle.retried or handle.cancelled or self._closing
+            settled = settled or handle.idle
             if gone and not settled:
                 handle.retried = True
                 self._waiting.insert(0, handle)
@@ -423,12 +435,21 @@ class ModelHost:
                 self._end(handle, Failed(self.error))
 
     def _next_waiting(self, loop: ModelLoop) -> JobHandle | None:
-        """Take the next job: short ones first, then clients with few running jobs, then FIFO."""
+        """Take the next job: short ones first, then clients with few running jobs, then FIFO.
+
+        Idle jobs start last, and only alone.
+        """
         with self._lock:
             clients = Counter(handle.client for handle in self._running if handle.client)
-            waiting = [each for each in self._waiting if loop.has_room(short=each.short)]
+            waiting = [
+                each
+                for each in self._waiting
+                if loop.has_room(short=each.short) and not (each.idle and self._running)
+            ]
             chosen = min(
-                waiting, key=lambda each: (not each.short, clients[each.client]), default=None
+                waiting,
+                key=lambda each: (each.idle, not each.short, clients[each.client]),
+                default=None,
             )
             if chosen is not None:
                 self._waiting.remove(chosen)

@@ -290,11 +290,13 @@ class Request:
         """End the answer between two steps and keep the prefilled tokens."""
         if self.status is Status.FINISHED:
             return
-        self.status, self.blocked = Status.FINISHED, None
+        status, self.status, self.blocked = self.status, Status.FINISHED, None
         if isinstance(self._chunks, Generator):
             self._chunks.close()
         if self._decoding is not None:
             self._decoding.close()
+        if self._options.side_request and status is not Status.WAITING:
+            self.target.keep(self._stable or 0)
         self.target.pause_workers()
 
     def _guarded(self, advance: Callable[[], list[Step]], *, shared: bool = False) -> list[Step]:
@@ -328,7 +330,8 @@ class Request:
         self.close()
         rest = self._decoder.finish()
         self.finish_reason = self._reason()
-        if self._session.learned is not None and self._options.may_store:
+        may_learn = self._options.may_store and not self._options.side_request
+        if self._session.learned is not None and may_learn:
             self._session.learned.add_answer(self.tokens)
             self._session.learned.save_costs()
         return [self._counted(rest)] if rest.text or rest.thinking else []

@@ -18,6 +18,7 @@ from akunu_py.decoding.prompt_cache.memory import PromptCaches
 
 Results = list[Step] | Exception
 DEFAULT_SLOTS = 16
+_PREPARING_S = 0.02  # wait for a job's preparation, until other jobs can begin
 
 
 class StepLoop:
@@ -85,10 +86,11 @@ class StepLoop:
     def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
         """Start the prepared jobs; return the events of those that failed.
 
-        If no other job runs, wait until one is prepared.
+        If no other job runs, wait a moment until one is prepared.
         """
         if self._preparing and not self._running:
-            wait([future for _, future in self._preparing], return_when=FIRST_COMPLETED)
+            futures = [future for _, future in self._preparing]
+            wait(futures, _PREPARING_S, return_when=FIRST_COMPLETED)
         done = [each for each in self._preparing if each[1].done()]
         failed: list[tuple[JobHandle, list[Event]]] = []
         for handle, future in done:

@@ -115,20 +115,25 @@ class TokenCodec:
         prompt: Sequence[int],
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] = {},
+        *,
+        side_request: bool = False,
     ) -> int:
         """Return how many tokens of `prompt` the next turn's prompt will begin with.
 
         Templates drop and rewrite earlier messages, so this renders a next turn. With tools that
         turn is a tool result, the usual case for an agent: some templates drop thinking only after
-        the next user message. prompt: `messages`, encoded by `encode_chat`.
+        the next user message. prompt: `messages`, encoded by `encode_chat`. side_request: the next
+        turn does not contain the last message; see `GenerateOptions`.
         """
-        if tools:
+        if side_request:
+            next_turn = [*messages[:-1], Message("user", "Go on.")]
+        elif tools:
             call = ToolCall(tools[0].name, "{}", "call00000")
             answer = Message("assistant", "", tool_calls=(call,))
             next_turn = [*messages, answer, Message("tool", "Yes.", tool_call_id=call.id)]
         else:
             next_turn = [*messages, Message("assistant", "Yes."), Message("user", "Go on.")]
-        if _is_partial_answer(messages[-1]):
+        if not side_request and _is_partial_answer(messages[-1]):
             del next_turn[-2]
         try:
             return common_prefix(self.encode_chat(next_turn, tools, variables), prompt)

@@ -131,7 +131,8 @@ class PreparedRequest:
     jobs: Sequence[Job]  # one for each choice, run one after the other
     build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
     encoder: Encoder | None = None  # None: not streamed
-    short: bool = False  # small prompt and few tokens; see `Scheduler.submit`
+    short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
+    idle: bool = False  # runs only while no other request does
     shows_thinking: bool = True  # the reply includes thinking
 
 

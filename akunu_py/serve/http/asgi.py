@@ -51,7 +51,7 @@ _BODY_TIMEOUT_S = 60.0  # for receiving a body
 _MAX_DROPPED = 1 << 30  # bytes of a body that is too large
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
-Run = Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `run_job`
+Run = Callable[[Job, str, bool, bool], AsyncGenerator[Event]]  # job, client, short, idle
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
@@ -91,8 +91,8 @@ class Backend:
     pool: ModelPool
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
-    # Runs a job: model, job, client, short; see `run_job`.
-    run: Callable[[ServedModel, Job, str, bool], AsyncGenerator[Event]] = ServedModel.run
+    # Runs a job: model, job, client, short, idle; see `run_job`.
+    run: Callable[[ServedModel, Job, str, bool, bool], AsyncGenerator[Event]] = ServedModel.run
 
 
 def create_app(
@@ -202,7 +202,7 @@ class _Post:
                 data = await _read_body(Headers(scope=scope), receive)
                 async with self._prepared(data, handler, record) as (prepared, run):
                     record.status = await handler.reply(
-                        prepared, lambda job, short: run(job, client, short), record.add
+                        prepared, lambda job, *kind: run(job, client, *kind), record.add
                     )
             except RequestError as error:
                 record.status = await handler.fail(error)

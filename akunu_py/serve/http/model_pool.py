@@ -117,9 +117,9 @@ class ServedModel:
             "not_batched": None if self.host.facts is None else self.host.facts.not_batched,
         }
 
-    def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+    def run(self, job: Job, client: str, short: bool, idle: bool) -> AsyncGenerator[Event]:
         """Yield the events of a job; closing the generator cancels the job."""
-        return run_job(self.host, job, client=client, short=short)
+        return run_job(self.host, job, client=client, short=short, idle=idle)
 
     def counts(self) -> RequestCounts:
         """Return the counters of the model's requests, and of those before it was unloaded."""

@@ -29,8 +29,8 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
-# Runs a job, see `run_job`; gets whether it is short. Closing the generator cancels the job.
-Run = Callable[[Job, bool], AsyncGenerator[Event]]
+# Runs a job, see `run_job`; gets whether it is short, and idle. Closing the generator cancels it.
+Run = Callable[[Job, bool, bool], AsyncGenerator[Event]]
 Result = TypeVar("Result")
 
 
@@ -165,12 +165,14 @@ async def _run_jobs(
 ) -> AsyncGenerator[ChoiceEvent]:
     """Yield the events of all jobs. Raises RequestError."""
     for choice, job in enumerate(prepared.jobs):
-        async with contextlib.aclosing(run(job, prepared.short)) as events:
+        async with contextlib.aclosing(run(job, prepared.short, prepared.idle)) as events:
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
                 on_event(event)
                 if isinstance(event, Finished) and event.reason == "cancelled":
+                    if prepared.idle:
+                        raise RequestError("another request needs the model", "unavailable")
                     raise ServerStopping  # after a disconnect this code does not run
                 if prepared.shows_thinking or not isinstance(event, ThinkingDelta):
                     yield choice, event
@@ -263,15 +265,15 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
 
 
 async def run_job(
-    scheduler: ModelHost, job: Job, *, client: str = "", short: bool = False
+    scheduler: ModelHost, job: Job, *, client: str = "", short: bool = False, idle: bool = False
 ) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is `Finished` or `Failed`.
 
     Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
-    little more than the text. client, short: see `ModelHost.submit`.
+    little more than the text. client, short, idle: see `ModelHost.submit`.
     """
     mailbox = _Mailbox()
-    handle = scheduler.submit(job, mailbox.put, client=client, short=short)
+    handle = scheduler.submit(job, mailbox.put, client=client, short=short, idle=idle)
     try:
         while True:
             event = await mailbox.get()

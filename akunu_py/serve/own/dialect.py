@@ -87,7 +87,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")
     job = AnnotatedAnswerJob(messages, options, lambda: body.id in service.ending, tools)
-    return PreparedRequest([job], _build_reply, AkunuEncoder())
+    return PreparedRequest([job], _build_reply, AkunuEncoder(), idle=options.side_request)
 
 
 def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:

@@ -95,7 +95,9 @@ class RemoteLoop:
         stats, gauges = Stats(), Gauges()
 
         def end_reason() -> CompletionReason | None:
-            return "time" if handle.cancelled else None
+            if not handle.cancelled:
+                return None
+            return "cancelled" if options.side_request else "time"
 
         with contextlib.closing(self._frames("chat", body, end_reason)) as frames:
             for frame in frames:

@@ -28,7 +28,7 @@ from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.jobs import scripted
+from tests.support.jobs import ScriptedAnswer, scripted
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -109,6 +109,89 @@ def test_a_job_is_cancelled_within_a_step(served: Served, kind: type) -> None:
     assert last.reason == "cancelled"
     assert sum(isinstance(event, kind) for event in seen) == 1
     assert served.scheduler.counts().cancelled == 1
+
+
+class Gate:
+    """A job that ends when it may, or when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.open, self.begun = threading.Event(), threading.Event()
+
+    def __call__(self, session: Session) -> ScriptedAnswer:
+        def events() -> Iterator[Event | None]:
+            self.begun.set()
+            while not (self.open.is_set() or session.cancelled):
+                yield None
+            yield Finished("cancelled" if session.cancelled else "stop", Stats())
+
+        return ScriptedAnswer(events())
+
+
+def reason_of(events: queue.SimpleQueue[Event]) -> str:
+    last = all_of(events)[-1]
+    assert isinstance(last, Finished)
+    return last.reason
+
+
+def test_an_idle_job_runs_alone_and_the_next_job_cancels_it(served: Served) -> None:
+    served.scheduler.start()
+
+    def submit(gate: Gate, *, idle: bool) -> queue.SimpleQueue[Event]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        served.scheduler.submit(gate, events.put, idle=idle)
+        return events
+
+    first, second, third = Gate(), Gate(), Gate()
+    answer, title = submit(first, idle=False), submit(second, idle=True)
+    assert first.begun.wait(60)
+    first.open.set()
+    assert reason_of(answer) == "stop"
+    assert second.begun.wait(60)
+    waiting = submit(Gate(), idle=True)  # of another client
+    last = submit(third, idle=False)
+    assert (reason_of(title), reason_of(waiting)) == ("cancelled", "cancelled")
+    third.open.set()
+    assert reason_of(last) == "stop"
+    fourth = Gate()
+    fourth.open.set()
+    assert reason_of(submit(fourth, idle=True)) == "stop"
+
+
+def test_an_idle_job_never_starts_before_another_one(served: Served) -> None:
+    gate = Gate()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    _, answer = served.submit(gate)
+    served.scheduler.submit(later := Gate(), events.put, idle=True)
+    served.scheduler.start()
+    assert gate.begun.wait(60)
+    assert not later.begun.is_set()
+    gate.open.set()
+    later.open.set()
+    assert (reason_of(answer), reason_of(events)) == ("stop", "stop")
+
+
+@pytest.mark.parametrize("error", [AkunuError("damaged"), ServerGone("the server is gone")])
+def test_an_idle_job_neither_loads_a_model_nor_is_retried(
+    directory: Path, error: AkunuError
+) -> None:
+    loads: list[str] = []
+
+    def load() -> StepLoop:
+        loads.append("")
+        return StepLoop(Session(Engine.load(directory)))
+
+    def failing(session: Session) -> Iterator[Event]:
+        yield Failed(error)
+
+    host = ModelHost(load)
+    host.start()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    host.submit(scripted(failing), events.put, idle=True)
+    assert all_of(events) == [Failed(error)]
+    host.submit(scripted(failing), events.put, idle=True)
+    assert len(all_of(events)) == 1
+    assert len(loads) == 1
+    assert host.close()
 
 
 def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:

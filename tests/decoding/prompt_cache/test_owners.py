@@ -193,6 +193,36 @@ def test_a_deleted_conversation_that_another_one_branched_from_is_not_stored_aga
     assert cache_file.read(path).metadata.tokens[:400] == branch
 
 
+def test_a_side_request_leaves_only_the_prefix_of_its_conversation(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On disk, too; its answer is no evidence for other conversations."""
+    world = World(altered(tiny, prompt_cache_memory=1 << 30), random.Random(0))
+    session = world.loop._sessions[0]
+    options = GenerateOptions(8, conversation="a")
+    prompt = some(600, 1)
+    turn = [*prompt, *session.generate(prompt, options).answer().tokens]
+    session.release()
+    learned: list[object] = []
+    monkeypatch.setattr(session.learned, "add_answer", learned.append)
+    side = [*turn, *some(20, 2)]
+    aside = replace(options, side_request=True)
+    assert session.generate(side, aside, stable=len(turn)).answer().tokens
+    session.release()
+    assert not learned
+    assert session.drafting._private is not None
+    assert session.drafting._private[0] == "a"
+    assert session.save_idle()
+    (path,) = all_files()
+    metadata = cache_file.read(path).metadata
+    assert (metadata.tokens, metadata.conversation) == (turn, "a")
+    following = [*turn, *some(20, 3)]
+    answer = session.generate(following, options).answer()
+    assert answer.stats.cached_tokens == len(turn)
+    assert answer.tokens == Session(tiny).generate(following, options).answer().tokens
+    assert learned == [answer.tokens] or learned == [list(answer.tokens)]
+
+
 @pytest.mark.long
 def test_a_private_answer_that_loses_its_memory_is_not_stored(tiny: Engine) -> None:
     world = World(

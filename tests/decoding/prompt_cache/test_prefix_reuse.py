@@ -60,6 +60,27 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     assert len(target.history.checkpoints) <= (3 if needed else 0)
 
 
+@families_of_each_kind()
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) -> None:
+    """tokens: of its answer, before it is cancelled."""
+    target = Target(Counting(build(name)))
+    prompt = some(FIRST, 1)
+    turn = [*prompt, *fresh(name, prompt)]
+    read_by(target, prompt, turn[FIRST:])
+    length = len(target.tokens)
+    side = [*turn, *some(20, 7)]
+    target.reuse_prefix(side, stable=len(turn))
+    if tokens:
+        assert answer(target, side, fresh(name, side)[:tokens])
+    target.keep(len(turn))
+    assert len(target.tokens) == (len(turn) if tokens else length)
+    following = [*turn, *some(30, 2)]
+    assert read_by(target, following, fresh(name, following)) == (
+        len(following) - (len(turn) if tokens else length)
+    )
+
+
 @every_family
 def test_a_checkpoint_is_immune_to_later_writes(name: str) -> None:
     """Checkpoint, write passes of all sizes, restore, and all of it again."""
