@@ -82,7 +82,7 @@ class Ticket:
             self.on_text(new)
 
 
-_DEFAULT = QueueOptions()
+DEFAULT_QUEUE_OPTIONS = QueueOptions()
 
 
 class CompletionQueue:
@@ -94,7 +94,7 @@ class CompletionQueue:
     def __init__(
         self,
         load: Callable[[], Completer | ModelLoop],
-        options: QueueOptions = _DEFAULT,
+        options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
         *,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,

@@ -268,6 +268,18 @@ def test_the_next_edit_is_shown_and_made(terminal: Terminal, tmp_path: Path) -> 
     assert counts["characters"] == 11 + 11
 
 
+def test_the_key_of_the_next_edit_keeps_its_mapping(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "model").touch()
+    maps = "vim.keymap.set('n', '<Tab>', 'A!<Esc>'); vim.keymap.set('i', '<Tab>', '?')"
+    path = open_with_ghosts(terminal, tmp_path, "next_edit = true", "old = 1\n", init=maps)
+    terminal.wait_for(r"ready\.")
+    terminal.type("Tab")
+    terminal.wait_for("old = 1!")
+    terminal.type("A", "Tab")
+    terminal.wait_for(r"old = 1!\?")
+    assert written(terminal, path) == "old = 1!?\n"
+
+
 def test_a_next_edit_outside_the_window_is_a_jump_first(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "model").touch()
     text = "old = 1\n" + "\n" * 50 + "long = old" + " " * 10 + "# " + "x" * 50 + "\n"

@@ -279,6 +279,9 @@ def test_a_next_edit_outside_the_window_is_a_jump_first_and_none_that_was_undone
     undone |= {"changes": ["new = 1\nprint(old)\nold"], "undo": "new = 1\nprint()\nold"}
     (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], undone)
     assert [each["rows"][0] for each in found] == [[1, "old"], [2, "old"]]
+    later = undone | {"undo": "", "typed": "new = 1\nprint(new)\nold + 1"}
+    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], later)
+    assert [each["rows"][0] for each in found] == [[1, "old"], [1, "old"]]
 
 
 def test_the_manifest() -> None:
@@ -286,6 +289,28 @@ def test_the_manifest() -> None:
     assert manifest["version"] == __version__
     assert (DIRECTORY / manifest["main"]).exists()
     assert "dependencies" not in manifest  # the directory is all there is to install
+
+
+@needs_node
+def test_what_is_known_of_other_files_is_bounded(tmp_path: Path) -> None:
+    code = """
+      const load = require('node:module')._load
+      require('node:module')._load = (name, ...rest) =>
+        name === 'vscode' ? { window: { tabGroups: { all: [] } } } : load(name, ...rest)
+      const { Context } = require(process.argv[1])
+      const context = new Context()
+      for (let number = 0; number < 200; number++) {
+        const path = `${process.argv[2]}/${number}`
+        require('node:fs').writeFileSync(path, `text ${number}`)
+        if (context.onDisk(path) !== `text ${number}`) throw new Error(path)
+        context.shown({ uri: path })
+        context.moved({ uri: path, offsetAt: () => number }, null)
+      }
+      console.log(context.used.length, context.offsets.size, context.read.size)
+    """
+    command = ["node", "-e", code, str(DIRECTORY / "context.js"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("50 50 50\n", "")
 
 
 @needs_node

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.completion_queue import (
+    DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
     CompletionQueue,
     QueueOptions,
@@ -40,7 +41,6 @@ from akunu_py.interrupts import exit_without_teardown, interruptible
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
-_DEFAULT = QueueOptions()
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
 _LARGEST = 10**9  # of any number; JSON has no limit, but floats of Python do
 _COPIED = {  # fields of a line that are fields of the request: type, and its name in errors
@@ -179,7 +179,7 @@ def serve_jsonl(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance,
-    options: QueueOptions = _DEFAULT,
+    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 

@@ -44,6 +44,7 @@ from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
 from akunu_py.completion.acceptance import Acceptance, ShownCompletion
 from akunu_py.completion.completion_queue import (
+    DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
     CompletionQueue,
     QueueOptions,
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 _T = TypeVar("_T")
-_DEFAULT = QueueOptions()
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
@@ -100,7 +100,7 @@ class InlineCompletions:
         load: Callable[[], Completer | ModelLoop],
         base: CompletionRequest,
         acceptance: Acceptance | None = None,
-        options: QueueOptions = _DEFAULT,
+        options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
     ) -> None:
         """base: the limits of all requests."""
         self.acceptance = acceptance or Acceptance()
@@ -433,7 +433,7 @@ def serve_lsp(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
     acceptance: Acceptance | None = None,
-    options: QueueOptions = _DEFAULT,
+    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 

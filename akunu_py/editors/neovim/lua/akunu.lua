@@ -4,6 +4,7 @@
 local M = {}
 
 local api = vim.api
+local keymap = require('akunu.keymap')
 local namespace = api.nvim_create_namespace('akunu')
 local native = api.nvim_create_namespace('nvim.lsp.inline_completion')
 local METHOD = 'textDocument/inlineCompletion'
@@ -188,24 +189,10 @@ function M.accept_rest(action)
   if rest then take(rest.text, rest.item, PATTERNS[action]) end
 end
 
--- Maps the earlier function of `key` to the returned keys.
-local function keep_mapping(key, action)
-  local otherwise = ('<Plug>(akunu-else-%s)'):format(action)
-  local before = vim.fn.maparg(key, 'i', false, true)
-  if vim.tbl_isempty(before) then
-    -- The form feed of CTRL-L would be useless.
-    vim.keymap.set('i', otherwise, key:upper() == '<C-L>' and '<Nop>' or key)
-  else
-    before.lhs, before.lhsraw, before.lhsrawalt, before.buffer = otherwise, vim.keycode(otherwise), nil, 0
-    vim.fn.mapset('i', false, before)
-  end
-  return otherwise
-end
-
 -- Maps `key` to accept a part of a ghost, of a partial one, or of the rest of one, before the next key
 -- is processed. Without a ghost, `key` keeps its function.
 local function map(key, action)
-  local otherwise = keep_mapping(key, action)
+  local otherwise = keymap.keep('i', key, action)
   vim.keymap.set('i', key, function()
     local get = vim.lsp.inline_completion.get
     if not outdated and fits() and get({ on_accept = on_accept(PATTERNS[action], otherwise) }) then return '' end
@@ -214,12 +201,7 @@ local function map(key, action)
   end, { expr = true, remap = true, desc = 'Accept an inline completion' })
 end
 
--- Maps the keys after the user's configuration, so that its mappings are known.
 local function map_keys(keys)
-  if vim.v.vim_did_enter == 0 then
-    api.nvim_create_autocmd('VimEnter', { once = true, callback = function() map_keys(keys) end })
-    return
-  end
   for action, key in pairs(keys) do
     if key ~= '' then map(key, action) end
   end
@@ -355,7 +337,7 @@ function M.setup(options)
     require('akunu.next_edit').enable(keys.accept)
   else
     vim.lsp.inline_completion.enable()
-    map_keys(keys)
+    keymap.after_startup(function() map_keys(keys) end)
     require('akunu.context').enable()
   end
   local group = api.nvim_create_augroup('akunu', {})

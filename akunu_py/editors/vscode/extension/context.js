@@ -9,6 +9,7 @@ const MAX_CHARACTERS = 100000 // of another file, around its cursor
 const MAX_FILE_BYTES = 10000000 // larger files are not read from disk
 const STEP = 10000 // characters; parts move in steps, so that the helper's caches stay valid
 const MAX_RECENT = 8
+const MAX_KNOWN = 50 // documents and cursors that are remembered
 const NEAR = 10 // lines around a saved or visited place
 
 // The part of `text` around `offset`, from the start of a line.
@@ -18,6 +19,13 @@ function part(text, offset) {
   const from = Math.min(latest, Math.max(0, Math.floor((offset - MAX_CHARACTERS / 2) / STEP) * STEP))
   const start = from ? text.indexOf('\n', from) + 1 : 0
   return text.slice(start, from + MAX_CHARACTERS)
+}
+
+// Keeps the MAX_KNOWN entries that were set last.
+function setNewest(map, key, value) {
+  map.delete(key)
+  map.set(key, value)
+  if (map.size > MAX_KNOWN) map.delete(map.keys().next().value)
 }
 
 class Context {
@@ -30,11 +38,11 @@ class Context {
   }
 
   shown(document) {
-    this.used = [document, ...this.used.filter((other) => other !== document)].slice(0, 50)
+    this.used = [document, ...this.used.filter((other) => other !== document)].slice(0, MAX_KNOWN)
   }
 
   moved(document, position) {
-    this.offsets.set(String(document.uri), document.offsetAt(position))
+    setNewest(this.offsets, String(document.uri), document.offsetAt(position))
   }
 
   // The other open documents, the last used one first, then the files of other tabs from disk.
@@ -64,7 +72,7 @@ class Context {
       const known = this.read.get(path)
       if (known && known.time === mtimeMs) return known.text
       const text = size <= MAX_FILE_BYTES ? fs.readFileSync(path, 'utf8') : ''
-      this.read.set(path, { time: mtimeMs, text: text.includes('\0') ? '' : text })
+      setNewest(this.read, path, { time: mtimeMs, text: text.includes('\0') ? '' : text })
       return this.read.get(path).text
     } catch {
       return ''
@@ -93,4 +101,4 @@ class Context {
   }
 }
 
-module.exports = { Context, part }
+module.exports = { Context }

@@ -29,7 +29,7 @@ class NextEdit {
     this.accepted = accepted
     this.recent = new RecentEdits()
     this.shown = null // {editor, version, edit, id}
-    this.made = null // the last applied edit: {document, key}
+    this.made = null // the last applied edit: {document, key, before}; before: the text without it
     this.undone = new Set() // keys of edits that the user undid
     this.timer = null
     this.cancel = () => {}
@@ -47,7 +47,11 @@ class NextEdit {
 
   changed(document, reason) {
     const undo = reason === vscode.TextDocumentChangeReason.Undo
-    if (undo && this.made && this.made.document === document) this.undone.add(this.made.key)
+    const { made } = this
+    if (undo && made && made.document === document && document.getText() === made.before) {
+      this.undone.add(made.key)
+      this.made = null
+    }
     this.recent.changed(document.fileName, document.getText())
     this.hide()
     const editor = vscode.window.activeTextEditor
@@ -140,13 +144,14 @@ class NextEdit {
       if (first > 0) range = new vscode.Range(document.lineAt(first - 1).range.end, end)
       text = lines.map((line, number) => (first > 0 || number ? '\n' : '') + line).join('')
     }
+    const before = document.getText()
     const made = await editor.edit((builder) => builder.replace(range, text))
     if (!made) return
     const row = Math.max(0, first + lines.length - 1)
     const cursor = document.lineAt(Math.min(row, document.lineCount - 1)).range.end
     editor.selection = new vscode.Selection(cursor, cursor)
     editor.revealRange(new vscode.Range(cursor, cursor))
-    this.made = { document, key: keyOf(edit) }
+    this.made = { document, key: keyOf(edit), before }
     this.accepted(id, [...lines.join('\n')].length + 1)
   }
 

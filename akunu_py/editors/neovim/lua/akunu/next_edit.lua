@@ -2,13 +2,14 @@
 local M = {}
 
 local api = vim.api
+local keymap = require('akunu.keymap')
 local namespace = api.nvim_create_namespace('akunu.next_edit')
 local PAUSE = 200 -- milliseconds without a change before a request
 
 local shown = nil -- {buf, tick, client, first, last, lines, command}
 local timer = assert(vim.uv.new_timer())
 local cancel = nil -- cancels the current request
-local made = nil -- the last applied edit: {buf, key, undo}; undo: its number in the undo tree
+local made = nil -- the last applied edit: {buf, key, undo}; undo: the number of its change
 local undone = {} -- keys of edits that the user undid
 
 -- Whether a shown edit still fits the buffer.
@@ -132,23 +133,30 @@ function M.accept()
   local row = math.max(1, edit.first + #edit.lines)
   local line = api.nvim_buf_get_lines(edit.buf, row - 1, row, false)[1] or ''
   api.nvim_win_set_cursor(0, { math.min(row, api.nvim_buf_line_count(edit.buf)), #line })
-  made = { buf = edit.buf, key = key_of(edit), undo = vim.fn.undotree(edit.buf).seq_cur }
+  made = { buf = edit.buf, key = key_of(edit), undo = vim.fn.changenr() }
   edit.client:exec_cmd(edit.command)
 end
 
 -- Remembers an applied edit that the user undid.
 local function notice_undo()
   if made and made.buf == api.nvim_get_current_buf() then
-    if vim.fn.undotree(made.buf).seq_cur < made.undo then undone[made.key] = true end
+    if vim.fn.changenr() < made.undo then undone[made.key] = true end
+  end
+end
+
+local function map(key)
+  for _, mode in ipairs({ 'n', 'i' }) do
+    local otherwise = keymap.keep(mode, key, 'next-edit')
+    vim.keymap.set(mode, key, function()
+      return M.visible() and "<Cmd>lua require('akunu.next_edit').accept()<CR>" or otherwise
+    end, { expr = true, remap = true, desc = 'Make the next edit' })
   end
 end
 
 -- key: applies the edit; without one, it keeps its function.
 function M.enable(key)
   if key ~= '' then
-    vim.keymap.set({ 'n', 'i' }, key, function()
-      return M.visible() and "<Cmd>lua require('akunu.next_edit').accept()<CR>" or key
-    end, { expr = true, desc = 'Make the next edit' })
+    keymap.after_startup(function() map(key) end)
   end
   local group = api.nvim_create_augroup('akunu.next_edit', {})
   api.nvim_create_autocmd({ 'TextChanged', 'TextChangedI' }, {
