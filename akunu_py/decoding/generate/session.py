@@ -285,6 +285,7 @@ class Request:
         if self.status is Status.FINISHED:
             return
         self.status, self.blocked = Status.FINISHED, None
+        self._verifying, self._conditions = None, []
         if isinstance(self._chunks, Generator):
             self._chunks.close()
         if self._decoding is not None:
