@@ -29,6 +29,7 @@ from akunu_py.bench.mac_checks import (
     bandwidth_line,
     counted_memory,
     logprobs_speed,
+    metal_buffers,
     near_ties,
     schema_line,
 )
@@ -64,6 +65,7 @@ MIN_LOGPROBS = 0.9  # of the speed without them
 MAX_SCHEMA_S = 0.05
 MAX_FLIPPED = 0.02  # of the tokens
 MAX_UNCOUNTED = 1.05
+METAL_BUFFERS = 499_000  # of a process; macOS has no larger limit
 MAX_WIRED = 1.1  # times the weights; more can panic macOS
 MAX_MEMORY = 1.1  # times the estimate
 MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
@@ -318,6 +320,9 @@ def check_model(
     ratio = counted_memory(engine, max(plan.prompts[:2]))
     name = "memory of a prompt compared with the bytes counted"
     check.add(model.name, name, ratio, MAX_UNCOUNTED, unit="x")
+    most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
+    name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
+    check.add(model.name, name, metal_buffers(engine), most // 2, here=here)
     show("schema")
     again, note = schema_line(engine)
     name = "compiling a schema of 300 properties again"

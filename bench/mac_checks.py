@@ -8,12 +8,15 @@ import time
 from dataclasses import dataclass
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
 from akunu_py.decoding import chips, device, kv_cache
 from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.history import MAX_CHECKPOINTS
+from akunu_py.decoding.prompt_cache.memory import MAX_HISTORIES
 from akunu_py.errors import UsageError
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 
@@ -114,6 +117,18 @@ def counted_memory(engine: Engine, length: int) -> float | None:
     session.generate(prompt, options).answer()
     held = mx.get_active_memory() - before
     return held / session.target.history.nbytes
+
+
+def metal_buffers(engine: Engine) -> int:
+    """Return the most buffers of the weights and of all prompt caches in memory.
+
+    At its limit Metal's allocator in MLX frees every unused buffer, so only live ones count.
+    """
+    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    mx.eval(engine.model(mx.array([[0]]), cache=cache))
+    copies = 1 + MAX_CHECKPOINTS * engine.needs_checkpoints
+    histories = MAX_HISTORIES * copies * len(kv_cache.state_arrays(cache))
+    return len(tree_flatten(engine.model.parameters())) + histories
 
 
 def schema_line(engine: Engine) -> tuple[float | None, str]:

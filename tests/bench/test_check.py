@@ -180,6 +180,16 @@ def test_near_ties_are_counted_and_the_weights_stay(tmp_path: Path) -> None:
     assert {value.dtype for value in after.values()} == {mx.float32}
 
 
+def test_buffers_of_weights_and_prompt_caches_are_counted(tmp_path: Path) -> None:
+    """Keys and values of each layer, in 16 prompt caches; checkpoints hold as many each."""
+    engine = Engine.load(write_chat_model(tmp_path / "model"))
+    weights = len(tree_flatten(engine.model.parameters()))
+    layers = len(engine.model.layers)
+    assert mac_checks.metal_buffers(engine) == weights + 16 * 2 * layers
+    engine = replace(engine, needs_checkpoints=True)
+    assert mac_checks.metal_buffers(engine) == weights + 16 * 9 * 2 * layers
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(

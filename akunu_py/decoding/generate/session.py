@@ -291,6 +291,7 @@ class Request:
         if self.status is Status.FINISHED:
             return
         status, self.status, self.blocked = self.status, Status.FINISHED, None
+        self._verifying, self._conditions = None, []
         if isinstance(self._chunks, Generator):
             self._chunks.close()
         if self._decoding is not None:

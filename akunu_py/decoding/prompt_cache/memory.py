@@ -15,7 +15,7 @@ from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import common_prefix
 
 LEAST = 64  # tokens; shorter histories are not worth keeping
-_MAX_HISTORIES = 16  # maximum number of histories
+MAX_HISTORIES = 16  # maximum number of histories
 _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 
 
@@ -131,14 +131,14 @@ class PromptCaches:
         """Evict histories or their ends until `needed` more bytes fit, but not `protected`."""
         while victims := [each for each in self._cached if each.history is not protected]:
             over = self.nbytes + needed - self.limit
-            if over <= 0 and len(self._cached) <= _MAX_HISTORIES:
+            if over <= 0 and len(self._cached) <= MAX_HISTORIES:
                 return
             self._evict(min(victims, key=self._value_per_byte), over)
 
     def _evict(self, entry: _CachedHistory, nbytes: int) -> None:
         """Evict a history, or `nbytes` bytes of its end."""
         self.record_eviction(entry.history)
-        if len(self._cached) > _MAX_HISTORIES or not entry.history.shorten(nbytes):
+        if len(self._cached) > MAX_HISTORIES or not entry.history.shorten(nbytes):
             self._remove(entry)
 
     def _reserved_by_others(self, history: TokenHistory | None) -> int:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ class PromptCacheStore:
         self._clock = clock
         # By name, inode and size:
         self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
-        self._verifying: dict[Path, Future[Verified]] = {}
+        # Only while a request holds the result: a file may be damaged later.
+        self._verifying = weakref.WeakValueDictionary[Path, Future[Verified]]()
         self._swept = False
         self._failed_at = -_RETRY_AFTER
 

@@ -388,6 +388,35 @@ def test_other_answers_do_not_wait_while_a_file_is_checked(
     assert "model" not in threads
 
 
+def test_a_file_is_checked_again_after_the_request_that_checked_it_was_cancelled(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(tiny)
+    assert keep(first, 1)
+    may_end, verify = threading.Event(), cache_file.verify
+
+    def slow(path: Path) -> str:
+        assert may_end.wait(60)
+        return verify(path)
+
+    monkeypatch.setattr(cache_file, "verify", slow)
+    session, running = opened(tiny), set(threading.enumerate())
+    request = session.generate(some(LENGTH, 1), OPTIONS)
+    request.step()
+    (helper,) = set(threading.enumerate()) - running
+    request.cancel()
+    request.step()
+    may_end.set()
+    helper.join()
+    (path,) = all_files()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    again = session.generate(some(LENGTH, 1), OPTIONS).answer()
+    assert again.stats.cached_tokens == 0
+    assert again.stats.not_cached == "damaged file"
+
+
 def _end(events: queue.SimpleQueue[Event]) -> Finished:
     while not isinstance(event := events.get(timeout=60), Finished):
         assert not isinstance(event, Failed), event
