@@ -147,15 +147,15 @@ def seen(it: Chat) -> list[str]:
 @pytest.mark.parametrize("height", [24, 50])  # the second shows the end of what is mounted too
 async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> None:
     async with chat(size=(80, height)) as it:
-        await it.app.library.show(conversation(200), "r70")
-        await until(it.pilot, lambda: "answer 70" in on_screen(it))
+        await it.app.library.show(conversation(100), "r50")
+        await until(it.pilot, lambda: "answer 50" in on_screen(it))
         await until(it.pilot, lambda: is_quiet(it))
-        assert "answer 70" in on_screen(it)
+        assert "answer 50" in on_screen(it)
         await it.press("tab", "c")
-        assert it.app.clipboard == "answer 70", "it is the chosen one"
+        assert it.app.clipboard == "answer 50", "it is the chosen one"
         await it.press("end")
-        await until(it.pilot, lambda: "answer 199" in on_screen(it))
-        await it.app.library.show(conversation(200), "p3")
+        await until(it.pilot, lambda: "answer 99" in on_screen(it))
+        await it.app.library.show(conversation(100), "p3")
         await until(it.pilot, lambda: "prompt 3 " in on_screen(it))
 
 
@@ -177,8 +177,8 @@ async def test_sections_of_a_list_look_like_one_list() -> None:
     async with chat(size=(80, 60)) as it:
         await it.send("go")
         text = "".join(f"- item {number}\n" for number in range(90))
-        for start in range(0, len(text), 97):
-            await it.piece(text[start : start + 97])
+        for start in range(0, len(text), 297):
+            await it.piece(text[start : start + 297])
         await it.post(AnswerFinished(1, "stop", STATS))
         await until(it.pilot, lambda: is_quiet(it))
         shown = [line for line in on_screen(it).splitlines() if "item" in line]
@@ -236,7 +236,7 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
             (len(ANSWER), 1),
             (0, 17),
             (1, 61),
-            *((cut, 200) for cut in range(40, 430, 97)),
+            *((cut, 200) for cut in range(40, 430, 195)),
         ):
             view = AnswerMarkdown(ANSWER[:cut])
             view.styles.height = "auto"

@@ -119,11 +119,9 @@ def test_a_kill_in_the_middle_of_an_answer_leaves_what_was_written(
     home = talking_home
     start(terminal, home)
     terminal.type("Write a very long story about a walrus.", "Enter")
-    terminal.wait_for("answering", seconds=150)
-    time.sleep(2.5)
-    screen = terminal.screen()
-    answer = re.split(r"▌ +Write a very long story about a walrus\.", screen)[1]
-    said = answer.partition("╭")[0].split()[:-1]  # whole words
+    prompt = r"▌ +Write a very long story about a walrus\."
+    screen = terminal.wait_for(prompt + r"\s+[^\s╭…]+(\s+[^\s╭]+){3}", seconds=150)
+    said = re.split(prompt, screen)[1].partition("╭")[0].split()[:-1]  # whole words
     database = sqlite3.connect(home / "akunu" / "conversations.db")
 
     def kept() -> list[str]:

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(model: Path) -> str:
     """A long answer of one process."""
     done = subprocess.run(
-        command(model, "", "--draft", "off", tokens=3000),
+        command(model, "", "--draft", "off", tokens=400),
         capture_output=True,
         text=True,
         check=True,
@@ -44,12 +44,15 @@ def whole(model: Path) -> str:
 
 def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
     done = subprocess.run(
-        command(model, "2", "--format", "json"), capture_output=True, text=True, timeout=120
+        command(model, "2", "--format", "json", tokens=80),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert whole.startswith(answer["text"])
-    assert len(answer["tokens"]) == 200
+    assert len(answer["tokens"]) == 80
     stats, hosts = answer["stats"], answer["hosts"]
     assert hosts["ranks"][1]["passes"] == hosts["messages"] - 1  # the last message is IDLE
     assert hosts["messages"] <= stats["target_passes"] + 3
@@ -75,7 +78,7 @@ def test_a_dead_or_hung_rank_ends_the_answer(
     assert process.returncode == 1
     (error,) = [line for line in errors.decode().splitlines() if "holds" not in line]
     assert error.startswith(f"akunu: rank 1 on 127.0.0.1 {why}")
-    assert whole.startswith((begun + out).decode().rstrip())
+    assert_same_beginning(whole, (begun + out).decode().rstrip())
     assert all_gone([process.pid, *others], 2)
 
 
@@ -138,6 +141,11 @@ def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     assert found["runs"][0]["speedup"] == 1
     assert [test["contestant"] for test in found["throughput"]] == ["akunu"]
     assert ["1/2 of each layer" in each for each in found["model"]["hosts"]] == [True, True]
+
+
+def assert_same_beginning(one: str, other: str) -> None:
+    length = min(len(one), len(other))
+    assert one[:length] == other[:length]
 
 
 def _wait_for(stream: IO[str], words: str) -> None:
