@@ -180,6 +180,7 @@ def test_near_ties_are_counted_and_the_weights_stay(tmp_path: Path) -> None:
     assert {value.dtype for value in after.values()} == {mx.float32}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
     programs: bool,

@@ -230,6 +230,7 @@ def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:
     assert "starter" in listing.stdout
 
 
+@pytest.mark.long
 def test_no_network_is_one_line(tmp_path: Path) -> None:
     home = {
         "XDG_DATA_HOME": str(tmp_path),

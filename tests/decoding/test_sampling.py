@@ -132,6 +132,7 @@ def p_values(name: str, rule: Rule) -> list[float]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
     values = p_values(name, our_rule)

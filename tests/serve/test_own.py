@@ -387,6 +387,7 @@ def test_stopped_answer_then_next_answer(tiny: Served, client: ServerClient) -> 
     assert heard.thread.close(60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_the_middle", [True, False])
 def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
     """A running answer breaks off; the next answer comes from a local model."""

@@ -17,7 +17,13 @@ from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Famil
 # Families that cannot be batched: their layers use the keys directly, or have caches of their own.
 UNSHARED = {"llama-concatenate", "llama4", "deepseek_v32", "minimax_m3_vl", "deepseek_v41"}
 
-every_family = pytest.mark.parametrize("name", FAMILIES)
+every_family = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.long)
+        for name in FAMILIES
+    ],
+)
 
 
 def families_of_each_kind(

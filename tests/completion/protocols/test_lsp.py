@@ -174,6 +174,7 @@ async def test_edits_are_understood_in_utf_16(editor: Editor) -> None:
     assert await editor.leave() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("offered", "chosen", "column"),
     [
@@ -198,6 +199,7 @@ async def test_stdout_carries_nothing_but_the_protocol(editor: Editor) -> None:
         assert (await editor.asked("file:///a", 0, 5))["prefix"] == "print"
 
 
+@pytest.mark.long
 async def test_open_documents_are_the_other_files(editor: Editor) -> None:
     await editor.start(ECHO)
     for name in "abc":
@@ -380,6 +382,7 @@ async def test_a_request_by_hand_has_alternatives(editor: Editor) -> None:
         assert len({str(item.command) for item in items}) == len(items)
 
 
+@pytest.mark.long
 async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None:
     await editor.start(ECHO)
     editor.open("file:///a", "os.pa\n")

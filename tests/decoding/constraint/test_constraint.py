@@ -109,7 +109,7 @@ def naive(engine: Engine, prompt: list[int], sampling: SamplingOptions, grammar:
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_the_tokens_are_those_of_masked_plain_decoding(
     engine: Engine, name: str, temperature: float

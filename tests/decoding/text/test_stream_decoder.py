@@ -105,6 +105,7 @@ def whole(generation: Answering) -> str:
     return generation(GenerateOptions(max_tokens=LENGTH)).answer().text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stop", ["ChannelTypeMeta", "nfoIntfCh", "fireh", "rom"])
 def test_a_stop_sequence_ends_the_answer_before_it(
@@ -156,6 +157,7 @@ class Reasoner:
         return getattr(self._tokenizer, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_thinking_is_separated(
     shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode

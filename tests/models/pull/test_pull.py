@@ -104,6 +104,7 @@ def test_package_missing_from_the_index(offer: Any) -> None:
     assert leftovers() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("retries", ["0", "1"])
 def test_no_network_is_a_one_line_error(
     offer: Any, monkeypatch: pytest.MonkeyPatch, retries: str

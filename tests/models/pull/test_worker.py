@@ -62,6 +62,7 @@ def _workers_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_files_are_fetched_at_once(server: Hub) -> None:
     _add_large_files(server)
     server.rate = 600_000
@@ -69,6 +70,7 @@ def test_files_are_fetched_at_once(server: Hub) -> None:
     assert server.most_sending >= 6
 
 
+@pytest.mark.long
 def test_xet_is_used_where_the_repository_has_it(server: Hub, tmp_path: Path) -> None:
     _upload_to_xet(server, tmp_path)
     seen: list[Progress] = []
@@ -78,6 +80,7 @@ def test_xet_is_used_where_the_repository_has_it(server: Hub, tmp_path: Path) ->
     assert last.done == last.total
 
 
+@pytest.mark.long
 def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
     server: Hub, home: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +191,7 @@ def test_interrupted_pull_keeps_received_bytes(
     assert partials(home) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("delay", [0.0, 0.5])
 def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path, delay: float) -> None:
