@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import mlx.core as mx
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
@@ -27,18 +30,30 @@ TESTS = Path(__file__).parent
 RELIABILITY = TESTS / "reliability"
 
 
+def pytest_configure() -> None:
+    _leave_uncompiled()
+
+
+def _leave_uncompiled() -> None:
+    """On Linux, MLX starts a C++ compiler for each kind of function, which takes a second."""
+    if sys.platform == "linux":
+        os.environ["MLX_DISABLE_COMPILE"] = "1"  # in the processes that tests start
+        mx.disable_compile()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """From end to end is what asks the whole starter, hurts the commands, or sits at a terminal.
 
     What happens in a real terminal happens in real time, so it runs last, with a core for each of
-    two. Modules that need the starter come first: they take longest, and none should be left when
-    the other worker is done. Those of all wings take turns: some compute, and some mostly wait.
+    two. Modules that need the starter come first, then others with tests from end to end: they take
+    longest, and none should be left when the other workers are done. Those of all wings take turns:
+    some compute, and some mostly wait.
     """
     wings: dict[str, list[Path]] = {}
     for path in dict.fromkeys(item.path for item in items):
         wings.setdefault(path.relative_to(TESTS).parts[0], []).append(path)
     turn = {path: at / len(wing) for wing in wings.values() for at, path in enumerate(wing)}
-    long = set()
+    place = dict.fromkeys(turn, 2)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         asks = "starter" in fixtures and not any("shallow" in name for name in fixtures)
@@ -47,8 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "terminal" in fixtures:
             item.add_marker("alone")
         if "starter" in fixtures:
-            long.add(item.path)
-    items.sort(key=lambda item: (item.path not in long, turn[item.path], item.path))
+            place[item.path] = 0
+        elif item.get_closest_marker("e2e"):
+            place[item.path] = min(place[item.path], 1)
+    items.sort(key=lambda item: (place[item.path], turn[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:
@@ -59,13 +76,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def uncompiled() -> Iterator[None]:
-    """On a CPU, compiling a tiny model's functions takes longer than all they do."""
-    import mlx.core as mx  # after akunu_py, which has it find OpenBLAS
-
-    mx.disable_compile()
-    yield
+def compiled() -> Iterator[None]:
+    """MLX compiles functions, as it does for users."""
     mx.enable_compile()
+    yield
+    _leave_uncompiled()
 
 
 @pytest.fixture

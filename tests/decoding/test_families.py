@@ -26,8 +26,6 @@ from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND, WINDOW
 from tests.support.targets import tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 # Classes of mlx-lm that no model makes for a single conversation.
 NOT_FOR_US = {
     "BatchKVCache": "for several prompts at once",
@@ -107,6 +105,8 @@ def drafts_and_changes_nothing(name: str, long: bool) -> None:
     assert len(set(truth)) > 20
     assert len(set(truth[-100:])) > 10
     one_of_a_kind = name in ONE_OF_EACH_KIND and not long
+    if name not in ONE_OF_EACH_KIND:
+        truth = truth[:150]  # another family shows what becomes of a cache that grows
     for pipelines in [False, True] if one_of_a_kind else [None]:
         drafter = Adversary(prompt, truth, len(prompt), pipelines)
         target = Target(build(name))

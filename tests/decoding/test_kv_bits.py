@@ -16,8 +16,6 @@ from tests.support.family_table import FAMILIES
 from tests.support.targets import some, tokens_of
 from tests.support.tiny import Adversary
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 COUNT = 80
 
 # Quantisation goes by groups of 32 values, so their heads are made as wide.
@@ -59,6 +57,7 @@ def test_every_family_is_accounted_for() -> None:
     assert sorted([*QUANTIZED, *REFUSED, *NOTHING_GROWS, *GIVEN]) == sorted(FAMILIES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "bits"), [(name, 4 + 4 * (place % 2)) for place, name in enumerate(QUANTIZED)]
 )

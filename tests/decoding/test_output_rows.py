@@ -18,8 +18,6 @@ from tests.support.families import UNSHARED, Cached, build, every_family
 from tests.support.targets import read, some
 from tests.support.tiny import VOCABULARY
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 LENGTH = 70  # tokens of the prompt; past the sliding windows
 
 

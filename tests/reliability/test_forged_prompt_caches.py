@@ -34,8 +34,6 @@ PROMPT = list(range(1, 12))
 # Every kind of layer, and layers inside a CacheList.
 FAMILIES = ("llama", "llama-kv8", "llama-concatenate", "gpt_oss", "llama4", "falcon_h1")
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:

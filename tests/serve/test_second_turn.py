@@ -37,7 +37,7 @@ from tests.support.families import build
 from tests.support.jobs import scripted
 from tests.support.serving import Served, ask, served, write_served_model
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "kept")
+pytestmark = pytest.mark.usefixtures("own_directories", "kept")
 
 CHUNK = 256  # tokens of a prompt
 # Few heads: what a CPU computes of 16,000 tokens is attention.

@@ -38,8 +38,6 @@ from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 GREEDY = SamplingOptions()

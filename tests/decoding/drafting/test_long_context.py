@@ -25,8 +25,6 @@ from tests.support.targets import Timeless, read, some
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_mtp import write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 1 << 20)
 PASSES = 12

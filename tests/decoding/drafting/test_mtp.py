@@ -39,8 +39,6 @@ from tests.support.tiny_mtp import (
     write_tokenizer,
 )
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 FAMILIES = [
     pytest.param(family, marks=() if family in ("qwen3_5", "mimo") else pytest.mark.slow)
     for family in CONFIGS

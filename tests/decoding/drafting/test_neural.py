@@ -33,8 +33,6 @@ from tests.support.targets import Counting, Timeless, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
@@ -132,6 +130,7 @@ def test_whatever_it_says_the_answer_is_the_targets(name: str, temperature: floa
     assert sum(found) >= len(found) - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @families_of_each_kind(quick=("llama-sliding", "qwen3_next", "jamba"))  # trimmed, cut, restored
 def test_guesses_come_before_its_tokens_and_behind_them(name: str, temperature: float) -> None:
@@ -196,6 +195,7 @@ def test_vocabularies_are_compared() -> None:
     assert "knows 50 of its 100" in difference(target, dict(list(target.items())[:50]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
     """The target's copy drafts under another name, over turns."""

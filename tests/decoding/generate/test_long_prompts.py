@@ -22,8 +22,6 @@ from tests.support.decoding import plain_step
 from tests.support.families import build
 from tests.support.targets import Counting, Timed, answer, fresh, read, some
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 MB = 1 << 20
 # Attention over all that was read is computed whole on a CPU, a row of scores a head and a position
 # of the chunk: for 16,000 tokens 4 heads x 512 x 16,000 x 4 bytes = 125 MB, twice where the mask is

@@ -30,7 +30,7 @@ from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories")
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 # (class or module, name): renders a turn, and writes or reads files.

@@ -19,8 +19,6 @@ from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
 from tests.support.targets import Timed, answer, fresh, read, some
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 NAMES = ["llama", "llama-sliding", "llama4", "llama-kv8", "qwen3_next", "mamba2"]
 LONG = 640
 

@@ -31,8 +31,6 @@ from tests.support.families import UNSHARED, build, families_of_each_kind
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 PLENTY = 1 << 30
 KINDS = ["llama", "llama-sliding", "llama4", "mamba2", "qwen3_next", "deepseek_v3", "llama-kv8"]
 BASE = some(500, 1)  # what all prompts begin with, some of it
@@ -331,6 +329,7 @@ def test_facts_tell_why_requests_take_turns(name: str, why: str | None, tiny: En
     assert why is None or why in str(loop.facts.not_batched)
 
 
+@pytest.mark.long
 def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
     """Grammars, stop texts, penalties, logprobs and filters, each beside all others."""
     engine = tiny
@@ -358,6 +357,7 @@ def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
         ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 @pytest.mark.parametrize("memory", [PLENTY, 0])

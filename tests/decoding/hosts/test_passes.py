@@ -85,7 +85,6 @@ class _Pair:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("uncompiled")
 @families_of_each_kind("llama-kv8", "llama-kv4", quick=_QUICK)
 def test_workers_cache_the_same_as_rank_0(name: str) -> None:
     """Answers roll back often; prompts share prefixes, so histories are cut, copied and cached."""
@@ -105,7 +104,6 @@ def test_workers_cache_the_same_as_rank_0(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("uncompiled")
 def test_each_pass_needs_one_message() -> None:
     prompt, count = some(30, 1), 120
     truth: list[int] = []

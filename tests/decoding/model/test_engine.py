@@ -35,6 +35,7 @@ def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     ("index", "count"),
     [

@@ -22,7 +22,7 @@ from tests.support.families import build, families_of_each_kind
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "no_unused_buffers")
+pytestmark = pytest.mark.usefixtures("no_unused_buffers")
 
 LENGTH, CHUNK = 1536, 512
 SHARED = 16 << 10  # MLX copies an array out of a buffer that is larger by more than this

@@ -27,7 +27,7 @@ from tests.support.families import build
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories")
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 OPTIONS = GenerateOptions(max_tokens=2, draft="off")
 PRIVATE = replace(OPTIONS, may_store=False)

@@ -33,7 +33,7 @@ from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "all_worth_storing")
+pytestmark = pytest.mark.usefixtures("own_directories", "all_worth_storing")
 
 CONVERSATIONS = ["", "a", "b", "c"]
 LEG = 40  # answer tokens between two reservations of memory

@@ -18,8 +18,6 @@ from tests.support.families import build, every_family, families_of_each_kind
 from tests.support.family_table import WINDOW
 from tests.support.targets import Counting, answer, fresh, read, some
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 PLAIN = ["llama", "deepseek_v3", "llama-kv8", "llama-concatenate"]  # these can always be trimmed
 FIRST = 150  # tokens of the first prompt: several windows
 

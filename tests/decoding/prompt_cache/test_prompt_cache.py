@@ -43,7 +43,7 @@ def talked(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory) ->
     return path
 
 
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.long
 @families_of_each_kind("deepseek_v41")
 def test_every_family_continues_where_it_was(
     name: str, shallow_starter: Engine, tmp_path: Path

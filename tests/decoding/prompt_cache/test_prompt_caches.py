@@ -18,8 +18,6 @@ from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import choices
 from tests.support.targets import Counting, answer, fresh, some
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
-
 PLENTY = 1 << 30
 COUNT = 12  # tokens of an answer
 # Plain, sliding window, chunked, recurrent, recurrent hybrid, latent attention, quantized.
@@ -38,6 +36,7 @@ def ask(target: Target, name: str, prompt: list[int]) -> tuple[Reuse, list[int]]
     return reuse, said
 
 
+@pytest.mark.long
 @families_of_each_kind(quick=KINDS)
 def test_conversations_in_turn_read_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))

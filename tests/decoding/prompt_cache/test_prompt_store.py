@@ -35,7 +35,7 @@ from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "kept")
+pytestmark = pytest.mark.usefixtures("own_directories", "kept")
 
 LENGTH = 400
 OPTIONS = GenerateOptions(max_tokens=2, draft="off")

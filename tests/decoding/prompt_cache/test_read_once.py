@@ -27,7 +27,7 @@ from tests.support.families import build
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories")
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 # Plain, sliding window, chunked, recurrent hybrid, latent attention, quantized.
 KINDS = ["llama", "llama-sliding", "llama4", "qwen3_next", "deepseek_v3", "llama-kv8"]

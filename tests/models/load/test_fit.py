@@ -49,7 +49,6 @@ def cache_bytes(model: Any, tokens: int) -> int:
     return sum(part.nbytes for _, part in parts if isinstance(part, mx.array))
 
 
-@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
     model = build(name)
