@@ -1,7 +1,8 @@
 # Sets up everything it needs in .venv and in your model store. Start with: make chat
 
 SHELL := /bin/sh
-# Python compiles our modules once, not in every process.
+# Python compiles modules at their first import, and only once; most of what pip installs is never
+# imported.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
@@ -99,10 +100,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing akunu and its dependencies into $(VENV) ..."
-	@$(BIN)/python -m pip install --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing akunu, its dependencies and the test tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
