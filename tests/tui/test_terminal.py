@@ -120,7 +120,7 @@ def test_a_kill_in_the_middle_of_an_answer_leaves_what_was_written(
     start(terminal, home)
     terminal.type("Write a very long story about a walrus.", "Enter")
     prompt = r"▌ +Write a very long story about a walrus\."
-    screen = terminal.wait_for(prompt + r"(\s+[^\s╭]+){4}", seconds=150)
+    screen = terminal.wait_for(prompt + r"\s+[^\s╭…]+(\s+[^\s╭]+){3}", seconds=150)
     said = re.split(prompt, screen)[1].partition("╭")[0].split()[:-1]  # whole words
     database = sqlite3.connect(home / "akunu" / "conversations.db")
 
