@@ -14,6 +14,8 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
+
 from akunu_py.decoding import wired
 from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
@@ -85,6 +87,7 @@ class Session:
             self.learned.flush()
         caches = self.target.caches  # which other sessions may share
         memory_guard.release_under_pressure(caches)
+        mx.clear_cache()  # MLX keeps the buffers of every prompt length
         histories = [*caches.in_use, *caches.histories()]
         wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
         return self.disk_caches is not None and self.disk_caches.write(histories, stopped, seconds)

@@ -9,6 +9,7 @@ from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, Message
+from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
@@ -100,3 +101,13 @@ def test_where_the_system_is_short_of_memory_caches_go(
     assert len(session.target.caches.histories()) == kept
     again = session.generate(first, options).answer().stats
     assert (again.cached_tokens > 0, again.not_cached) == (kept > 0, "" if kept else "evicted")
+
+
+def test_an_idle_session_keeps_no_free_buffers(tiny: Engine) -> None:
+    """MLX keeps those of every prompt length, and an editor asks about many files."""
+    session = Session(tiny)
+    for length in range(20, 220, 20):
+        session.generate(some(length, length), GenerateOptions(2)).answer()
+    assert mx.get_cache_memory() > 0
+    session.save_idle()
+    assert mx.get_cache_memory() == 0
