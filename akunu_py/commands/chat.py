@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
-import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
@@ -19,6 +15,7 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.mcp.config import read_servers
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
+from akunu_py.program import shell_command
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import DEFAULT_MODEL, Stats
@@ -118,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         print_warnings([f"some messages could not be saved: {why}"])
     if all_saved and app.conversation.turns:
         name = app.conversation.tree.conversation[:_ID_DIGITS]
-        say(f"to continue this chat: {own_command()} --resume {name}", error=True)
+        say(f"to continue this chat: {shell_command()} --resume {name}", error=True)
     if hosts_server is not None:
         hosts_server.close()
     loading = session.is_loading
@@ -240,18 +237,6 @@ def memory_limit(args: argparse.Namespace, settings: Settings) -> int | None:
         return parse_size(settings.memory_limit)
     limit: int | None = args.memory_limit
     return limit
-
-
-def own_command() -> str:
-    """Return the command that starts this akunu from the current directory."""
-    script = Path(sys.executable).parent / "akunu"
-    found = shutil.which("akunu")
-    if found is not None and script.exists() and Path(found).samefile(script):
-        return "akunu"
-    program = script if script.exists() else Path(sys.executable)
-    near = os.path.relpath(program)
-    command = shlex.quote(str(program) if near.startswith("..") else near)
-    return command if script.exists() else f"{command} -m akunu_py"
 
 
 def require_terminal() -> None:

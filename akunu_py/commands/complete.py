@@ -32,6 +32,7 @@ from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
 from akunu_py.parser import Parser, add_values, positive
+from akunu_py.program import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
 
@@ -281,7 +282,7 @@ def editor_config(editor: str, options: Sequence[str] = ()) -> str:
     """
     config = _EDITORS[editor]
     template = (_DIRECTORY / editor / config.template).read_text()
-    command = config.separator.join(map(config.quote, [*_program(), "complete", *options]))
+    command = config.separator.join(map(config.quote, [*program_words(), "complete", *options]))
     directory = config.directory_quote(str(_DIRECTORY / editor))
     for name, value in (
         ("@DIRECTORY@", directory),
@@ -290,9 +291,3 @@ def editor_config(editor: str, options: Sequence[str] = ()) -> str:
     ):
         template = template.replace(name, value)
     return template
-
-
-def _program() -> list[str]:
-    """Return the absolute command of this installation."""
-    script = Path(sys.executable).with_name("akunu")
-    return [str(script)] if script.exists() else [sys.executable, "-m", "akunu_py"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.commands.chat import check_draft_model, memory_limit, own_command
+from akunu_py.commands.chat import check_draft_model, memory_limit
+from akunu_py.program import shell_command
 from akunu_py.settings import Settings
 
 
@@ -36,10 +37,10 @@ def test_the_command_that_reopens_a_chat_works_here(
     """As after `make chat`, which runs a script that is not on the path."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-    command = shlex.split(own_command())
+    command = shlex.split(shell_command())
     done = subprocess.run([*command, "--version"], check=True, capture_output=True, text=True)
     assert done.stdout.startswith("akunu ")
     (tmp_path / "akunu").symlink_to(command[0])
     if command[0].endswith("/akunu"):
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert own_command() == "akunu"
+        assert shell_command() == "akunu"
