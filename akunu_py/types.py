@@ -120,7 +120,7 @@ class Constraint:
     text: str = ""  # JSON Schema, regular expression, or grammar in llguidance's Lark dialect
     choices: tuple[str, ...] = ()
     compact: bool = False  # JSON without whitespace
-    guesses: tuple[str, ...] = ()  # grammars of likely answers, to draft from; narrowest first
+    likely: tuple[str, ...] = ()  # grammars of likely answers, to draft from; narrowest first
 
 
 @dataclass(frozen=True, slots=True)

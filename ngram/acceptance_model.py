@@ -7,7 +7,7 @@ from itertools import islice
 from math import exp
 from typing import Any
 
-# Hits (1) and misses of up to three last guesses, latest in the lowest bit, after a leading 1.
+# Hits (1) and misses of up to three last predictions, latest in the lowest bit, after a leading 1.
 Outcomes = int
 NO_OUTCOMES: Outcomes = 1
 OutcomeUpdate = tuple[dict[int, Outcomes], int, Outcomes]  # (record, key, current outcomes)
@@ -23,9 +23,9 @@ AGREEING = (-0.4, -0.15, 0.15, 0.55)
 OPPOSING = (0.85, 0.2, -0.05, -0.3, -0.5)
 # The winner's share of the votes: all, over 0.8, over 0.5, less.
 SHARE = (0.35, 0.2, -0.1, -0.35)
-# Outcomes of the last three guesses of any kind, latest in the lowest bit.
+# Outcomes of the last three predictions of any kind, latest in the lowest bit.
 RECENT = (-0.5, -0.1, -0.1, 0.15, -0.2, 0.25, 0.15, 0.6)
-# By Outcomes: guesses made after the same two tokens, and guesses of the same token.
+# By Outcomes: predictions made after the same two tokens, and predictions of the same token.
 AFTER_PAIR = (
     *(0, 0.5, -0.05, 0.55, -0.15, 0.3, -0.6, 0.85),
     *(-0.15, -0.05, -0.1, -0.3, -0.55, -0.4, -0.3, 0.6),
@@ -73,18 +73,18 @@ SKIP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.
 EDIT = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
 
 # Answer cache: contexts of 1, 2, 3, 4, 5 and more tokens; agreeing places (1, 2, more) and opposing
-# ones (0, 1, more); versus the guess from the conversation: none, the same token, another one.
+# ones (0, 1, more); versus the prediction from the conversation: none, the same token, another one.
 CACHE_MATCH = (-2.0, -1.6, -1.1, -0.7, -0.4)
 CACHE_AGREEING = (-0.1, 0.4, 1.2)
 CACHE_OPPOSING = (0.7, -0.2, -0.6)
 CACHE_AGREES = (0.0, 0.9, -0.4)
-CACHE_AGAINST = (0.0, -0.6)  # alone, or against a guess from the conversation
+CACHE_AGAINST = (0.0, -0.6)  # alone, or against a prediction from the conversation
 CACHE_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
 
 # Final calibration by origin and estimate. The best of several estimates tends to be too high.
 CALIBRATION_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
 CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
-SOURCE_COUNT = 7  # sources of guesses: FROM_... in `guess`
+SOURCE_COUNT = 7  # sources of predictions: FROM_... in `prediction`
 
 _MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
 _ANSWER_CLASS = [0, 0, 1, 2, *[3] * 4, *[4] * 24]
@@ -164,7 +164,7 @@ class AcceptanceModel:
 
     Source: logistic mixing with indirect histories and a final adaptive stage, as in PAQ
     compressors (Mahoney 2005, indirect context models and APM/SSE). The predicted bit is "the
-    guess is right".
+    prediction is right".
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class AcceptanceModel:
         self.cache_against = list(CACHE_AGAINST)
         self.cache_token = list(CACHE_TOKEN)
         self.calibration = [list(CALIBRATION) for _ in range(SOURCE_COUNT)]
-        # Outcomes by the two tokens before the guess, by the guessed token, or by the edit.
+        # Outcomes by the two tokens before the prediction, by the predicted token, or by the edit.
         self.pair_outcomes: dict[int, Outcomes] = {}
         self.token_outcomes: dict[int, Outcomes] = {}
         self.copy_outcomes: dict[int, Outcomes] = {}

@@ -1,8 +1,8 @@
 """`--draft auto`: draft the planned number of tokens, often none.
 
-`guess` predicts tokens, `chain` chains them, `planner` chooses the length by the costs in `cost`,
-`pipelining` computes the cost of a step without a draft, and `neural_plan` decides when a neural
-drafter is better.
+`prediction` predicts tokens, `chain` chains them, `planner` chooses the length by the costs in
+`cost`, `pipelining` computes the cost of a step without a draft, and `neural_plan` decides when a
+neural drafter is better.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
-from akunu_py.ngram.chain import Continuation, GuessChain
+from akunu_py.ngram.chain import Continuation, PredictionChain
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve, RecentGain
-from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import SuffixIndex, earlier_answers
 from akunu_py.ngram.neural_plan import (
     DraftChooser,
@@ -26,11 +25,12 @@ from akunu_py.ngram.neural_plan import (
 )
 from akunu_py.ngram.pipelining import Pipelining
 from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.prediction import FROM_GRAMMAR, TokenPrediction, TokenPredictor
 from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import DraftGuide, NeuralDrafter
 
 MAX_DRAFT = 32
-HORIZON = MAX_DRAFT + 1  # maximum guesses: the longest draft and the bonus token
+HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus token
 
 MAX_OUTCOMES = 1 << 15  # per kind; each takes about 60 bytes
 PROBE_INTERVAL, MAX_PROBE_INTERVAL = 64, 2048  # plain passes between probes; each doubles it
@@ -40,29 +40,29 @@ PROBE_CHANCE = 0.3
 
 @dataclass(slots=True)
 class Proposal:
-    """A draft: guesses, then maybe tokens of a neural drafter, then maybe guesses again."""
+    """A draft: predictions, then maybe tokens of a neural drafter, then maybe predictions again."""
 
-    guesses: list[Guess] = field(
+    predictions: list[TokenPrediction] = field(
         default_factory=list
     )  # continuation of the history, drafted or not
     start: int = 0  # 1 if the draft follows the unknown token of the running step
-    end: int = 0  # guesses[start:end] begin the draft
+    end: int = 0  # predictions[start:end] begin the draft
     neural_drafter: PlannedDrafter | None = None  # that drafts `neural_tokens`
     neural_tokens: list[int] = field(default_factory=list)
-    trailing: list[Guess] = field(default_factory=list)
+    trailing: list[TokenPrediction] = field(default_factory=list)
     is_probe: bool = False  # drafted to measure the cost of a pass
 
     @property
     def tokens(self) -> list[int]:
         """The draft tokens."""
-        guesses = self.guesses[self.start : self.end]
-        leading = [guess.token for guess in guesses] if guesses else []
-        return [*leading, *self.neural_tokens, *[guess.token for guess in self.trailing]]
+        predictions = self.predictions[self.start : self.end]
+        leading = [prediction.token for prediction in predictions] if predictions else []
+        return [*leading, *self.neural_tokens, *[prediction.token for prediction in self.trailing]]
 
     def rest(self, known: int) -> Proposal:
-        """Return the proposal for the pass that is still running, after `known` right guesses."""
+        """Return the proposal for the running pass, after `known` right predictions."""
         start, end = (max(0, place - known) for place in (self.start, self.end))
-        return Proposal(self.guesses[known:], start, end, is_probe=self.is_probe)
+        return Proposal(self.predictions[known:], start, end, is_probe=self.is_probe)
 
 
 class AutoDrafter:
@@ -89,8 +89,8 @@ class AutoDrafter:
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
-        guesser = Guesser(self.index, self.model, self.tracker, answer_cache)
-        self.chain = GuessChain(guesser, self.stop_tokens)
+        predictor = TokenPredictor(self.index, self.model, self.tracker, answer_cache)
+        self.chain = PredictionChain(predictor, self.stop_tokens)
         saved = {} if learned is None else learned
         self.neural_drafters = [
             PlannedDrafter(each, saved.setdefault(each.key, LearnedDrafter.of(each)))
@@ -103,7 +103,7 @@ class AutoDrafter:
         self._proposal = Proposal()  # the last one, or what may still be right of it
         self._drafted = 0  # tokens drafted for the last observed pass
         self._answering = False
-        self._recent = 0  # see `Guess.recent`
+        self._recent = 0  # see `TokenPrediction.recent`
         self._searched = 0  # leading history tokens already searched for earlier answers
         self._since_probe = 0
         self._probe_interval = PROBE_INTERVAL
@@ -127,27 +127,27 @@ class AutoDrafter:
             proposal.neural_drafter.learn(tokens)
         # A draft that follows the running step is not verified by that step's token.
         if self.neural_drafters and not proposal.start:
-            self._chooser.learn(proposal.guesses[: proposal.end], tokens)
+            self._chooser.learn(proposal.predictions[: proposal.end], tokens)
         if self._ngrams:
-            self._learn_guesses(proposal, tokens)
+            self._learn_predictions(proposal, tokens)
         else:
             self.index.extend(tokens)
 
-    def _learn_guesses(self, proposal: Proposal, tokens: Sequence[int]) -> None:
+    def _learn_predictions(self, proposal: Proposal, tokens: Sequence[int]) -> None:
         learned = 0
-        for guess, token in zip(proposal.guesses, tokens, strict=False):
-            self._learn(guess, token)
+        for prediction, token in zip(proposal.predictions, tokens, strict=False):
+            self._learn(prediction, token)
             learned += 1
-            if guess.token != token:
+            if prediction.token != token:
                 break
         else:
             self._proposal = proposal.rest(learned)
         for token in tokens[learned:]:
-            guess = self.chain.first(self._recent)
+            prediction = self.chain.first(self._recent)
             if proposal.neural_drafter is None:
-                self._advance(guess, token)
+                self._advance(prediction, token)
             else:  # the n-grams learn from each neural token too
-                self._learn(guess, token)
+                self._learn(prediction, token)
 
     def rewind(self, length: int) -> None:
         """Truncate the history to `length` tokens. Estimates about drafting stay."""
@@ -175,7 +175,11 @@ class AutoDrafter:
     def offer(self, limit: int) -> list[float]:
         self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1))))
         self._answering = True
-        found = [guess.probability for guess in self._proposal.guesses if guess.token >= 0]
+        found = [
+            prediction.probability
+            for prediction in self._proposal.predictions
+            if prediction.token >= 0
+        ]
         return found[: max(0, min(limit, MAX_DRAFT))]
 
     def take(self, count: int) -> list[int]:
@@ -186,8 +190,8 @@ class AutoDrafter:
     def _plan(self, limit: int, *, ahead: bool) -> Proposal:
         """Return the best draft of at most `limit` tokens, a probe, or no draft."""
         longest = max(0, min(limit, MAX_DRAFT))
-        guesses = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead)
-        chances = [guess.probability for guess in guesses if guess.token >= 0]
+        predictions = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead)
+        chances = [prediction.probability for prediction in predictions if prediction.token >= 0]
         found, upcoming = len(chances), chances[ahead:]
         gain = self._gain.value  # tokens per pipelined step's time
         context = self._context
@@ -201,18 +205,22 @@ class AutoDrafter:
         )
         if self.neural_drafters and longest and not (ahead and length):
             limits = self._planning_limits(costs, rate, limit, ongoing=ongoing)
-            stops = bool(upcoming) and guesses[found - 1].token in self.stop_tokens
+            stops = bool(upcoming) and predictions[found - 1].token in self.stop_tokens
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
             if choice is not None:
                 self.pipelines = False
                 # Neural drafters wait for the running step.
-                return Proposal(guesses) if ahead else self._draft_with(guesses, *choice, limits)
-        probe = 0 if length else self._probe(guesses[ahead:found], longest)
+                return (
+                    Proposal(predictions)
+                    if ahead
+                    else self._draft_with(predictions, *choice, limits)
+                )
+        probe = 0 if length else self._probe(predictions[ahead:found], longest)
         end = ahead + (length or probe)
-        return Proposal(guesses, int(ahead), end, is_probe=bool(probe))
+        return Proposal(predictions, int(ahead), end, is_probe=bool(probe))
 
-    def _look_ahead(self, most: int) -> list[Guess]:
-        """Return up to `most` guesses after the history, the last one maybe without a token."""
+    def _look_ahead(self, most: int) -> list[TokenPrediction]:
+        """Return up to `most` predictions after the history, the last one maybe without a token."""
         if not self._answering:
             start = self.tracker.answer_start
             for answer in earlier_answers(self.index.tokens, start, self._searched):
@@ -231,25 +239,27 @@ class AutoDrafter:
 
     def _draft_with(
         self,
-        guesses: Sequence[Guess],
+        predictions: Sequence[TokenPrediction],
         plan: DraftPlan,
         neural_drafter: PlannedDrafter,
         limits: PlanningLimits,
     ) -> Proposal:
-        """Draft guesses, then tokens of the neural drafter, then guesses again."""
-        prefix = [guess.token for guess in guesses[: plan.guesses]]
+        """Draft predictions, then tokens of the neural drafter, then predictions again."""
+        prefix = [prediction.token for prediction in predictions[: plan.predictions]]
         start, end = self.draft_only_tokens, self.index.size
         unchanged = neural_drafter.unchanged if start == neural_drafter.unchanged_from else 0
         history = TokenView(self.index.tokens, start, end, unchanged=unchanged)
         neural_drafter.unchanged, neural_drafter.unchanged_from = end - start, start
-        longest = plan.guesses + plan.max_after
+        longest = plan.predictions + plan.max_after
         # A drafter that computes part of the pass does so only for its own tokens.
-        following = [] if neural_drafter.neural_drafter.reused else guesses
+        following = [] if neural_drafter.neural_drafter.reused else predictions
         after = Continuation(self.chain, following, prefix, longest, self.guide)
         tokens = neural_drafter.draft(history, prefix, plan, limits, self.stop_tokens, after.add)
         after.end()
-        trailing = after.guesses[: neural_drafter.trailing]
-        return Proposal(list(guesses), 0, plan.guesses, neural_drafter, list(tokens), trailing)
+        trailing = after.predictions[: neural_drafter.trailing]
+        return Proposal(
+            list(predictions), 0, plan.predictions, neural_drafter, list(tokens), trailing
+        )
 
     def _end_answer(self) -> None:
         """Mark the generated tokens as an earlier answer."""
@@ -261,7 +271,7 @@ class AutoDrafter:
             self.tracker.drop_oldest(MAX_OUTCOMES)
 
     def _pass_costs(self, gain: float, chances: Sequence[float], context: int) -> list[float]:
-        """Return the costs of passes over 1, 2, ... rows. chances: of the upcoming guesses."""
+        """Return the costs of passes over 1, 2, ... rows. chances: of the upcoming predictions."""
         costs = self.curve.table(context)
         if self.guide is not None or not self.can_pipeline:
             self.pipelines = False
@@ -300,33 +310,38 @@ class AutoDrafter:
     def _context(self) -> int:
         return self.index.size - self.draft_only_tokens
 
-    def _learn(self, guess: Guess, token: int) -> None:
-        for candidate in guess.candidates:
+    def _learn(self, prediction: TokenPrediction, token: int) -> None:
+        for candidate in prediction.candidates:
             candidate.learn(token)
-        hit = guess.token == token
-        if guess.source == FROM_GRAMMAR and guess.token >= 0:
-            self.chain.learn_forced(guess, hit)
-        elif guess.token >= 0:
-            weights = self.model.calibration[guess.source]
-            weights[guess.bucket] += CALIBRATION_RATE * (hit - guess.probability)
-        self._advance(guess, token)
+        hit = prediction.token == token
+        if prediction.source == FROM_GRAMMAR and prediction.token >= 0:
+            self.chain.learn_forced(prediction, hit)
+        elif prediction.token >= 0:
+            weights = self.model.calibration[prediction.source]
+            weights[prediction.bucket] += CALIBRATION_RATE * (hit - prediction.probability)
+        self._advance(prediction, token)
 
-    def _advance(self, guess: Guess, token: int) -> None:
-        self._recent = (self._recent << 1 | (guess.token == token)) & 7
+    def _advance(self, prediction: TokenPrediction, token: int) -> None:
+        self._recent = (self._recent << 1 | (prediction.token == token)) & 7
         self.tracker.observe(
-            token, guess.copy_guesses, guess.edits, guess.skip, guess.pair, guess.matches
+            token,
+            prediction.copy_predictions,
+            prediction.edits,
+            prediction.skip,
+            prediction.pair,
+            prediction.matches,
         )
         self.index.append(token)
 
-    def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
+    def _probe(self, predictions: Sequence[TokenPrediction], longest: int) -> int:
         """Return the length of a probe, 0 for none: a draft although the costs predict a loss.
 
         The cost curve may be wrong: never measured, or measured while the machine was busy.
         """
-        length = min(PROBE_LENGTH, longest, len(guesses))
+        length = min(PROBE_LENGTH, longest, len(predictions))
         if not length or self.curve.preset:
             return 0
         self._since_probe += 1
-        if self._since_probe < self._probe_interval or guesses[0].probability < PROBE_CHANCE:
+        if self._since_probe < self._probe_interval or predictions[0].probability < PROBE_CHANCE:
             return 0
         return length

@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 Copies = tuple[Copy | None, Copy | None]  # from before the answer, and from the answer itself
 
 
-class CopyGuess(NamedTuple):
+class CopyPrediction(NamedTuple):
     """Prediction of a copy."""
 
     token: int
@@ -57,10 +57,10 @@ class CopyGuess(NamedTuple):
     position: int  # of the token in the source
 
 
-CopyGuesses = tuple[CopyGuess | None, CopyGuess | None]  # one for each of `Copies`
+CopyPredictions = tuple[CopyPrediction | None, CopyPrediction | None]  # one for each of `Copies`
 
 
-class EditGuess(NamedTuple):
+class EditPrediction(NamedTuple):
     """Prediction of a known edit."""
 
     token: int
@@ -68,7 +68,7 @@ class EditGuess(NamedTuple):
     after: Copy  # the copy after this token
 
 
-EditGuesses = tuple[EditGuess | None, EditGuess | None]  # one for each of `Copies`
+EditPredictions = tuple[EditPrediction | None, EditPrediction | None]  # one for each of `Copies`
 
 
 class CopyTracker:
@@ -102,20 +102,20 @@ class CopyTracker:
         self.edits.drop_oldest(most)
         keep_newest(self.delimiters, most)
 
-    def guess(self, index: int, copy: Copy) -> CopyGuess | None:
+    def predict(self, index: int, copy: Copy) -> CopyPrediction | None:
         """Return the next token of `copy`, number `index` of `Copies`; None if there is none."""
         tokens = self.tokens
         position, run, resumed, written, _ = copy
         if written:
-            return CopyGuess(written[0], resumed + run_class(run), position)
+            return CopyPrediction(written[0], resumed + run_class(run), position)
         if run:
             if position >= len(tokens):
                 return None
-            return CopyGuess(tokens[position], resumed + run_class(run), position)
+            return CopyPrediction(tokens[position], resumed + run_class(run), position)
         if len(tokens) < 3:
             return None
         if resumed == REPLACED and position + 1 < (len(tokens) if index else self.answer_start):
-            return CopyGuess(tokens[position + 1], REPLACED, position + 1)
+            return CopyPrediction(tokens[position + 1], REPLACED, position + 1)
         third, second, last = tokens[-3:]
         end = min(position + WINDOW, len(tokens) - 1 if index else self.answer_start) - 1
         nearest = -1
@@ -127,11 +127,11 @@ class CopyTracker:
                 break
             if place > 1 and tokens[place - 1] == second:
                 state = CONTEXT_3 if tokens[place - 2] == third else CONTEXT_2
-                return CopyGuess(tokens[place + 1], state, place + 1)
+                return CopyPrediction(tokens[place + 1], state, place + 1)
             place += 1
             if nearest < 0:
                 nearest = place
-        return CopyGuess(tokens[nearest], CONTEXT_1, nearest) if nearest >= 0 else None
+        return CopyPrediction(tokens[nearest], CONTEXT_1, nearest) if nearest >= 0 else None
 
     def skip(self, copy: Copy, pair: int) -> tuple[int, int] | None:
         """Return (token, position) of the source's next field if this pair preceded a skip."""
@@ -145,7 +145,7 @@ class CopyTracker:
                 return tokens[place], place
         return None
 
-    def guess_edit(self, copy: Copy) -> EditGuess | None:
+    def predict_edit(self, copy: Copy) -> EditPrediction | None:
         """Return the next token of `copy` if a known edit repeats."""
         position, run, resumed, written, _ = copy
         if written or not run or not self.edits.by_key or position >= len(self.tokens):
@@ -155,31 +155,31 @@ class CopyTracker:
             return None
         key, edit, place = found
         if edit.replaced == UNKNOWN:
-            return EditGuess(edit.written[0], key, Copy(position, 0, IN_PLACE))
+            return EditPrediction(edit.written[0], key, Copy(position, 0, IN_PLACE))
         if not edit.written:
             if place >= len(self.tokens):
                 return None
-            return EditGuess(self.tokens[place], key, Copy(place + 1, run, resumed))
+            return EditPrediction(self.tokens[place], key, Copy(place + 1, run, resumed))
         token, *rest = edit.written
         after = Copy(position, run, resumed, tuple(rest), place)
-        return EditGuess(token, key, after if rest else Copy(place, run, resumed))
+        return EditPrediction(token, key, after if rest else Copy(place, run, resumed))
 
     def advance(
         self,
         copies: Copies,
         token: int,
-        guesses: CopyGuesses,
-        edits: EditGuesses,
+        predictions: CopyPredictions,
+        edits: EditPredictions,
         skip: tuple[int, int] | None,
     ) -> Copies:
         """Return the copies after `token`: continued, resumed or broken."""
         first, second = copies
         if first is not None:
-            first = _advance(first, token, guesses[0], edits[0])
+            first = _advance(first, token, predictions[0], edits[0])
             if skip is not None and skip[0] == token and not first.run:
                 first = Copy(skip[1] + 1, 1, KNOWN_SKIP)
         if second is not None:
-            second = _advance(second, token, guesses[1], edits[1])
+            second = _advance(second, token, predictions[1], edits[1])
         return first, second
 
     def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
@@ -194,8 +194,8 @@ class CopyTracker:
     def observe(
         self,
         token: int,
-        guesses: CopyGuesses,
-        edits: EditGuesses,
+        predictions: CopyPredictions,
+        edits: EditPredictions,
         skip: tuple[int, int] | None,
         pair: int,
         matches: Sequence[SuffixMatch],
@@ -204,7 +204,7 @@ class CopyTracker:
 
         Call before appending the token. matches: those of the context before the token.
         """
-        first, second = self.advance(self.copies, token, guesses, edits, skip)
+        first, second = self.advance(self.copies, token, predictions, edits, skip)
         if first is not None:
             self._learn_edit(0, token, first, edits[0])
         if second is not None:
@@ -237,7 +237,7 @@ class CopyTracker:
         if position <= place < position + WINDOW:
             self.edits.complete(position, start, place, end)
 
-    def _learn_edit(self, index: int, token: int, new: Copy, edit: EditGuess | None) -> None:
+    def _learn_edit(self, index: int, token: int, new: Copy, edit: EditPrediction | None) -> None:
         """Learn from copy number `index`, which `token` turned into `new`. edit: the prediction."""
         old, followed = self.copies[index], self._followed[index]
         if old is None or not old.run:
@@ -289,8 +289,10 @@ class CopyTracker:
         return Copy(place + 1, 1, FIRST_SKIP)
 
 
-def _advance(copy: Copy, token: int, guess: CopyGuess | None, edit: EditGuess | None) -> Copy:
-    """Return `copy` after `token`: continued or broken. guess, edit: what it predicted."""
+def _advance(
+    copy: Copy, token: int, prediction: CopyPrediction | None, edit: EditPrediction | None
+) -> Copy:
+    """Return `copy` after `token`: continued or broken. prediction, edit: what it predicted."""
     position, run, resumed, written, continue_at = copy
     if written:
         if token != written[0]:
@@ -298,8 +300,12 @@ def _advance(copy: Copy, token: int, guess: CopyGuess | None, edit: EditGuess | 
         if len(written) > 1:
             return copy._replace(written=written[1:])
         return Copy(continue_at, run, resumed)
-    if guess is not None and guess.token == token and (run or guess.state >= CONTEXT_3):
-        return Copy(guess.position + 1, run + 1, resumed if run else IN_PLACE)
+    if (
+        prediction is not None
+        and prediction.token == token
+        and (run or prediction.state >= CONTEXT_3)
+    ):
+        return Copy(prediction.position + 1, run + 1, resumed if run else IN_PLACE)
     if edit is not None and edit.token == token:
         return edit.after
     return Copy(position, 0, REPLACED if run >= LONG_RUN and resumed == IN_PLACE else IN_PLACE)

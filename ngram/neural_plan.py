@@ -1,7 +1,7 @@
 """Neural drafters: the cost of their tokens, their acceptance rates, and how many tokens to draft.
 
-A draft is n-gram guesses, then tokens of one neural drafter, then guesses again. The split with the
-highest expected value (see `planner`) wins; each neural token updates the decision.
+A draft is n-gram predictions, then tokens of one neural drafter, then predictions again. The split
+with the highest expected value (see `planner`) wins; each neural token updates the decision.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
-from akunu_py.ngram.guess import Guess
 from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.prediction import TokenPrediction
 from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
 
@@ -35,7 +35,7 @@ _UNTIMED_SHARE = 0.05  # until the first measured cost
 _BUCKETS = len(CALIBRATION_EDGES) + 1
 _MAX_TESTS = 1e6
 
-# Chances of the guesses after a neural token; None if that token is forbidden.
+# Chances of the predictions after a neural token; None if that token is forbidden.
 ChancesAfter = Callable[[int], list[float] | None]
 
 
@@ -55,12 +55,12 @@ class PlanningLimits:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """A draft: guesses of the n-grams, then tokens of a neural drafter."""
+    """A draft: predictions of the n-grams, then tokens of a neural drafter."""
 
     value: float  # expected value in tokens
-    guesses: int  # n-gram guesses at the start
-    max_after: int  # maximum tokens after these guesses
-    reached: float = 1.0  # chance that all these guesses are accepted
+    predictions: int  # n-gram predictions at the start
+    max_after: int  # maximum tokens after these predictions
+    reached: float = 1.0  # chance that all these predictions are accepted
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class PlannedDrafter:
         self.seconds = self.total_seconds = 0.0  # of the last draft, and of all drafts
         self.cost = 0.0  # planned cost of the last draft
         self.verified = 0  # neural tokens in the last draft
-        self.trailing = 0  # guesses after the neural tokens
+        self.trailing = 0  # predictions after the neural tokens
 
     def expected(self, depth: int) -> float:
         """Return the chance that the neural draft token at `depth` (from 0) is accepted."""
@@ -153,20 +153,20 @@ class PlannedDrafter:
     def plan(
         self, chances: Sequence[float], values: Sequence[float], most: int, limits: PlanningLimits
     ) -> DraftPlan:
-        """Return the best plan of up to `most` tokens: n-gram guesses, then neural tokens.
+        """Return the best plan of up to `most` tokens: n-gram predictions, then neural tokens.
 
-        chances: acceptance of each guess. values: from `remaining_values`.
+        chances: acceptance of each prediction. values: from `remaining_values`.
         """
         limits = self._without_reused(limits)
         best = DraftPlan(-float("inf"), 0, 0)
         step = self._cost(1, limits)
         unread = max(1, limits.context - self.neural_drafter.prefilled)
         reached, tokens, rerun = 1.0, 1.0, 0.0
-        for guesses in range(min(len(chances), most - 1) + 1):
-            spent, future = self._cost(unread + guesses, limits), 0.0
+        for predictions in range(min(len(chances), most - 1) + 1):
+            spent, future = self._cost(unread + predictions, limits), 0.0
             after, gained, lost = 1.0, tokens, rerun
-            for count in range(1, min(self.neural_drafter.longest, most - guesses) + 1):
-                rows = guesses + count
+            for count in range(1, min(self.neural_drafter.longest, most - predictions) + 1):
+                rows = predictions + count
                 chance = after * self.expected(count - 1)
                 lost += _rerun_cost(reached * (after - chance), rows, limits)
                 future += (after - chance) * _value_at(values, rows)
@@ -174,20 +174,20 @@ class PlannedDrafter:
                 value = gained - limits.rate * (limits.costs[rows] + spent) - lost
                 value += future + after * _value_at(values, rows + 1)
                 if value > best.value:
-                    best = DraftPlan(value, guesses, most - guesses, reached)
+                    best = DraftPlan(value, predictions, most - predictions, reached)
                 if reached * after < _NEGLIGIBLE:
                     break
                 spent += step
-            if guesses < len(chances):
-                chance = reached * chances[guesses]
-                rerun += _rerun_cost(reached - chance, guesses + 1, limits)
+            if predictions < len(chances):
+                chance = reached * chances[predictions]
+                rerun += _rerun_cost(reached - chance, predictions + 1, limits)
                 reached, tokens = chance, tokens + chance
                 if reached < _NEGLIGIBLE:
                     break
         return best
 
     def would_draft(self, longest: int, limits: PlanningLimits) -> bool:
-        """Return whether drafting is expected to be faster if there are no n-gram guesses."""
+        """Return whether drafting is expected to be faster if there are no n-gram predictions."""
         return self.plan((), (), longest, limits).value > 1.0 - limits.rate * limits.costs[0]
 
     def trial(self, longest: int, limits: PlanningLimits) -> DraftPlan | None:
@@ -211,9 +211,9 @@ class PlannedDrafter:
         stop: Collection[int],
         chances_after: ChancesAfter,
     ) -> list[int]:
-        """Return the neural tokens to verify after `prefix`, the guesses of `plan`.
+        """Return the neural tokens to verify after `prefix`, the predictions of `plan`.
 
-        The caller then adds `trailing` guesses. known: the history.
+        The caller then adds `trailing` predictions. known: the history.
         """
         neural_drafter, learned, context = self.neural_drafter, self.learned, limits.context
         limits = self._without_reused(limits)
@@ -304,7 +304,7 @@ class PlannedDrafter:
         most: int,
         limits: PlanningLimits,
     ) -> bool:
-        """Return whether more neural tokens are worth more than the trailing guesses.
+        """Return whether more neural tokens are worth more than the trailing predictions.
 
         reached: the chance that the whole draft so far is accepted.
         """
@@ -335,7 +335,7 @@ class PlannedDrafter:
 
 
 def remaining_values(chances: Sequence[float], values: Sequence[float]) -> list[float]:
-    """Return the value of the remaining guesses after a pass that accepted 0, 1, ... of them.
+    """Return the value of the remaining predictions after a pass that accepted 0, 1, ... of them.
 
     values: from `planner.best_draft`.
     """
@@ -349,9 +349,9 @@ def remaining_values(chances: Sequence[float], values: Sequence[float]) -> list[
 def _values_after_prefix(
     chances: Sequence[float], trailing: Sequence[float], limits: PlanningLimits, most: int
 ) -> list[float]:
-    """Return `remaining_values` for tokens after the prefix: neural ones, then guesses.
+    """Return `remaining_values` for tokens after the prefix: neural ones, then predictions.
 
-    chances: of the neural tokens, cumulative. trailing: of each guess after these tokens.
+    chances: of the neural tokens, cumulative. trailing: of each prediction after these tokens.
     """
     if not trailing:
         return []
@@ -365,7 +365,7 @@ def _value_at(values: Sequence[float], place: int) -> float:
 
 
 def _extend_chances(chances: list[float], trailing: Sequence[float], most: int) -> list[float]:
-    """Append cumulative chances for the guesses `trailing`, up to `most` chances in all."""
+    """Append cumulative chances for the predictions `trailing`, up to `most` chances in all."""
     for chance in trailing[: max(0, most - len(chances))]:
         chances.append(chances[-1] * chance)
     return chances
@@ -397,14 +397,14 @@ def _rerun_cost(chance: float, rows: int, limits: PlanningLimits) -> float:
     return chance * limits.rate * (limits.costs[min(rows, last)] - limits.costs[0])
 
 
-# Prior for `DraftChooser`: actual over predicted accuracy of preferred guesses, and its weight.
+# Prior for `DraftChooser`: actual over predicted accuracy of preferred predictions, and its weight.
 _TRUST_PRIOR, _TRUST_WEIGHT = 0.95, 10.0
 
 
 class DraftChooser:
-    """Choose between guesses and neural drafters by expected value.
+    """Choose between predictions and neural drafters by expected value.
 
-    Also learns how accurate the preferred guesses are, because the highest of several estimates
+    Also learns how accurate the preferred predictions are, because the highest of several estimates
     tends to be too high.
     """
 
@@ -415,9 +415,9 @@ class DraftChooser:
     def choose(
         self, chances: Sequence[float], limits: PlanningLimits, longest: int, *, stops: bool
     ) -> tuple[DraftPlan, PlannedDrafter] | None:
-        """Return the best plan with a neural drafter, or None if guesses alone are better.
+        """Return the best plan with a neural drafter, or None if predictions alone are better.
 
-        chances: of the guesses. stops: whether the last guess is a stop token.
+        chances: of the predictions. stops: whether the last prediction is a stop token.
         """
         if any(each.would_draft(longest, limits) for each in self._neural_drafters):
             trust = min(1.0, self._correct / self._predicted)
@@ -437,10 +437,10 @@ class DraftChooser:
                 best = trial, neural_drafter
         return best
 
-    def learn(self, preferred: Sequence[Guess], tokens: Sequence[int]) -> None:
-        """Compare the preferred guesses with the actual `tokens`."""
-        for guess, token in zip(preferred, tokens, strict=False):
-            self._predicted += guess.probability
-            self._correct += guess.token == token
-            if guess.token != token:
+    def learn(self, preferred: Sequence[TokenPrediction], tokens: Sequence[int]) -> None:
+        """Compare the preferred predictions with the actual `tokens`."""
+        for prediction, token in zip(preferred, tokens, strict=False):
+            self._predicted += prediction.probability
+            self._correct += prediction.token == token
+            if prediction.token != token:
                 break

@@ -27,7 +27,7 @@ class Pipelining:
         """Return the expected cost of a plain step in seconds, at most the unpipelined time.
 
         It is the pipelined time, plus the expected loss if a draft appears while the next step
-        runs. context: tokens. gain: see `RecentGain`. chances: of the upcoming guesses.
+        runs. context: tokens. gain: see `RecentGain`. chances: of the upcoming predictions.
         """
         curve = self._curve
         plain, two, three = curve.table(context)[:3]

@@ -19,18 +19,18 @@ def best_draft(
 ) -> tuple[int, list[float]]:
     """Return the best draft length from 0 to `limit`, and the value of each position.
 
-    A value is the number of tokens above the long-run average, after 0, 1, ... right guesses.
+    A value is the number of tokens above the long-run average, after 0, 1, ... right predictions.
 
-    probabilities: acceptance of each guess if all guesses before it are right; may exceed `limit`.
+    probabilities: of each prediction if all before it are right; there may be more than `limit`.
     costs: of a pass over 1, 2, ... rows; at least limit + 1 of them.
     rate: tokens per unit of cost in the long run.
-    ongoing: more guesses like the last one would follow.
+    ongoing: more predictions like the last one would follow.
     rerun_on_reject: after a rejection the next pass repeats the accepted tokens.
 
     A pass over k draft tokens costs `costs[k]` and yields the accepted ones and the bonus. If the
-    bonus matches too, the next pass continues with the same guesses, and its value counts. Source:
+    bonus matches too, the next pass continues with the same predictions; its value counts. Source:
     the renewal-reward theorem with the relative values of an average-reward Markov decision process
-    (Howard 1960) for the states "the first j guesses were right"; any other state has value 0.
+    (Howard 1960) for the states "the first j predictions were right"; any other state has value 0.
     """
     count = len(probabilities)
     longest = min(limit, len(costs) - 1)

@@ -18,8 +18,8 @@ from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.guess import Guess
 from akunu_py.ngram.neural_plan import DraftPlan, PlannedDrafter, PlanningLimits
+from akunu_py.ngram.prediction import TokenPrediction
 from tests.measure.device import parse_device, replay_on_device
 from tests.measure.neural_drafters import (
     DrafterFigures,
@@ -69,9 +69,9 @@ def test_ngrams_learn_from_each_neural_draft_token(
 ) -> None:
     learn, learned = AutoDrafter._learn, list[int]()
 
-    def noted(drafter: AutoDrafter, guess: Guess, token: int) -> None:
+    def noted(drafter: AutoDrafter, prediction: TokenPrediction, token: int) -> None:
         learned.append(token)
-        learn(drafter, guess, token)
+        learn(drafter, prediction, token)
 
     monkeypatch.setattr(AutoDrafter, "_learn", noted)
     trace = text(copied)

@@ -1,4 +1,4 @@
-"""Guesses chained into drafts, after the history and after the tokens of a neural drafter."""
+"""Predictions chained into drafts, after the history and after the tokens of a neural drafter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def drafter_of(text: Sequence[int], **options: object) -> AutoDrafter:
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.booleans(), st.data())
-def test_guesses_after_a_guessed_token_stay_the_same(
+def test_predictions_after_a_predicted_token_stay_the_same(
     text: list[int], guided: bool, data: st.DataObject
 ) -> None:
     """Wherever the network begins, and however many tokens it drafts."""
@@ -74,17 +74,19 @@ def test_guesses_after_a_guessed_token_stay_the_same(
     guide = None
     chain, longest = drafter.chain, 20
     if guided:
-        whole = [guess.token for guess in chain.after_history(0, longest, None)]
+        whole = [prediction.token for prediction in chain.after_history(0, longest, None)]
         guide = Script([token for token in whole if token >= 0])
-    guesses = chain.after_history(0, longest, guide)
-    found = [guess.token for guess in guesses if guess.token >= 0]
+    predictions = chain.after_history(0, longest, guide)
+    found = [prediction.token for prediction in predictions if prediction.token >= 0]
     begins = data.draw(st.integers(0, max(0, len(found) - 1)))
-    behind = Continuation(chain, guesses, found[:begins], longest, guide)
+    behind = Continuation(chain, predictions, found[:begins], longest, guide)
     for place, token in enumerate(found[begins:], begins + 1):
         chances = behind.add(token)
         assert chances is not None
-        # What is unlikely further ahead may be guessed from here.
-        assert [guess.token for guess in behind.guesses][: len(found) - place] == found[place:]
+        # What is unlikely further ahead may be predicted from here.
+        assert [prediction.token for prediction in behind.predictions][
+            : len(found) - place
+        ] == found[place:]
         assert drafter.index.tokens == text + found[:place]
         assert guide is None or guide.place == place
     behind.end()
@@ -92,44 +94,44 @@ def test_guesses_after_a_guessed_token_stay_the_same(
     assert guide is None or guide.place is None
 
 
-def test_guesses_continue_after_a_different_token() -> None:
+def test_predictions_continue_after_a_different_token() -> None:
     text = [*range(100, 120), 7, *range(200, 220), 8, *range(100, 120)]
     drafter = drafter_of(text)
-    guesses = drafter.chain.after_history(0, 20, None)
-    assert [guess.token for guess in guesses][:3] == [7, 200, 201]
-    behind = Continuation(drafter.chain, guesses, [], 20, None)
+    predictions = drafter.chain.after_history(0, 20, None)
+    assert [prediction.token for prediction in predictions][:3] == [7, 200, 201]
+    behind = Continuation(drafter.chain, predictions, [], 20, None)
     assert behind.add(8)
-    assert [guess.token for guess in behind.guesses][:3] == [100, 101, 102]
+    assert [prediction.token for prediction in behind.predictions][:3] == [100, 101, 102]
     behind.end()
 
 
 def test_a_forbidden_token_ends_the_draft_without_side_effects() -> None:
     text = [*range(40), 99, *range(10)]
     drafter, guide = drafter_of(text), Script([*range(10, 20), 50])
-    guesses = drafter.chain.after_history(0, 20, guide)
-    behind = Continuation(drafter.chain, guesses, [10, 11], 20, guide)
+    predictions = drafter.chain.after_history(0, 20, guide)
+    behind = Continuation(drafter.chain, predictions, [10, 11], 20, guide)
     assert behind.add(13) is None
-    assert behind.guesses == []
+    assert behind.predictions == []
     assert behind.add(12)
-    assert [guess.token for guess in behind.guesses] == [*range(13, 20), 50]
+    assert [prediction.token for prediction in behind.predictions] == [*range(13, 20), 50]
     assert behind.add(14) is None
-    assert len(behind.guesses) == 8
+    assert len(behind.predictions) == 8
     behind.end()
 
 
 def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
     text = [*range(40), 99, *range(10)]
     drafter = drafter_of(text, stop_tokens=[12])
-    guesses = drafter.chain.after_history(0, 20, None)
-    assert [guess.token for guess in guesses] == [10, 11, 12]
-    behind = Continuation(drafter.chain, guesses, [10, 11, 12], 20, None)
+    predictions = drafter.chain.after_history(0, 20, None)
+    assert [prediction.token for prediction in predictions] == [10, 11, 12]
+    behind = Continuation(drafter.chain, predictions, [10, 11, 12], 20, None)
     assert behind.add(13)
     behind.end()
-    behind = Continuation(drafter.chain, guesses, [10, 11], 20, None)
+    behind = Continuation(drafter.chain, predictions, [10, 11], 20, None)
     assert behind.add(12) == []
     behind.end()
     for longest in range(4, 8):
-        behind = Continuation(drafter.chain, guesses, [10, 11], longest, None)
+        behind = Continuation(drafter.chain, predictions, [10, 11], longest, None)
         assert len(behind.add(20) or ()) == longest - 3
         behind.end()
 

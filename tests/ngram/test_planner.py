@@ -14,7 +14,7 @@ from akunu_py.ngram.planner import best_draft
 def simulate(
     probabilities: list[float], costs: list[float], rate: float, lengths: tuple[int, ...]
 ) -> float:
-    """What drafting these lengths earns, pass after pass, as long as the guesses hold."""
+    """What drafting these lengths earns, pass after pass, as long as the predictions hold."""
     value, reached, start = 0.0, 1.0, 0
     for length in lengths:
         if start >= len(probabilities):

@@ -105,7 +105,7 @@ class ConstraintMatcher(TokenMasks):
         constraint, tables = self._constraint, token_tables(self._codec)
         made = _draft_grammars(constraint)
         grammars = [partial(_draft_matcher, self._codec, *each) for each in made]
-        if not grammars or constraint.guesses:
+        if not grammars or constraint.likely:
             return LikelyText(grammars, partial(forced_tokens, tables)) if grammars else None
         return LikelyJson(
             grammars,
@@ -163,8 +163,8 @@ def _draft_matcher(codec: TokenCodec, constraint: Constraint, layout: Layout) ->
 
 def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
     """Return the grammars to draft from, the narrowest first."""
-    if constraint.guesses:
-        return [(replace(constraint, text=text, guesses=()), FREE) for text in constraint.guesses]
+    if constraint.likely:
+        return [(replace(constraint, text=text, likely=()), FREE) for text in constraint.likely]
     if constraint.kind not in ("json_schema", "json"):
         return []
     return [
@@ -208,7 +208,7 @@ def _compile_with(
     tables: LLTokenizer, key: Hashable, constraint: Constraint, layout: Layout
 ) -> Future[Compiled]:
     """Compile a constraint for `tables`, which `key` identifies."""
-    what = replace(constraint, guesses=()) if constraint.guesses else constraint
+    what = replace(constraint, likely=()) if constraint.likely else constraint
     return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
 
 

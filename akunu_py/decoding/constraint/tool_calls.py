@@ -38,7 +38,7 @@ _ANY_OBJECT = {"type": "object"}
 _PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")
 _TEXT = r"/(.|\n)*/"
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
-_Guess = Literal["", "closed", "open"]
+_Likely = Literal["", "closed", "open"]
 _DEFINITIONS = ("$defs", "definitions")
 _BANNED = -1e9  # added to a logit
 
@@ -117,9 +117,9 @@ def calls_constraint(
         text = _GrammarWriter(codec, layout).grammar(requirements)
         if text is None:
             return None
-        levels: tuple[_Guess, ...] = ("closed", "open")
-        guesses = [_GrammarWriter(codec, layout, guess).grammar(requirements) for guess in levels]
-        return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
+        levels: tuple[_Likely, ...] = ("closed", "open")
+        likely = [_GrammarWriter(codec, layout, level).grammar(requirements) for level in levels]
+        return Constraint("grammar", text, likely=tuple(each for each in likely if each))
     except _Unbounded:
         return None
 
@@ -131,10 +131,10 @@ class _Unbounded(Exception):
 class _GrammarWriter:
     """Writes the Lark grammar of answers with tool calls in one format."""
 
-    def __init__(self, codec: TokenCodec, calls: CallLayout, guess: _Guess = "") -> None:
-        """guess: expect one line and, if "closed", the schema's properties in its order."""
+    def __init__(self, codec: TokenCodec, calls: CallLayout, likely: _Likely = "") -> None:
+        """likely: expect one line and, if "closed", the schema's properties in its order."""
         self._tokenizer, self._calls = codec.tokenizer, calls
-        self._guess: _Guess = guess
+        self._likely: _Likely = likely
         self._special = token_tables(codec).is_special_token
         self._lines: list[str] = []
         self._count = 0
@@ -143,13 +143,13 @@ class _GrammarWriter:
             quote = self._marker(calls.quote)
             layout = marked(quote, quote)
         elif calls.notation == "python":
-            layout = keywords(spaced=bool(self._guess))
+            layout = keywords(spaced=bool(self._likely))
         self._layout = self._likely_layout(layout)  # of the arguments
 
     def _likely_layout(self, layout: Layout) -> Layout:
-        if self._guess and layout is FREE:
+        if self._likely and layout is FREE:
             layout = ONE_LINE
-        if self._guess != "closed":
+        if self._likely != "closed":
             return layout
         outermost = layout.outermost and replace(layout.outermost, ordered=True, closed=True)
         return replace(layout, ordered=True, closed=True, outermost=outermost)

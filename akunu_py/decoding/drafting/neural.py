@@ -44,9 +44,9 @@ class NeuralDrafterBase:
 
     def _sample(self, logits: mx.array) -> tuple[int, float]:
         """Sample the token after `_known` from logits [1, vocab] and append it."""
-        guess = self._target.sample_draft(logits, self._known)
-        self._known.append(guess[0])
-        return guess
+        drafted = self._target.sample_draft(logits, self._known)
+        self._known.append(drafted[0])
+        return drafted
 
 
 class ModelDrafter(NeuralDrafterBase):

@@ -345,7 +345,7 @@ def test_where_a_value_may_end_what_follows_is_known(
     assert found >= 4
 
 
-def test_a_forbidden_guess_gives_way_to_what_is_forced(shallow_starter: Engine) -> None:
+def test_a_forbidden_prediction_gives_way_to_what_is_forced(shallow_starter: Engine) -> None:
     """In the prompt there is an object behind the name, in the answer only a string may be."""
     encode = shallow_starter.tokens.tokenizer.encode
     schema = {"properties": {"topic": {"type": "string"}}, "required": ["topic"]}

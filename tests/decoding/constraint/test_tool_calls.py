@@ -203,7 +203,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
         ]
     text = write(calls)
     assert allowed(text), text
-    assert allowed(text, made.guesses[1])
+    assert allowed(text, made.likely[1])
     alone = not (layout.opener or layout.text_before)  # JSON, as the text is
     assert allowed(text, either.text) is (len(calls) == 1 or not alone)
     assert read(family, tools, text) == calls
@@ -219,7 +219,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
     for count, fits in ((1, True), (0.5, False)):
         answer = json.dumps({"count": count, "text": "" if special else opener})
         assert allowed(answer, either.text) is fits
-        assert allowed(answer, either.guesses[0]) is fits
+        assert allowed(answer, either.likely[0]) is fits
         assert not allowed(answer)
         parser = ToolCallParser(FORMATS[family], tools, exclusive=True)
         events = [*parser.add(answer[:30]), *parser.add(answer[30:]), *parser.finish()]

@@ -194,8 +194,8 @@ def test_the_models_thread_compiles_no_grammar(
     schema = '{"type": "object", "properties": {"off the path": {"type": "integer"}}}'
     constraint = Constraint("json_schema", schema)
     if tools:
-        guesses = ('start: "ab"', 'start: "abc"')
-        constraint = Constraint("grammar", 'start: "abc" | "abcd"', guesses=guesses)
+        likely = ('start: "ab"', 'start: "abc"')
+        constraint = Constraint("grammar", 'start: "abc" | "abcd"', likely=likely)
     options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
     host = ModelHost(lambda: StepLoop(Session(engine)))
     host.start()

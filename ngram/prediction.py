@@ -31,11 +31,11 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.copies import (
     Copies,
     Copy,
-    CopyGuess,
-    CopyGuesses,
+    CopyPrediction,
+    CopyPredictions,
     CopyTracker,
-    EditGuess,
-    EditGuesses,
+    EditPrediction,
+    EditPredictions,
 )
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 
@@ -43,22 +43,22 @@ from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
 _ANSWER_VOTES = 4.0  # weight of a match inside an answer
 _SURE_WITHOUT_CACHE = 0.85  # logit (70 %) above which the answer cache is not consulted
-# Origins of a guess. Plain constants: enum lookups are seven times slower on Python 3.11.
+# Origins of a prediction. Plain constants: enum lookups are seven times slower on Python 3.11.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
 FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_ANSWER_CACHE, FROM_GRAMMAR = 3, 4, 5, 6, 7
 
 
 @dataclass(slots=True)
-class Guess:
-    """The guess for one position, and everything that was considered."""
+class TokenPrediction:
+    """The prediction for one position, and everything that was considered."""
 
     pair: int  # key of the last two tokens
-    recent: int  # outcomes of the last three guesses, latest in the lowest bit
+    recent: int  # outcomes of the last three predictions, latest in the lowest bit
     matches: Sequence[SuffixMatch]
     copies: Copies
-    copy_guesses: CopyGuesses
-    edits: EditGuesses
-    token: int = -1  # for no guess
+    copy_predictions: CopyPredictions
+    edits: EditPredictions
+    token: int = -1  # for no prediction
     logit: float = -inf  # before calibration
     probability: float = 0.0
     bucket: int = 0  # index in `AcceptanceModel.calibration[source]`
@@ -76,8 +76,8 @@ class Guess:
             self.source = source
 
 
-class Guesser:
-    """Guesses the token after the index's last, including tentative tokens."""
+class TokenPredictor:
+    """Predicts the token after the index's last, including tentative tokens."""
 
     def __init__(
         self,
@@ -89,50 +89,57 @@ class Guesser:
         self.index, self.model, self.tracker = index, model, tracker
         self.answer_cache = answer_cache
 
-    def guess(self, recent: int, matches: Sequence[SuffixMatch], copies: Copies) -> Guess:
-        """Return the guess for the next token. recent, matches, copies: as in `Guess`."""
+    def predict(
+        self, recent: int, matches: Sequence[SuffixMatch], copies: Copies
+    ) -> TokenPrediction:
+        """Return the prediction for the next token. Arguments: as in `TokenPrediction`."""
         tokens = self.index.tokens
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
         first, second = copies
         tracker = self.tracker
-        copy_guess = other_copy_guess = None
+        copy_prediction = other_copy_prediction = None
         edit = other_edit = None
         if first is not None:
-            copy_guess, edit = tracker.guess(0, first), tracker.guess_edit(first)
+            copy_prediction, edit = tracker.predict(0, first), tracker.predict_edit(first)
         if second is not None:
-            other_copy_guess, other_edit = tracker.guess(1, second), tracker.guess_edit(second)
-        copy_guesses, edits = (copy_guess, other_copy_guess), (edit, other_edit)
-        guess = Guess(pair, recent, matches, copies, copy_guesses, edits)
+            other_copy_prediction, other_edit = (
+                tracker.predict(1, second),
+                tracker.predict_edit(second),
+            )
+        copy_predictions, edits = (copy_prediction, other_copy_prediction), (edit, other_edit)
+        prediction = TokenPrediction(pair, recent, matches, copies, copy_predictions, edits)
         if matches:
-            self._consider_match(guess)
-        if copy_guess is not None:
-            self._consider_copy(guess, 0, copy_guess, edit)
-        if other_copy_guess is not None:
-            self._consider_copy(guess, 1, other_copy_guess, other_edit)
+            self._consider_match(prediction)
+        if copy_prediction is not None:
+            self._consider_copy(prediction, 0, copy_prediction, edit)
+        if other_copy_prediction is not None:
+            self._consider_copy(prediction, 1, other_copy_prediction, other_edit)
         if first is not None:
-            self._consider_skip(guess, first)
-            if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
-                guess.source = FROM_FIELD
+            self._consider_skip(prediction, first)
+            if prediction.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
+                prediction.source = FROM_FIELD
         if not matches and self.answer_cache is not None:
-            self._consider_answer_cache(guess, self.answer_cache)
-        if guess.token >= 0:
-            guess.probability, guess.bucket = self.model.calibrate(guess.source, guess.logit)
-        return guess
+            self._consider_answer_cache(prediction, self.answer_cache)
+        if prediction.token >= 0:
+            prediction.probability, prediction.bucket = self.model.calibrate(
+                prediction.source, prediction.logit
+            )
+        return prediction
 
-    def _consider_match(self, guess: Guess) -> None:
-        """Consider the token with the most votes of the matches; set `guess.best_match`."""
+    def _consider_match(self, prediction: TokenPrediction) -> None:
+        """Consider the token with the most votes of the matches; set `prediction.best_match`."""
         model = self.model
-        token, length, share, agreeing, opposing = self._vote(guess.matches)
-        by_pair = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)
+        token, length, share, agreeing, opposing = self._vote(prediction.matches)
+        by_pair = model.pair_outcomes.get(prediction.pair, NO_OUTCOMES)
         by_token = model.token_outcomes.get(token, NO_OUTCOMES)
         agrees = 0
-        for copy_guess in guess.copy_guesses:
-            if copy_guess is not None:
-                if copy_guess.token == token:
+        for copy_prediction in prediction.copy_predictions:
+            if copy_prediction is not None:
+                if copy_prediction.token == token:
                     agrees = max(agrees, 1)
-                elif copy_guess.state != CONTEXT_1:
+                elif copy_prediction.state != CONTEXT_1:
                     agrees = 2
-        best_match = guess.best_match = Candidate(
+        best_match = prediction.best_match = Candidate(
             token,
             RATE,
             [
@@ -140,19 +147,22 @@ class Guesser:
                 (model.agreeing, agreeing),
                 (model.opposing, opposing),
                 (model.share, share),
-                (model.recent, guess.recent),
+                (model.recent, prediction.recent),
                 (model.after_pair, by_pair),
                 (model.same_token, by_token),
                 (model.copy_agrees, agrees),
             ],
-            [(model.pair_outcomes, guess.pair, by_pair), (model.token_outcomes, token, by_token)],
+            [
+                (model.pair_outcomes, prediction.pair, by_pair),
+                (model.token_outcomes, token, by_token),
+            ],
         )
         if self.index.answers:
-            for feature in self._in_answers(token, length, guess.matches):
+            for feature in self._in_answers(token, length, prediction.matches):
                 best_match.add(feature)
         if self.answer_cache is not None and best_match.logit < _SURE_WITHOUT_CACHE:
-            self._consider_answer_cache(guess, self.answer_cache)
-        guess.consider(best_match, FROM_MATCH)
+            self._consider_answer_cache(prediction, self.answer_cache)
+        prediction.consider(best_match, FROM_MATCH)
 
     def _in_answers(
         self, token: int, length: int, matches: Sequence[SuffixMatch]
@@ -227,46 +237,54 @@ class Guesser:
         )
 
     def _consider_copy(
-        self, guess: Guess, which: int, copy_guess: CopyGuess, edit: EditGuess | None
+        self,
+        prediction: TokenPrediction,
+        which: int,
+        copy_prediction: CopyPrediction,
+        edit: EditPrediction | None,
     ) -> None:
         """Consider the token of copy number `which`, and the known edit there."""
-        model, best_match = self.model, guess.best_match
-        token = copy_guess.token
+        model, best_match = self.model, prediction.best_match
+        token = copy_prediction.token
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
         outcome = (model.copy_outcomes, token, before)
         if best_match is not None and best_match.token == token:
             best_match.outcomes.append(outcome)  # no second candidate for the same token
         else:
             features = [
-                (model.copy[which], copy_guess.state),
-                (model.copy_recent, guess.recent),
+                (model.copy[which], copy_prediction.state),
+                (model.copy_recent, prediction.recent),
                 (model.copy_token, before),
             ]
             source = FROM_ANSWER if which else FROM_PROMPT
-            guess.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
+            prediction.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
         if edit is None:
             return
         before = model.edit_outcomes.get(edit.key, NO_OUTCOMES)
         features = [(model.edit, before)]
         outcomes = [(model.edit_outcomes, edit.key, before)]
-        guess.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
+        prediction.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
 
-    def _consider_skip(self, guess: Guess, prompt_copy: Copy) -> None:
-        """Set `guess.skip`; if the copy is broken, consider the token after the skipped field."""
-        skip = guess.skip = self.tracker.skip(prompt_copy, guess.pair)
+    def _consider_skip(self, prediction: TokenPrediction, prompt_copy: Copy) -> None:
+        """Set `prediction.skip`; if the copy is broken, consider the token after that field."""
+        skip = prediction.skip = self.tracker.skip(prompt_copy, prediction.pair)
         if skip is None or prompt_copy.run:
             return
         model = self.model
-        before = model.skip_outcomes.get(guess.pair, NO_OUTCOMES)
-        outcomes = [(model.skip_outcomes, guess.pair, before)]
-        guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
+        before = model.skip_outcomes.get(prediction.pair, NO_OUTCOMES)
+        outcomes = [(model.skip_outcomes, prediction.pair, before)]
+        prediction.consider(
+            Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP
+        )
 
-    def _consider_answer_cache(self, guess: Guess, answer_cache: AnswerCache) -> None:
+    def _consider_answer_cache(
+        self, prediction: TokenPrediction, answer_cache: AnswerCache
+    ) -> None:
         """Support the matches' candidate with the answer cache, or add another candidate."""
         found = answer_cache.lookup(self.index.tokens)
         if found is None:
             return
-        model, best_match = self.model, guess.best_match
+        model, best_match = self.model, prediction.best_match
         if best_match is not None:
             agrees = 1 if found.token == best_match.token else 2
             best_match.add((model.cache_agrees, agrees))
@@ -280,6 +298,6 @@ class Guesser:
             (model.cache_opposing, min(found.opposing, 2)),
             (model.cache_against, int(best_match is not None)),
             (model.cache_token, before),
-            (model.copy_recent, guess.recent),
+            (model.copy_recent, prediction.recent),
         ]
-        guess.consider(Candidate(found.token, RATE, features, outcomes), FROM_ANSWER_CACHE)
+        prediction.consider(Candidate(found.token, RATE, features, outcomes), FROM_ANSWER_CACHE)
