@@ -228,9 +228,9 @@ def _run_command(
         line
         for line in lines
         if line["about"] in ("kernels", "device")
-        or re.search("32 rows|idling|wired|rows change", line["name"])
+        or re.search("32 rows|idling|wired|rows change|Metal buffers", line["name"])
     ]
-    assert len(of_metal) == 6 + 1 + 3 + 2 + 2
+    assert len(of_metal) == 6 + 1 + 3 + 2 + 2 + 1
     if not device.on_metal():
         assert {line["verdict"] for line in of_metal} == {"not on this machine"}
         rest = [line for line in lines if line not in of_metal]

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.decoding.events import AnnotatedPiece, Event, Failed, Finished
-from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
@@ -58,6 +56,7 @@ from akunu_py.types import (
     ToolChoice,
 )
 from tests.support.serving import Served, at_a_socket
+from tests.support.tool_models import force_calls
 
 NAME, TOKEN = "tiny-qwen2.5-coder", "a token of this test"
 CODE = st.text("ab (\n", max_size=40)
@@ -341,8 +340,7 @@ def test_served_chat_equals_local_chat(
 def test_tool_calls_cross_the_connection(
     tiny: Served, client: ServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forced = partial(answer_jobs.chat_job, choice=ToolChoice("required"), parallel=False)
-    monkeypatch.setattr(answer_jobs, "chat_job", forced)
+    force_calls(monkeypatch, ToolChoice("required"), parallel=False)
     switch = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
     tools = [Tool("switch", "Switch a lamp.", switch | {"additionalProperties": False})]
     sampling = SamplingOptions(temperature=1.0, seed=3)

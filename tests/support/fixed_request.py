@@ -12,7 +12,7 @@ class FixedRequest:
     alone = True
     crowded = is_running = can_share = False
     chunk_seconds = blocked = None
-    prompt_tokens_left = 0
+    prompt_tokens_left = joining_tokens = 0
 
     def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
         self.tokens: list[int] = []

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.rendering import format_of
-from akunu_py.types import GenerateOptions, SamplingOptions
+from akunu_py.types import GenerateOptions, SamplingOptions, ToolChoice
 from tests.support.tiny_fim import byte_level, write_model
 
 END = "<|endoftext|>"
@@ -49,3 +52,15 @@ def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
         biased += ((ending, 20.0),)
     sampling = SamplingOptions(temperature=1.0, seed=seed, logit_bias=biased)
     return GenerateOptions(max_tokens=600, sampling=sampling, **more)
+
+
+def force_calls(monkeypatch: pytest.MonkeyPatch, forced: ToolChoice, **options: Any) -> None:
+    """Force a choice of tools on all jobs of a chat that make none."""
+    job = answer_jobs.chat_job
+
+    def chat_job(
+        engine: Any, messages: Any, asked: Any, tools: Any, choice: Any = None, **more: Any
+    ) -> Any:
+        return job(engine, messages, asked, tools, choice or forced, **more, **options)
+
+    monkeypatch.setattr(answer_jobs, "chat_job", chat_job)

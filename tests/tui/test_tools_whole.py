@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,14 @@ async def test_a_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     engine = load_family(tmp_path / "model", "hermes")
     job, prompts = answer_jobs.chat_job, list[list[Message]]()
 
-    def forced(engine: Any, messages: Any, asked: Any, tools: Any, **more: Any) -> Any:
+    def forced(
+        engine: Any, messages: Any, asked: Any, tools: Any, choice: Any = None, **more: Any
+    ) -> Any:
         """The first answer must call `picture`, the next ones must not call."""
-        prompts.append(messages)
-        mode = ToolChoice("none") if prompts[1:] else ToolChoice("named", "picture")
-        return partial(job, choice=mode)(engine, messages, asked, tools, **more)
+        if choice is None:  # not the title
+            prompts.append(messages)
+            choice = ToolChoice("none") if prompts[1:] else ToolChoice("named", "picture")
+        return job(engine, messages, asked, tools, choice, **more)
 
     monkeypatch.setattr(answer_jobs, "chat_job", forced)
     command = [sys.executable, "-m", "tests.support.mcp_server"]

@@ -177,7 +177,9 @@ def test_only_models_that_are_called_so_are_detected(model: str, family: str | N
 
 def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, [PLAIN])
-    with pytest.raises(UsageError, match=r"no fill-in-the-middle format called 'qwen'; there are"):
+    with pytest.raises(
+        UsageError, match=r"unknown fill-in-the-middle format 'qwen'; formats: auto"
+    ):
         Completer(engine, CompleteOptions(fim="qwen"))
     with pytest.raises(UsageError, match=r"tiny has no token <fim_prefix>.*starcoder2"):
         Completer(engine, CompleteOptions(fim="starcoder2"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, ToolCallSplitter
 from akunu_py.decoding.generate.answer_jobs import AnswerEvents
 from akunu_py.decoding.generate.session import Session, Status, Step
@@ -30,7 +28,7 @@ from akunu_py.decoding.tools.rendering import format_of
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.types import Message, Piece, Stats, TextPiece, Tool, ToolCall, ToolChoice
 from tests.support.jobs import run_job
-from tests.support.tool_models import SIGNS, load_family, options
+from tests.support.tool_models import SIGNS, force_calls, load_family, options
 
 LAMP = {
     "type": "object",
@@ -65,9 +63,7 @@ def run(engine: Engine, job: AnnotatedAnswerJob) -> tuple[str, list[ToolCall], F
 
 def test_forced_calls_of_every_family(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the results go into the next prompt."""
-    choice = ToolChoice("named", "other")
-    forced = partial(answer_jobs.chat_job, choice=choice)
-    monkeypatch.setattr(answer_jobs, "chat_job", forced)
+    force_calls(monkeypatch, ToolChoice("named", "other"))
     text, calls, end = run(engine, AnnotatedAnswerJob(ASKED, options(engine), tools=TOOLS))
     assert text == ""
     (call,) = calls
@@ -159,7 +155,6 @@ def test_a_template_without_tools_still_has_calls(
     )
     engine = Engine.load(tmp_path, name="plain")
     assert format_of(engine.tokens.tokenizer).name == "hermes"
-    forced = partial(answer_jobs.chat_job, choice=ToolChoice("required"), parallel=False)
-    monkeypatch.setattr(answer_jobs, "chat_job", forced)
+    force_calls(monkeypatch, ToolChoice("required"), parallel=False)
     _, calls, _ = run(engine, AnnotatedAnswerJob(ASKED, options(engine), tools=TOOLS))
     assert len(calls) == 1
