@@ -14,7 +14,7 @@ import contextlib
 from typing import Any, TypeVar
 
 from rich.console import RenderableType
-from textual.app import App
+from textual.app import App, ScreenStackError
 from textual.messages import TerminalSupportsSynchronizedOutput
 from textual.screen import Screen
 
@@ -91,7 +91,8 @@ class PacedApp(App[Result]):
             return
         self._is_waiting = False
         self._end_batch()
-        if self._is_frame_lost:
-            self._is_frame_lost = False
-            self.screen.refresh()
-        self.screen.check_idle()
+        with contextlib.suppress(ScreenStackError):  # the app has ended meanwhile
+            if self._is_frame_lost:
+                self._is_frame_lost = False
+                self.screen.refresh()
+            self.screen.check_idle()

@@ -24,6 +24,7 @@ from akunu_py.tui.styles_delta import shorten_styles
 from akunu_py.tui.terminal import pin_columns
 from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions
+from akunu_py.workarounds.textual_frames import PacedApp
 from tests.support.tui_chat import STATS, Chat, chat
 
 PING, ANSWER = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
@@ -101,8 +102,9 @@ async def run_chat(slow: SlowTerminal, *, pings: bool) -> None:
             slow.read()
     slow.type(b"\x1b")
     await slow.wait_for(lambda: app.query_one(StatusLine).phase == "stopped", answer=False)
-    await slow.wait_for(lambda: b"stopped" in slow.output, answer=pings)
-    assert b"word199" in slow.output
+    await slow.wait_for(
+        lambda: b"stopped" in slow.output and b"word199" in slow.output, answer=pings
+    )
     assert len(slow.output) - before < KERNEL_BYTES + 4 * FRAME_BYTES
     app.exit()
     await slow.wait_for(running.done, answer=pings)
@@ -162,6 +164,15 @@ def set_style(state: dict[str, str], codes: list[str]) -> None:
             del state[name]
     else:
         state[code] = code
+
+
+async def test_a_frame_that_waits_ends_with_the_app() -> None:
+    app = PacedApp[None]()
+    async with app.run_test():
+        app._is_waiting = app._is_frame_lost = True
+        app._begin_batch()
+    app._resume()  # the writer's thread may schedule this before the end
+    assert not app._is_waiting
 
 
 @given(st.lists(PIECES, max_size=12))
