@@ -220,7 +220,7 @@ class Server:
         chat.messages.append({"role": "assistant", "content": text})
         return reply
 
-    def check_health(self, times: int) -> float:
+    def time_health(self, times: int) -> float:
         """Return the seconds that `times` requests of /health take on one connection."""
         started = time.perf_counter()
         with contextlib.closing(self._connect()) as connection:
@@ -265,7 +265,7 @@ def compare_servers(
                 for count in clients:
                     command.progress(f"{name}: {count} concurrent clients")
                     times.tokens_per_s[count] = _concurrent_rate(server, count, tokens)
-                times.health_per_s = _HEALTH_REQUESTS / server.check_health(_HEALTH_REQUESTS)
+                times.health_per_s = _HEALTH_REQUESTS / server.time_health(_HEALTH_REQUESTS)
             finally:
                 server.stop()
             found[name] = times

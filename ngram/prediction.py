@@ -243,7 +243,10 @@ class TokenPredictor:
         copy_prediction: CopyPrediction,
         edit: EditPrediction | None,
     ) -> None:
-        """Consider the token of copy number `which`, and the known edit there."""
+        """Consider the token of a copy, and the known edit there.
+
+        which: 0 for the copy from before the answer, 1 for the one from the answer.
+        """
         model, best_match = self.model, prediction.best_match
         token = copy_prediction.token
         before = model.copy_outcomes.get(token, NO_OUTCOMES)

@@ -38,7 +38,10 @@ def info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
 
 
 def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMessage]]:
-    """Convert rows of a number and MESSAGE_COLUMNS, oldest first. Drops unknown parents."""
+    """Convert rows of a number and MESSAGE_COLUMNS, oldest first.
+
+    Keeps every message: invalid values get defaults, an unknown parent becomes None.
+    """
     roles: dict[str | None, str | None] = {None: None}
     ids: dict[Any, str] = {}  # by stored id
     for number, stored, parent, role, text, thinking, created, model, stats, finish, rounds in rows:

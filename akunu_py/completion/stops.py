@@ -210,7 +210,10 @@ class CompletionStops:
         return Cut(text[: self._held_from(text)].rstrip())
 
     def _cut_one_line(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
-        """Cut the rest of the cursor's line, without the text already after the cursor."""
+        """Return the end of the cursor's line, without a repeat of the text after the cursor.
+
+        final: no text follows. done: for `Cut.done`. More than one line sets both.
+        """
         line = lines[0]
         if len(lines) > 1:
             line, final, done = line.rstrip(), True, True

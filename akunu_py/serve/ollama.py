@@ -171,7 +171,10 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Mapping[str, Any]:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the job and the encoder, or the whole reply if `body` has no messages.
+
+    Raises RequestError.
+    """
     head = OllamaHead(service.name, chat=True)
     if not body.messages:  # the client only loads the model
         return head.line(done=True, done_reason="load")
@@ -185,7 +188,10 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
 def prepare_generate(
     body: OllamaGenerateBody, service: Service
 ) -> PreparedRequest | Mapping[str, Any]:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the job and the encoder, or the whole reply if `body` has neither prompt nor images.
+
+    Raises RequestError.
+    """
     head, engine = OllamaHead(service.name, chat=False), service.engine
     if not (body.prompt or body.images):
         return head.line(done=True, done_reason="load")

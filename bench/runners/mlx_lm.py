@@ -55,7 +55,7 @@ class MlxLm:
                 sampler=make_sampler(temp=conditions.temperature),
                 prompt_cache=cache,
             )
-            output = _time_steps(run, prompt, steps, engine.tokens.stop_tokens)
+            output = _time_answer(run, prompt, steps, engine.tokens.stop_tokens)
             # The cache has the last token, because mlx-lm's step runs ahead.
             cached = [*prompt, *output]
             return decode_text(engine, output)
@@ -97,7 +97,7 @@ class MlxLmDraftModel:
                 max_tokens=conditions.max_tokens,
                 sampler=make_sampler(temp=conditions.temperature),
             )
-            return decode_text(engine, _time_steps(run, prompt, steps, engine.tokens.stop_tokens))
+            return decode_text(engine, _time_answer(run, prompt, steps, engine.tokens.stop_tokens))
 
         run_conversation(run, workload, answer)
         return run
@@ -115,10 +115,13 @@ def decode_text(engine: Engine, tokens: list[int]) -> str:
     return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
-def _time_steps(
+def _time_answer(
     run: Run, prompt: list[int], steps: Iterator[tuple[Any, ...]], stop: frozenset[int]
 ) -> list[int]:
-    """Run an mlx-lm loop to its end or to a stop token, and add the answer to `run`."""
+    """Run an mlx-lm loop to its end or to a stop token; return its tokens, that one included.
+
+    Adds the answer to `run`, with the seconds to the first token and from there to the end.
+    """
     output: list[int] = []
     started = first = time.perf_counter()
     with contextlib.closing(steps):  # type: ignore[type-var]

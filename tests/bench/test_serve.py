@@ -50,7 +50,7 @@ def test_streamed_answer_is_timed_and_appended_to_the_conversation(
         chat.add_message(3)
         found = server.ask(chat)
         assert not server.ask(HttpConversation(2), abort_s=0.0).times
-        assert server.check_health(3) > 0
+        assert server.time_health(3) > 0
         fake.shutdown()
         thread.join()
     assert (found.prompt, found.cached, found.tokens) == (9, 7, 2)

@@ -127,7 +127,10 @@ class LibraryController:
                 self._view.inform(f"Renamed: {title}")
 
     async def export(self, file: str = "") -> None:
-        """Write the conversation to `file`; its suffix selects the format (default: Markdown)."""
+        """Write the conversation to a new file. Its suffix selects the format (default: Markdown).
+
+        file: relative to the export directory; if empty, the name is made from the title.
+        """
         if not self._conversation.turns:
             self._view.show_error("The chat is empty.")
             return

@@ -373,7 +373,10 @@ def _marked(text: str, words: str) -> Content:
 
 
 def _preview(tree: ConversationTree, message: str | None, words: str) -> Content:
-    """Return the title and the last messages of a conversation, or those around `message`."""
+    """Return the title and the last messages of a conversation, or those from `message` on.
+
+    Activates the branch of `message`. words: the search, whose matches are highlighted.
+    """
     if message is not None and message in tree:
         tree.activate_branch(message)
     path = [each for each in tree.active_branch() if each.text.strip()]

@@ -114,7 +114,10 @@ class StepLoop:
         return max(free, key=lambda each: each.drafting.overlap(job.prompt))
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
-        """Run one step; return the events of its jobs. A last event frees the slot."""
+        """Start the prepared jobs, then run a step of the jobs that the scheduler chooses.
+
+        Returns their events, or only those of failed starts. A last event frees the slot.
+        """
         if (failed := self._start_prepared()) or not self._running:
             return failed
         ready = self._ready()

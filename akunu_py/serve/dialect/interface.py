@@ -88,7 +88,10 @@ class CollectedAnswer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Append an event; texts of the same kind are joined."""
+        """Add an event: join texts and calls, keep statistics, ignore the other events.
+
+        The caller handles `Failed`.
+        """
         last = self.parts[-1] if self.parts else None
         match event:
             case PromptProcessed():
