@@ -6,17 +6,20 @@ import sys
 from typing import Any
 
 from akunu_py.workarounds import open_files, transformers_scan
+from akunu_py.workarounds.openblas import load_openblas
 
 
 class _LoadOpenblas:
-    """A finder that loads OpenBLAS when `mlx.core` is imported, then removes itself."""
+    """A finder that loads OpenBLAS when `mlx.core` is imported, then removes itself.
+
+    Until Python 3.12, finders run under the global import lock. So this one must import nothing:
+    another thread may be importing the same module, and wait for that lock.
+    """
 
     @classmethod
     def find_spec(cls, name: str, path: Any, target: Any = None) -> None:
         if name == "mlx.core":
             sys.meta_path.remove(cls)
-            from akunu_py.workarounds.openblas import load_openblas
-
             load_openblas()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from akunu_py.workarounds.openblas import _missing_instructions, load_openblas
@@ -32,3 +35,16 @@ def test_importing_mlx_loads_it_first() -> None:
 
     assert load_openblas.cache_info().currsize == 1
     assert "imported before" not in load_openblas()
+
+
+def test_the_finder_imports_nothing() -> None:
+    """It runs under the global import lock; a thread that imports ctypes would wait for ever."""
+    code = """
+import sys, akunu_py.workarounds as workarounds
+workarounds.install()
+before = set(sys.modules)
+workarounds._LoadOpenblas.find_spec("mlx.core", None)
+print(*set(sys.modules) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("\n", "", 0)
