@@ -14,22 +14,29 @@ _STATEMENT = 40  # maximum lines of a statement
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _OPENERS = {closer: opener for opener, closer in _PAIRS.items()}
 _LONG = {'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "--[[": "]]"}
+_SCRIPTS = (
+    *("js", "mjs", "cjs", "jsx", "javascript", "javascriptreact", "vue", "svelte"),
+    *("ts", "mts", "cts", "tsx", "typescript", "typescriptreact"),
+)
+_SHELLS = ("sh", "bash", "zsh", "ksh", "dash", "bats", "shellscript")
+_RUST = ("rs", "rust")
 # Quotes of strings that may have several lines, by language or file suffix. These kinds end with
 # a line break, those with escapes with a backslash before it.
 _LONG_QUOTES = {
-    "js mjs cjs jsx javascript javascriptreact ts mts cts tsx typescript typescriptreact vue "
-    "svelte": ("`\\\n",),
+    **dict.fromkeys(_SCRIPTS, ("`\\\n",)),
+    **dict.fromkeys(_RUST, ('"\\\n',)),
+    **dict.fromkeys(_SHELLS, ('"\\\n', "'\n")),
+    **dict.fromkeys(("sql", "mysql", "pgsql", "postgresql"), ("'\n",)),
     "go": ("`\n",),
-    "rs rust": ('"\\\n',),
-    "sh bash zsh ksh dash bats shellscript": ('"\\\n', "'\n"),
-    "sql mysql pgsql postgresql": ("'\n",),
 }
 _RAW_QUOTES = {
-    "rs rust": r"(?<!\w)b?r#*\"",
-    "c cc cpp cxx h hh hpp hxx ino": r"(?<!\w)(?:u8|[uUL])?R\"[^\s()\\]{0,16}\(",
+    **dict.fromkeys(_RUST, r"(?<!\w)b?r#*\""),
+    **dict.fromkeys(
+        ("c", "cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "ino"),
+        r"(?<!\w)(?:u8|[uUL])?R\"[^\s()\\]{0,16}\(",
+    ),
 }
 _RAW = re.compile(r'b?r(#*)"|\w*R"([^\s()\\]{0,16})\(')
-_SHELL = "sh"
 _SHEBANG = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 _QUOTES = "\"'`"
 _COMMENT = "#"  # any comment that ends with its line
@@ -82,24 +89,18 @@ class Syntax:
 def syntax_of(path: str = "", language: str = "", prefix: str = "") -> Syntax:
     """Return the syntax by the suffix of `path`, the language, or the first line of `prefix`."""
     suffix = path.rpartition(".")[2].lower() if "." in path else ""
-    names = [suffix, language.lower(), _SHELL if _SHEBANG.match(prefix) else ""]
-    known = set(" ".join([*_LONG_QUOTES, *_RAW_QUOTES]).split())
-    return _make_syntax(next((name for name in names if name in known), ""))
+    names = [suffix, language.lower(), "sh" if _SHEBANG.match(prefix) else ""]
+    known = (name for name in names if name in _LONG_QUOTES or name in _RAW_QUOTES)
+    return _make_syntax(next(known, ""))
 
 
 @cache
 def _make_syntax(name: str) -> Syntax:
-    kinds = next((kinds for names, kinds in _LONG_QUOTES.items() if name in names.split()), ())
-    raw = next((raw for names, raw in _RAW_QUOTES.items() if name in names.split()), "")
-    long_quotes = {kind[0]: kind for kind in kinds}
-    shell = _SHELL in next((names for names in _LONG_QUOTES if name in names.split()), "").split()
-    other = "|".join(
-        [
-            *([raw] if raw else ()),
-            _OTHER_OF_SHELL if shell else _OTHER,
-            *map(re.escape, long_quotes),
-        ]
-    )
+    """Return the syntax of a language or file suffix, "" for an unknown one."""
+    long_quotes = {kind[0]: kind for kind in _LONG_QUOTES.get(name, ())}
+    raw = [_RAW_QUOTES[name]] if name in _RAW_QUOTES else []
+    other = _OTHER_OF_SHELL if name in _SHELLS else _OTHER
+    other = "|".join([*raw, other, *map(re.escape, long_quotes)])
     short = [kind for kind in _STRINGS if kind not in long_quotes]
     return Syntax(
         re.compile("|".join([other, *(_STRINGS[kind] + _ENDS[kind] for kind in short)])),
