@@ -192,21 +192,24 @@ class ConversationStore:
         """Rename a conversation. An empty title changes nothing."""
         if not (title := title_of(rows.storable(title), _TITLE_LENGTH)):
             return
-        with self._file.transaction() as database:
-            number = self._require_number(conversation)
-            database.execute("UPDATE conversations SET title = ? WHERE number = ?", (title, number))
-            self._index("title_index", number, title)
+        with self._file.transaction():
+            self._set_title(self._require_number(conversation), title)
 
     def retitle(self, conversation: str, before: str, title: str) -> bool:
         """Replace the title `before` of a conversation; return False if it has another one."""
         before, title = (title_of(rows.storable(each), _TITLE_LENGTH) for each in (before, title))
-        query = "UPDATE conversations SET title = ? WHERE number = ? AND title = ?"
+        query = "SELECT 1 FROM conversations WHERE number = ? AND title = ?"
         with self._file.transaction() as database:
             number = self._find_number(conversation)
-            if number is None or not database.execute(query, (title, number, before)).rowcount:
+            if number is None or not database.execute(query, (number, before)).fetchone():
                 return False
-            self._index("title_index", number, title)
+            self._set_title(number, title)
         return True
+
+    def _set_title(self, number: int, title: str) -> None:
+        update = "UPDATE conversations SET title = ? WHERE number = ?"
+        self._database.execute(update, (title, number))
+        self._index("title_index", number, title)
 
     def set_options(self, conversation: str, options: ChatOptions) -> None:
         """Replace the options of a conversation, if it exists."""
