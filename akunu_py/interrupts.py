@@ -54,7 +54,7 @@ def exit_after_interrupt(seconds: float) -> Iterator[None]:
 def interruptible(file: BinaryIO) -> Iterator[BinaryIO]:
     """Yield a reader of `file` in which an interrupt always raises; use it in the main thread.
 
-    Another thread may receive the signal. A plain read of the main thread then goes on waiting.
+    Another thread may receive the signal. A plain read of the main thread would then keep waiting.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)

@@ -42,9 +42,8 @@ PROBE_CHANCE = 0.3
 class Proposal:
     """A draft: predictions, then maybe tokens of a neural drafter, then maybe predictions again."""
 
-    predictions: list[TokenPrediction] = field(
-        default_factory=list
-    )  # continuation of the history, drafted or not
+    # Continuation of the history, drafted or not:
+    predictions: list[TokenPrediction] = field(default_factory=list)
     start: int = 0  # 1 if the draft follows the unknown token of the running step
     end: int = 0  # predictions[start:end] begin the draft
     neural_drafter: PlannedDrafter | None = None  # that drafts `neural_tokens`
@@ -55,9 +54,8 @@ class Proposal:
     @property
     def tokens(self) -> list[int]:
         """The draft tokens."""
-        predictions = self.predictions[self.start : self.end]
-        leading = [prediction.token for prediction in predictions] if predictions else []
-        return [*leading, *self.neural_tokens, *[prediction.token for prediction in self.trailing]]
+        leading = [each.token for each in self.predictions[self.start : self.end]]
+        return [*leading, *self.neural_tokens, *[each.token for each in self.trailing]]
 
     def rest(self, known: int) -> Proposal:
         """Return the proposal for the running pass, after `known` right predictions."""

@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = model_store.resolve(args.model).name if args.model else ""
     found = find_server(url, key, wanted)
     if not wanted:
-        first = [*settings.models, load_settings().model][0]
+        first = (settings.models or [load_settings().model])[0]
         wanted = found.model if found else model_store.resolve(first).name
     if args.show:
         print(

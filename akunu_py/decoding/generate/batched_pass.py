@@ -55,10 +55,9 @@ def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
     if sum(counts) == end:
         logits = model(tokens[:, None], cache=views)
     else:
-        wanted = [each for (_, end), count in zip(spans, counts, strict=True)
-                  for each in range(end - count, end)]  # fmt: skip
-        select = mx.array(wanted)
-        logits = output_rows.run(model, tokens[:, None], views, lambda rows: rows[select])
+        ends_and_counts = zip((end for _, end in spans), counts, strict=True)
+        wanted = mx.array([row for end, n in ends_and_counts for row in range(end - n, end)])
+        logits = output_rows.run(model, tokens[:, None], views, lambda rows: rows[wanted])
     ends = list(accumulate(counts))
     return mx.split(logits[:, 0], ends[:-1])
 

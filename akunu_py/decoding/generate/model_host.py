@@ -413,8 +413,8 @@ class ModelHost:
         gone = isinstance(event, Failed) and isinstance(event.error, ServerGone)
         with self._lock:
             self._running.remove(handle)
-            settled = handle.has_output or handle.retried or handle.cancelled or self._closing
-            settled = settled or handle.idle
+            ended = handle.has_output or handle.cancelled or self._closing
+            settled = ended or handle.retried or handle.idle
             if gone and not settled:
                 handle.retried = True
                 self._waiting.insert(0, handle)

@@ -17,7 +17,7 @@ _PATIENCE_S = 1.0  # and while another prompt waits
 _SHORT_WEIGHT = 4.0  # a short job's share of time
 _LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus times its prefill time
 _PREFILL_RATE = 500.0  # prompt tokens per second, before any measurement
-# Limits of the prompt tokens in a shared pass, which takes about _CHUNK_S. Each has logits.
+# Limits of the prompt tokens in a shared pass, which takes about _CHUNK_S.
 _LEAST_JOINING, _MOST_JOINING = 64, 256
 
 
