@@ -13,7 +13,7 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.discovery import running_servers
-from akunu_py.serve.own.service import (
+from akunu_py.serve.own.system_service import (
     ServiceCommand,
     ServiceManager,
     own_environment,

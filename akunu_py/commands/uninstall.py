@@ -12,7 +12,7 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.models.store import hub_cache, model_store
 from akunu_py.models.store.directories import store_errors
-from akunu_py.serve.own import service
+from akunu_py.serve.own import system_service
 from akunu_py.text import confirm, human_size, say
 
 _INSTALLERS = (  # part of the path of the environment, and the command that removes it
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     directories = data_directories()
     for directory, content in directories.items():
         say(f"{human_size(_size(directory)):>8}  {directory} ({content})")
-    if not args.data and service.is_installed():
+    if not args.data and system_service.is_installed():
         say("to remove the service, run: akunu serve --uninstall")
     if not directories:
         say("akunu has no data on this machine")
@@ -75,7 +75,7 @@ def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
     """Delete the directories after a confirmation. Raises UsageError, StoreError."""
     from akunu_py.serve.own.discovery import running_servers
 
-    if service.is_installed():
+    if system_service.is_installed():
         raise UsageError("the service is installed; first run: akunu serve --uninstall")
     if servers := running_servers():
         raise UsageError(

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from akunu_py import paths
 from akunu_py.commands import uninstall
-from akunu_py.serve.own import service
+from akunu_py.serve.own import system_service
 from akunu_py.serve.own.discovery import RunningServer, announce
 from tests.support.command import AKUNU, assert_one_line_error, run_here
 
@@ -68,7 +68,7 @@ def test_it_refuses_where_it_cannot_ask_or_a_server_runs(home: Path) -> None:
 
 def test_a_service_is_removed_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = left(home)
-    monkeypatch.setattr(service, "is_installed", lambda: True)
+    monkeypatch.setattr(system_service, "is_installed", lambda: True)
     assert "run: akunu serve --uninstall" in run_here("uninstall").stdout
     done = run_here("uninstall", "--data", "--yes")
     assert "first run: akunu serve --uninstall" in done.stderr

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.serve.own import service
+from akunu_py.serve.own import system_service
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.discovery import running_servers
-from akunu_py.serve.own.service import Launchd, ServiceCommand, ServiceManager, Systemd
+from akunu_py.serve.own.system_service import Launchd, ServiceCommand, ServiceManager, Systemd
 from tests.support.command import assert_one_line_error, run_here, until
 from tests.support.serving import write_served_model
 
@@ -64,7 +64,7 @@ def manager(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return service.service_manager()
+    return system_service.service_manager()
 
 
 def test_the_description_has_every_word_and_variable(manager: ServiceManager) -> None:
@@ -178,8 +178,8 @@ def test_the_described_command_serves(shallow_directory: Path, home: Path) -> No
     """In another directory, with the described variables only."""
     options = ("--model", str(shallow_directory), "--port", "0", "--quiet")
     manager = _MANAGERS[sys.platform]()
-    content = manager.describe(ServiceCommand(options, service.own_environment()))
-    environment = service.own_environment() | {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    content = manager.describe(ServiceCommand(options, system_service.own_environment()))
+    environment = system_service.own_environment() | {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     (home / "work").mkdir()
     (home / "work" / "akunu_py.py").write_text("raise SystemExit('the decoy was imported')")
     process = subprocess.Popen(words_of(manager, content), env=environment, cwd=home / "work")
