@@ -1,4 +1,4 @@
-"""Exit while a thread runs in MLX, where Python would wait or crash."""
+"""Exits and interrupts where Python would wait or crash: in passes of MLX, and in reads."""
 
 from __future__ import annotations
 

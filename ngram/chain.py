@@ -53,7 +53,7 @@ class PredictionChain:
     def chain_from(
         self, prediction: TokenPrediction, longest: int, guide: DraftGuide | None
     ) -> list[TokenPrediction]:
-        """Return `prediction`, of the token after the tentative ones, and those after it."""
+        """Return `prediction`, for the token after the tentative ones, and those that follow."""
         chance, forced = 1.0, _NOTHING_FORCED
         predictions: list[TokenPrediction] = []
         while True:
@@ -72,7 +72,7 @@ class PredictionChain:
             prediction = self.after(prediction, token)
 
     def after(self, prediction: TokenPrediction, token: int) -> TokenPrediction:
-        """Append a tentative token in the place of `prediction`; return the next prediction."""
+        """Append a tentative token at the position of `prediction`; return the next prediction."""
         index, tracker = self.index, self.tracker
         tokens, matches = index.tokens, prediction.matches
         copies = tracker.advance(
@@ -80,7 +80,7 @@ class PredictionChain:
         )
         copies = tracker.restart(copies, token, matches)
         continued: list[SuffixMatch] = []
-        long = False  # only short matches can have missed a better place
+        long = False  # if one continues: only short matches can have missed a better place
         for position, length in matches:
             if tokens[position] == token:
                 continued.append((position + 1, length + (length < LONGEST_MATCH)))
@@ -155,7 +155,7 @@ class Continuation:
             self._advance_guide(guide)
 
     def add(self, token: int) -> list[float] | None:
-        """Append a neural token; return the chances after it, None if it is forbidden."""
+        """Append a neural token; return the chances of what follows, None if it is forbidden."""
         if self._guide is not None and not self._guide.advance(token):
             return None
         self._draft.append(token)

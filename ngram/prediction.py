@@ -77,7 +77,7 @@ class TokenPrediction:
 
 
 class TokenPredictor:
-    """Predicts the token after the index's last, including tentative tokens."""
+    """Predicts the token after the last one in the index, which may be tentative."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class TokenPredictor:
         prediction.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
 
     def _consider_skip(self, prediction: TokenPrediction, prompt_copy: Copy) -> None:
-        """Set `prediction.skip`; if the copy is broken, consider the token after that field."""
+        """Set `prediction.skip`; if the copy is broken, consider the start of the next field."""
         skip = prediction.skip = self.tracker.skip(prompt_copy, prediction.pair)
         if skip is None or prompt_copy.run:
             return

@@ -20,8 +20,8 @@ _SCRIPTS = (
 )
 _SHELLS = ("sh", "bash", "zsh", "ksh", "dash", "bats", "shellscript")
 _RUST = ("rs", "rust")
-# Quotes of strings that may have several lines, by language or file suffix. These kinds end with
-# a line break, those with escapes with a backslash before it.
+# Quotes of strings that may span lines, by language or file suffix. Each kind is the quote and a
+# line break. A backslash between them means that the string has escapes.
 _LONG_QUOTES = {
     **dict.fromkeys(_SCRIPTS, ("`\\\n",)),
     **dict.fromkeys(_RUST, ('"\\\n',)),
@@ -41,10 +41,10 @@ _SHEBANG = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 _QUOTES = "\"'`"
 _COMMENT = "#"  # any comment that ends with its line
 
-# A string ends in its line. A quote inside or before a word is an apostrophe or a lifetime. A very
-# long string counts as code, because the search for its end takes too long. A regular expression
-# stands where no division can. #name {, #fff; and #define are no comments. -- before a quote ends
-# the options of a command. A here-document starts after <<WORD.
+# Other strings end in their line. A quote inside or before a word is an apostrophe or a lifetime. A
+# very long string counts as code, because the search for its end takes too long. A regular
+# expression stands where no division can. #name {, #fff; and #define are not comments. Neither is
+# -- before a quote: it ends options. A here-document starts after <<WORD.
 _STRINGS = {
     '"': r"\"(?:\\.|[^\"\\\n]){0,1000}+",
     "'": r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+",
@@ -70,7 +70,7 @@ _REST = {kind: re.compile(_STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for k
 # The text of an escaped string after its opening quote, with the closing one.
 _ESCAPED = {kind: re.compile(rf"(?s)(?:\\.|[^\\{kind}])*+{kind}") for kind in _QUOTES}
 _LABEL_LENGTH = 300  # maximum characters of a line with a label
-# `a | b)`, `1)`, `case $x in a)`, `;; b)`
+# Case labels and list numbers: `a | b)`, `1)`, `case $x in a)`, `;; b)`
 _PART = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\\.|[^\s|;\"'])++"
 _LABEL = re.compile(rf"(?:.*(?:\bin|;[;&])[ \t]+|[ \t]*){_PART}(?:[ \t]*\|[ \t]*{_PART})*[ \t]*")
 _LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
@@ -357,10 +357,9 @@ def scan(
 def _scan_code(
     text: str, at: int, found: list[Bracket], ended: bool, cursor: int, syntax: Syntax
 ) -> tuple[list[Bracket], str]:
-    """Add the brackets of `text` from `at` on to `found`; return it, and what the text ends inside.
+    """Add the brackets of `text` from `at` on to `found`; return it, and the state at the end.
 
-    That is a quote, a comment or a here-document, or "" for code. ended: no more text follows.
-    cursor: a string around this place counts as a pair of brackets.
+    The state, ended, cursor: as in `scan`.
     """
     pattern = syntax.closed if ended else syntax.may_close
     inside, here = "", ""  # here: the start of a here-document, whose text starts on the next line
@@ -437,7 +436,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
     """Return True if `suffix` closes `kind` before it opens another one."""
     closer = closer_of(kind)
     if kind.endswith("\n"):
-        return scan(suffix, syntax=syntax)[1] == kind  # outside it, its end opens another one
+        return scan(suffix, syntax=syntax)[1] == kind  # read as code, its closing quote opens one
     if closer == kind:
         return suffix.count(closer) % 2 == 1
     end = _find_end(suffix, kind, 0)
@@ -470,7 +469,7 @@ def _hidden(text: str, found: Sequence[Bracket], inside: str) -> list[tuple[int,
         if each.opens:
             start = each.at
         elif start is not None:
-            line = text.rfind("\n", 0, each.at) + 1  # a line that starts with the end is outside
+            line = text.rfind("\n", 0, each.at) + 1  # a line that starts with the closer is outside
             begins = not text[line : each.at].strip()
             spans.append((start, line - 1 if begins else each.at))
             start = None
@@ -483,7 +482,10 @@ def width(line: str) -> int:
 
 
 def _closes(stack: list[str], kind: str) -> int | None:
-    """Return the index of the match of a closing bracket, not outside a brace or long string."""
+    """Return the index of the bracket that `kind` closes, None for none.
+
+    An open brace or long string hides the brackets outside of it.
+    """
     for at in range(len(stack) - 1, -1, -1):
         if stack[at] == kind:
             return at

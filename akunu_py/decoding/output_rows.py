@@ -38,7 +38,7 @@ class _NarrowModel:
     """A shallow copy of a model whose output head skips rows."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises any exception if the model has no output head of its own."""
+        """Raises an exception, of any type, if the model has no separate output head."""
         self.selection = _Selection()  # a reference to self would keep the weights in a cycle
         cache = make_prompt_cache(model)
         vocabulary = model(mx.zeros((1, 1), mx.int32), cache=cache).shape[-1]  # not computed
@@ -71,7 +71,7 @@ class _OutputHead:
 
 
 def _is_output_head(path: str, module: nn.Module, vocabulary: int) -> bool:
-    """Return whether a module outside of the layers has a row of weights for each token."""
+    """Return whether a module outside of the layers has a row of weights per vocabulary entry."""
     weight = module.get("weight")
     inside = any(name.isdigit() for name in path.split("."))
     return path != "" and not inside and weight is not None and weight.shape[0] == vocabulary

@@ -1,4 +1,4 @@
-"""Titles of new conversations: the model writes them while it is idle, after the first answer.
+"""Titles of new conversations: the model writes them while it is idle, after the first answers.
 
 A title that the user chose stays. The title from the first prompt stays if the model's is unusable.
 """
@@ -30,7 +30,7 @@ _NO_TITLE = re.compile(
     r"|\btitle (of|for)\b|\bthis conversation\b",
     re.IGNORECASE,
 )
-_ATTEMPTS = 3  # answers of a conversation after which the model may title it
+_ATTEMPTS = 3  # the model may write the title after one of so many first answers
 
 
 @dataclass(eq=False)
@@ -88,7 +88,7 @@ class TitleController:
 
 
 def usable_title(text: str) -> str:
-    """Return what the model wrote as a title, "" if it is none."""
+    """Return what the model wrote as a title, "" if it is unusable."""
     words = typeable(text).split()
     is_title = len(words) <= _MAX_WORDS and not _NO_TITLE.search(text)
     return title_of(" ".join(words).rstrip(" .,:;!-")) if is_title else ""

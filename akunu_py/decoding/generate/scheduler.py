@@ -87,7 +87,10 @@ class Scheduler:
             self._prefill_ahead_s = 0.0
 
     def _sharing(self, ready: Sequence[Slot], chosen: Slot, rate: float) -> list[Slot]:
-        """Return the slots of a shared pass: `chosen`, and as many joining prompts as fit."""
+        """Return the slots that can share a pass, with as many joining prompts as fit.
+
+        If `chosen` joins, its prompt always fits.
+        """
         room = min(max(_LEAST_JOINING, rate * _CHUNK_S), _MOST_JOINING)
         shared = [each for each in ready if each.can_share and each.decodes]
         for each in sorted(shared, key=lambda each: (each is not chosen, each.joining_tokens)):

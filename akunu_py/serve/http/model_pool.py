@@ -139,12 +139,12 @@ class ModelPool:
     """The models of the server."""
 
     def __init__(self, models: Sequence[ServedModel], embedding: ServedModel | None = None) -> None:
-        """embedding: the model for embeddings; its names are no names of the others."""
+        """embedding: the model for embeddings; it shares no name with the others."""
         self.models = tuple(models)
         self.embedding = embedding
         self.all_models = self.models if embedding is None else (*models, embedding)
         self._by_name = {name: model for model in self.models for name in model.names}
-        # Ids of requests that akunu's own clients end with the text so far.
+        # Ids of requests that akunu's own clients want to end early, with the text so far.
         self.ending: deque[str] = deque(maxlen=_MAX_ENDING)
         for model in models:
             model.ending = self.ending
@@ -319,7 +319,7 @@ class ModelPool:
         }
 
     def counts(self) -> RequestCounts:
-        """Return the counters of all models together."""
+        """Return the counters of all models together, without the embedding model."""
         total = RequestCounts()
         for counts in (model.counts() for model in self.models):
             total.add_shared(counts.shared_passes, counts.shared_requests)

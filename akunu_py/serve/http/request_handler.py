@@ -29,7 +29,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
-# Runs a job, see `run_job`; gets whether it is short, and idle. Closing the generator cancels it.
+# Runs a job, see `run_job`; the flags are `short` and `idle`. Closing the generator cancels it.
 Run = Callable[[Job, bool, bool], AsyncGenerator[Event]]
 Result = TypeVar("Result")
 
