@@ -28,6 +28,7 @@ from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -201,10 +202,19 @@ def replay(
     memory: AnswerCache | None = None,
     rewrites: PromptRewrites | None = None,
 ) -> dict[str, Any]:
-    """Return the counts of all items, each with a new drafter; `memory` learns the outputs."""
-    counts = ReplayCounts()
+    """Return the counts of all items, each with a new drafter; `memory` learns the outputs.
+
+    As in the engine, `auto` keeps the weights of its acceptance model from item to item.
+    """
+    counts, weights = ReplayCounts(), SharedWeights()
     for item in items:
-        replay_item(item, make_drafter(), curve, counts, rewrites)
+        drafter = make_drafter()
+        model = drafter.model if isinstance(drafter, AutoDrafter) else None
+        if model is not None:
+            weights.load_into(model)
+        replay_item(item, drafter, curve, counts, rewrites)
+        if model is not None:
+            weights.learn(model)
         if memory is not None:
             memory.learn(item.output)
     return counts.as_dict()

@@ -15,6 +15,9 @@ Feature = tuple[list[float], int]  # (weights, index)
 
 RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2  # learning rates
 
+_SHARING_RATE = 0.4  # weight of the latest answer in the shared weights
+_MAX_WEIGHT = 1000.0  # logits; a valid weight is far smaller
+
 # Priors in logits.
 # Match lengths 1, 2, 3, 4-5, 6-7, 8-11, 12-15, 16-23, 24-31, 32.
 MATCH = (-1.35, -0.5, -0.5, -0.25, -0.25, -0.25, 0.0, 0.4, 0.4, 2.4)
@@ -198,6 +201,13 @@ class AcceptanceModel:
         self.skip_outcomes: dict[int, Outcomes] = {}
         self.edit_outcomes: dict[int, Outcomes] = {}
 
+        tables = vars(self).values()
+        lists = (each for each in tables if isinstance(each, list))
+        # All lists of weights. Other modules refer to them, so they are only changed in place.
+        self.weights: list[list[float]] = [
+            weights for each in lists for weights in (each if isinstance(each[0], list) else [each])
+        ]
+
     def drop_oldest(self, most: int) -> None:
         """Keep at most `most` outcomes of each kind."""
         for name, table in vars(self).items():
@@ -208,3 +218,40 @@ class AcceptanceModel:
         """Return the final probability, and the index into `calibration[source]`."""
         bucket = bisect(CALIBRATION_EDGES, logit)
         return sigmoid(logit + self.calibration[source][bucket]), bucket
+
+
+class SharedWeights:
+    """Weights averaged over the answers of all drafters of a model, where new answers begin."""
+
+    def __init__(self) -> None:
+        self._weights = AcceptanceModel().weights
+
+    def load_into(self, model: AcceptanceModel) -> None:
+        """Set the weights of `model`, whose next answer begins."""
+        for own, shared in zip(model.weights, self._weights, strict=True):
+            own[:] = shared
+
+    def learn(self, model: AcceptanceModel) -> None:
+        """Move towards the weights of `model`, after an answer."""
+        for own, shared in zip(model.weights, self._weights, strict=True):
+            shared[:] = [
+                old + _SHARING_RATE * (new - old) for old, new in zip(shared, own, strict=True)
+            ]
+
+    def to_list(self) -> list[list[float]]:
+        """Return the weights, ready for JSON."""
+        return self._weights
+
+    @classmethod
+    def from_list(cls, content: Any) -> SharedWeights:
+        """Restore `to_list`. Raises ValueError if a weight is invalid.
+
+        Weights of another version with other features are ignored.
+        """
+        shared = cls()
+        lengths = [len(each) for each in shared._weights]
+        if [len(each) for each in content] == lengths:
+            shared._weights = [list(each) for each in content]
+        if not all(abs(weight) <= _MAX_WEIGHT for each in shared._weights for weight in each):
+            raise ValueError("a weight beyond all bounds")
+        return shared

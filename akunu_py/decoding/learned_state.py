@@ -1,6 +1,6 @@
-"""Learned state of a model on this machine, kept between runs: costs and the answer cache.
+"""Learned state of a model on this machine, kept between runs: costs, weights, answer cache.
 
-Both are in the cache directory and may be deleted at any time. The answer cache is one file plus a
+All are in the cache directory and may be deleted at any time. The answer cache is one file plus a
 journal of later answers. Damaged files are set aside with one warning.
 """
 
@@ -24,6 +24,7 @@ from akunu_py import paths
 from akunu_py.decoding.prompt_cache.prompt_cache_store import PromptCacheStore
 from akunu_py.errors import StoreError
 from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
@@ -37,6 +38,7 @@ _MAX_FILE_BYTES = 1 << 25  # an answer cache takes 15 MB
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _T = TypeVar("_T")
+_LearnedCosts = tuple[CostCurve, dict[str, LearnedDrafter], SharedWeights]
 
 
 class LearnedState:
@@ -66,14 +68,15 @@ class LearnedState:
         self.warnings = [] if warnings is None else warnings  # one line each, each once
         # Writes in order. Moving a journal takes 80 ms, which no pass should wait for.
         self._writer = ThreadPoolExecutor(1, "learned state")
-        self.curve, self.neural_drafters = self._load_costs()
+        self.curve, self.neural_drafters, self.weights = self._load_costs()
         self.answer_cache = self._load_answers() if answer_cache else None
         self.caches = caches
 
     def save_costs(self) -> None:
         """Save the costs for the next run, in another thread. Ignores disk errors."""
         neural_drafters = {key: each.to_dict() for key, each in self.neural_drafters.items()}
-        content = json.dumps(self.curve.to_dict() | {"networks": neural_drafters})
+        others = {"networks": neural_drafters, "acceptance": self.weights.to_list()}
+        content = json.dumps(self.curve.to_dict() | others)
         self._last_write = self._writer.submit(self._write_costs, content.encode())
 
     def add_answer(self, tokens: Sequence[int]) -> None:
@@ -111,15 +114,16 @@ class LearnedState:
         except OSError as error:
             self._warn(f"cannot store the answer: {error.strerror or error}")
 
-    def _load_costs(self) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
-        def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedDrafter]]:
-            content = parse_json(data)
-            saved = content.get("networks", {})  # earlier versions had none
+    def _load_costs(self) -> _LearnedCosts:
+        def parse(data: bytes) -> _LearnedCosts:
+            content = parse_json(data)  # earlier versions had only costs
+            saved = content.get("networks", {})
             neural_drafters = {key: LearnedDrafter.from_dict(each) for key, each in saved.items()}
-            return CostCurve.from_dict(content), neural_drafters
+            weights = SharedWeights.from_list(content.get("acceptance", []))
+            return CostCurve.from_dict(content), neural_drafters, weights
 
-        nothing: dict[str, LearnedDrafter] = {}
-        return self._read(self._curve_file, parse, (CostCurve(), nothing), "learned costs")
+        nothing = CostCurve(), dict[str, LearnedDrafter](), SharedWeights()
+        return self._read(self._curve_file, parse, nothing, "learned costs")
 
     def _load_answers(self) -> AnswerCache:
         cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")

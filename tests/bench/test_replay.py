@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,23 @@ class Scripted(OffersAll):
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
         self.calls.append((accepted, seconds))
+
+
+def test_acceptance_weights_carry_over_to_the_next_item() -> None:
+    """Answers of short copies pay off sooner where the item before had such copies too."""
+    items = []
+    for number in range(6):
+        rng = random.Random(number)
+        prompt = [1000 * number + rng.randrange(50) for _ in range(300)]
+        starts = [rng.randrange(292) for _ in range(30)]
+        answer = [token for start in starts for token in prompt[start : start + 8]]
+        items.append(TraceItem(tuple(prompt), tuple(answer)))
+    curve = parse_curve("m1")
+
+    def passes(chosen: Sequence[TraceItem]) -> int:
+        return int(replay(chosen, lambda: AutoDrafter(CostCurve(curve.points)), curve)["passes"])
+
+    assert passes(items) < 0.9 * sum(passes([each]) for each in items)
 
 
 def test_passes_counted_by_hand() -> None:

@@ -18,6 +18,7 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
+from akunu_py.ngram.acceptance_model import AcceptanceModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
@@ -222,6 +223,48 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
         answers.append(answer.tokens)
     assert answers[0] == answers[1]
     assert passes[1] < 0.7 * passes[0]
+
+
+def test_acceptance_weights_are_shared_by_sessions_and_saved(
+    loaded_shallow_starter: Engine,
+) -> None:
+    engine, prior = loaded_shallow_starter, AcceptanceModel().weights
+    messages = [Message("user", "Write one two three four, one two three four.")]
+
+    def reopened() -> LearnedState:
+        return LearnedState(engine.path, engine.tokens.digest, "test", answer_cache=False)
+
+    def begun(session: Session) -> list[list[float]]:
+        session.drafting.drafter(GenerateOptions(), [1, 2, 3])
+        assert isinstance(session.drafting._inner, AutoDrafter)
+        return session.drafting._inner.model.weights
+
+    learned = reopened()
+    first = Session(engine, learned)
+    for options in (GenerateOptions(24, may_store=False), GenerateOptions(24, side_request=True)):
+        chat_request(first, messages, options).answer()
+    assert learned.weights.to_list() == prior
+    chat_request(first, messages, GenerateOptions(24)).answer()
+    assert begun(Session(engine, learned, first)) == learned.weights.to_list() != prior
+    assert begun(Session(engine, reopened())) == learned.weights.to_list()
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_damaged"),
+    [
+        ([[0.5]], False),  # another version's
+        ([[1e9] * len(each) for each in AcceptanceModel().weights], True),
+        ([["0"] * len(each) for each in AcceptanceModel().weights], True),
+        (None, True),
+    ],
+)
+def test_invalid_weights_are_not_used(weights: object, is_damaged: bool) -> None:
+    opened().save_costs()
+    file = opened()._curve_file
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"acceptance": weights}))
+    found = opened()
+    assert bool(found.warnings) == is_damaged
+    assert found.weights.to_list() == AcceptanceModel().weights
 
 
 def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:

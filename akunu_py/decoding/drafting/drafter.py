@@ -11,6 +11,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
@@ -38,6 +39,7 @@ class Drafting:
         known = sibling or learned
         self.curve: CostCurve = known.curve if known else CostCurve()
         self.neural_drafters: dict[str, LearnedDrafter] = known.neural_drafters if known else {}
+        self.weights: SharedWeights = known.weights if known else SharedWeights()
         self._made_for: tuple[DraftMode, int] | None = None
         # Conversation and number of tokens of the last request that must not be stored.
         self._private: tuple[str, int] | None = None
@@ -82,8 +84,10 @@ class Drafting:
         shared = common_prefix(self._drafter.tokens, known)
         if not self._drafter.rewind(shared):
             self._replace_drafter(mode, options.draft_tokens)
-        if not self._may_use_texts(options, shared) and isinstance(self._inner, AutoDrafter):
-            self._inner.forget_texts()
+        if isinstance(self._inner, AutoDrafter):
+            self.weights.load_into(self._inner.model)
+            if not self._may_use_texts(options, shared):
+                self._inner.forget_texts()
         end = None if known_tokens is None else draft_only + known_tokens
         self._drafter.set_draft_only(draft_only)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
@@ -91,6 +95,11 @@ class Drafting:
         is_private = options.side_request or not options.may_store
         self._private = (options.conversation, size) if is_private else None
         return self._drafter
+
+    def learn_answer(self) -> None:
+        """Share the weights of the acceptance model after an answer."""
+        if isinstance(self._inner, AutoDrafter):
+            self.weights.learn(self._inner.model)
 
     def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:
         """Return whether a request may be drafted for with all that the last one taught.

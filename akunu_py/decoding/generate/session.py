@@ -334,11 +334,16 @@ class Request:
         self.close()
         rest = self._decoder.finish()
         self.finish_reason = self._reason()
-        may_learn = self._options.may_store and not self._options.side_request
-        if self._session.learned is not None and may_learn:
-            self._session.learned.add_answer(self.tokens)
-            self._session.learned.save_costs()
+        if self._options.may_store and not self._options.side_request:
+            self._learn()
         return [self._counted(rest)] if rest.text or rest.thinking else []
+
+    def _learn(self) -> None:
+        """Learn from the answer for later requests."""
+        self._session.drafting.learn_answer()
+        if (learned := self._session.learned) is not None:
+            learned.add_answer(self.tokens)
+            learned.save_costs()
 
     def _measure(self) -> None:
         """Update the decode time. It includes the consumer's time, as users see it."""
