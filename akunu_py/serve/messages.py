@@ -26,7 +26,12 @@ from akunu_py.serve.dialect.bodies import (
     drop_unknown,
     merge_messages,
 )
-from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields, TokenLimit
+from akunu_py.serve.dialect.fields import (
+    ConversationFields,
+    GenerationFields,
+    ThinkingFields,
+    TokenLimit,
+)
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -110,7 +115,7 @@ def messages_of(body: PromptBody) -> list[Message]:
     tool_names: dict[str, str] = {}  # by call id
     for number, turn in enumerate(body.messages):
         messages += _turn_messages(turn, f"messages.{number}.content", tool_names)
-    return merge_messages(messages, "messages")
+    return body.check_continuation(merge_messages(messages, "messages"))
 
 
 def _turn_messages(
@@ -209,6 +214,7 @@ _ERRORS: dict[ErrorKind, str] = {
     "not_found": "not_found_error",
     "method": "invalid_request_error",
     "too_large": "request_too_large",
+    "encoding": "invalid_request_error",
     "unavailable": "overloaded_error",
     "internal": "api_error",
 }
@@ -566,7 +572,7 @@ class ContextManagement(Body):
     edits: list[ContextEdit] = Field(default=[])
 
 
-class PromptBody(CachedPart, ThinkingFields):
+class PromptBody(CachedPart, ThinkingFields, ConversationFields):
     """Parameters of the prompt."""
 
     model: str

@@ -28,7 +28,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.fields import SamplingFields, ThinkingFields
+from akunu_py.serve.dialect.fields import ConversationFields, SamplingFields, ThinkingFields
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -95,7 +95,7 @@ class OllamaMessage(Body):
     tool_call_id: Ignored = None
 
 
-class OllamaChatBody(OllamaBody):
+class OllamaChatBody(OllamaBody, ConversationFields):
     """The body of /api/chat."""
 
     messages: list[OllamaMessage] = Field(default=[])
@@ -178,7 +178,8 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
     head = OllamaHead(service.name, chat=True)
     if not body.messages:  # the client only loads the model
         return head.line(done=True, done_reason="load")
-    messages, thinking = messages_of(body.messages), plan_thinking(body, service)
+    messages = body.check_continuation(messages_of(body.messages))
+    thinking = plan_thinking(body, service)
     tools = tools_of([tool.function for tool in body.tools or ()])
     options, variables = _options(body, service, thinking), thinking.variables
     job = chat_job(service.engine, messages, options, tools, variables=variables)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool, drop_unknown
-from akunu_py.serve.dialect.fields import TokenLimit
+from akunu_py.serve.dialect.fields import ConversationFields, TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import SamplingBody
 from akunu_py.serve.dialect.unreadable import describe
@@ -161,7 +161,7 @@ class PredictionBody(Body):
         return "".join(part.text for part in self.content)
 
 
-class ChatBody(SamplingBody):
+class ChatBody(SamplingBody, ConversationFields):
     """The body of /v1/chat/completions."""
 
     messages: list[MessageBody] = Field(min_length=1)

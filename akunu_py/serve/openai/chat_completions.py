@@ -50,7 +50,7 @@ from akunu_py.types import Constraint, TokenLogprobs
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
-    messages = messages_of(body.messages)
+    messages = body.check_continuation(messages_of(body.messages))
     limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from akunu_py.serve.dialect.bodies import Body, Ignored, drop_unknown
-from akunu_py.serve.dialect.fields import GenerationFields, TokenLimit
+from akunu_py.serve.dialect.fields import ConversationFields, GenerationFields, TokenLimit
 
 
 class Item(Body):
@@ -215,7 +215,7 @@ class ResponsesStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class ResponsesBody(GenerationFields):
+class ResponsesBody(GenerationFields, ConversationFields):
     """The body of /v1/responses."""
 
     model: str

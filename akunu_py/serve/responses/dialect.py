@@ -184,10 +184,10 @@ def messages_of(body: ResponsesBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported item."""
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return [*messages, Message("user", body.input)]
+        return body.check_continuation([*messages, Message("user", body.input)])
     names: dict[str, str] = {}  # tool names by call id
     messages += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
-    return merge_messages(messages, "input")
+    return body.check_continuation(merge_messages(messages, "input"))
 
 
 def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
