@@ -177,7 +177,7 @@ def scripted_app(
     """Return an application whose jobs yield the events of `run`."""
     backend = replace(
         model.backend(records or RequestRecords()),
-        run=lambda model, job, client, short, idle: run(job),
+        run=lambda host, job, **options: run(job),
     )
     return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
 

@@ -24,7 +24,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, Body, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
@@ -36,6 +35,7 @@ from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
     Disconnected,
     RequestHandler,
+    run_job,
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
@@ -60,7 +60,6 @@ _ENCODINGS: dict[str, tuple[int, ...]] = {
 }
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
-Run = Callable[[Job, str, bool, bool], AsyncGenerator[Event]]  # job, client, short, idle
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
@@ -100,8 +99,7 @@ class Backend:
     pool: ModelPool
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
-    # Runs a job: model, job, client, short, idle; see `run_job`.
-    run: Callable[[ServedModel, Job, str, bool, bool], AsyncGenerator[Event]] = ServedModel.run
+    run: Callable[..., AsyncGenerator[Event]] = run_job  # tests replace it
 
 
 def create_app(
@@ -209,17 +207,19 @@ class _Post:
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
                 data = await _read_body(Headers(scope=scope), receive)
-                async with self._prepared(data, handler, record) as (prepared, run):
-                    record.status = await handler.reply(
-                        prepared, lambda job, *kind: run(job, client, *kind), record.add
-                    )
+                async with self._prepared(data, handler, record) as (prepared, model):
+                    kind: dict[str, Any] = {"client": client}
+                    if isinstance(prepared, PreparedRequest):
+                        kind |= {"short": prepared.short, "idle": prepared.idle}
+                    run = partial(self._backend.run, model.host, **kind)
+                    record.status = await handler.reply(prepared, run, record.add)
             except RequestError as error:
                 record.status = await handler.fail(error)
 
     @contextlib.asynccontextmanager
     async def _prepared(
         self, data: bytes, handler: RequestHandler, record: RequestRecord
-    ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], Run]]:
+    ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], ServedModel]]:
         """Prepare a request; keep its model loaded while the block runs. Raises RequestError.
 
         data: the body. handler: sends heartbeats.
@@ -252,7 +252,7 @@ class _Post:
                 raise
             except Exception as error:
                 raise request_error(error) from error
-            yield prepared, partial(backend.run, model)
+            yield prepared, model
 
 
 def _prepare(

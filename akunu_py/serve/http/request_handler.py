@@ -29,8 +29,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
-# Runs a job, see `run_job`; the flags are `short` and `idle`. Closing the generator cancels it.
-Run = Callable[[Job, bool, bool], AsyncGenerator[Event]]
+RunJob = Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
 Result = TypeVar("Result")
 
 
@@ -90,7 +89,7 @@ class RequestHandler:
     async def reply(
         self,
         prepared: PreparedRequest | Mapping[str, Any],
-        run: Run,
+        run: RunJob,
         on_event: Callable[[Event], None],
     ) -> int:
         """Run the jobs, send the reply and return its status. on_event: called with every event."""
@@ -160,12 +159,12 @@ class RequestHandler:
 
 async def _run_jobs(
     prepared: PreparedRequest,
-    run: Run,
+    run: RunJob,
     on_event: Callable[[Event], None],
 ) -> AsyncGenerator[ChoiceEvent]:
     """Yield the events of all jobs. Raises RequestError."""
     for choice, job in enumerate(prepared.jobs):
-        async with contextlib.aclosing(run(job, prepared.short, prepared.idle)) as events:
+        async with contextlib.aclosing(run(job)) as events:
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
@@ -264,16 +263,14 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def run_job(
-    scheduler: ModelHost, job: Job, *, client: str = "", short: bool = False, idle: bool = False
-) -> AsyncGenerator[Event]:
+async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is `Finished` or `Failed`.
 
     Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
-    little more than the text. client, short, idle: see `ModelHost.submit`.
+    little more than the text. options: see `ModelHost.submit`.
     """
     mailbox = _Mailbox()
-    handle = scheduler.submit(job, mailbox.put, client=client, short=short, idle=idle)
+    handle = host.submit(job, mailbox.put, **options)
     try:
         while True:
             event = await mailbox.get()
