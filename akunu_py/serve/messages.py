@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -78,13 +78,11 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_message(service.name, answers, shows_thinking=show),
-        MessageEncoder(service.name, shows_thinking=show, thinks=show and thinking.possible)
-        if body.stream
-        else None,
+        lambda encoder: encoder.begin(show and thinking.possible),
     )
 
 
-def waiting_message(body: MessagesBody, name: str) -> MessageEncoder | None:
+def message_encoder(body: MessagesBody, name: str) -> MessageEncoder | None:
     """Return the encoder of a streamed reply of a model that may be able to think."""
     if not body.stream:
         return None
@@ -300,7 +298,7 @@ class MessageEncoder(Encoder):
     """Encodes a streamed message."""
 
     def __init__(self, model: str, *, shows_thinking: bool, thinks: bool = False) -> None:
-        """thinks: a thinking block is likely to be the first block."""
+        """thinks: see `begin`."""
         self._model, self._shows_thinking, self._thinks = model, shows_thinking, thinks
         self._prompt = events.PromptProcessed(0, 0)  # so far
         self._started = False
@@ -309,9 +307,9 @@ class MessageEncoder(Encoder):
         self._thinking = ""
         self._has_calls = False
 
-    def resume(self, waiting: Self) -> None:
-        self._started, self._index = waiting._started, waiting._index
-        self._open_type = waiting._open_type
+    def begin(self, thinks: bool) -> None:
+        """Set whether a thinking block is likely to be the first block."""
+        self._thinks = thinks
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
@@ -609,7 +607,7 @@ MESSAGES = Dialect(
             MessagesBody,
             prepare_message,
             "Answer a conversation.",
-            waiting=waiting_message,
+            encoder=message_encoder,
         ),
         Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -242,7 +242,6 @@ def _prepared(
     return PreparedRequest(
         [job],
         lambda answers: build_answer(head, answers[0]),
-        OllamaEncoder(head) if body.stream else None,
         shows_thinking=thinking.shown and body.think is not False,
     )
 
@@ -297,9 +296,6 @@ class OllamaEncoder(Encoder):
         self._head = head
         self._call: tuple[str, str] | None = None  # name and arguments so far
         self._logprobs: list[TokenLogprobs] = []
-
-    def resume(self, waiting: Self) -> None:
-        self._head = waiting._head
 
     def heartbeat(self) -> bytes:
         """Return a line without text."""
@@ -405,14 +401,14 @@ OLLAMA = Dialect(
             OllamaChatBody,
             prepare_chat,
             "Answer a conversation, for Ollama.",
-            waiting=chat_encoder,
+            encoder=chat_encoder,
         ),
         Endpoint(
             "/api/generate",
             OllamaGenerateBody,
             prepare_generate,
             "Continue, for Ollama.",
-            waiting=generate_encoder,
+            encoder=generate_encoder,
         ),
         Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
         Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),

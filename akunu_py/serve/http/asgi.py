@@ -243,7 +243,7 @@ class _Post:
                     prepared = endpoint.prepare(body, pool.ending)
                 else:
                     record.model = model.name if len(pool.models) > 1 else ""
-                    handler.stream(endpoint.waiting(body, model.name))
+                    handler.stream(endpoint.encoder(body, model.name))
                     await handler.wait(stack.enter_async_context(pool.use(model)))
                     prepare = partial(_prepare, endpoint, body, model)
                     prepared = await handler.wait(run_in_threadpool(prepare))

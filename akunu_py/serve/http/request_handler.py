@@ -53,14 +53,9 @@ class RequestHandler:
         self._stream: _Stream | None = None  # if the reply is streamed
 
     def stream(self, encoder: Encoder | None) -> None:
-        """Set the encoder of a streamed reply; it continues that of an earlier call."""
-        if encoder is None:
-            return
-        if self._stream is None:
+        """Stream the reply, unless `encoder` is None."""
+        if encoder is not None:
             self._stream = _Stream(self._send, encoder, self._heartbeat_s)
-        else:
-            encoder.resume(self._stream.encoder)
-            self._stream.encoder = encoder
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
@@ -95,7 +90,8 @@ class RequestHandler:
         """Run the jobs, send the reply and return its status. on_event: called with every event."""
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
-        self.stream(prepared.encoder)
+        if self._stream is not None:
+            prepared.begin(self._stream.encoder)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         try:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
@@ -97,17 +97,16 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         lambda text: len(engine.tokens.encode(text)),
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
-    encoder = ResponseEncoder(context) if body.stream else None
     return PreparedRequest(
         [job],
         lambda answers: build_response(context, answers),
-        encoder,
+        lambda encoder: encoder.begin(context),
         shows_thinking=thinking.shown,
     )
 
 
-def waiting_response(body: ResponsesBody, name: str) -> ResponseEncoder | None:
-    """Return the encoder of the first events of a streamed reply."""
+def response_encoder(body: ResponsesBody, name: str) -> ResponseEncoder | None:
+    """Return the encoder of a streamed reply."""
     if not body.stream:
         return None
     _refuse(body)
@@ -240,7 +239,6 @@ class ResponseBuilder:
     """Builds a response. `add` returns its stream events, without sequence numbers."""
 
     def __init__(self, context: ResponseContext) -> None:
-        self._context = context
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -251,12 +249,17 @@ class ResponseBuilder:
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            **context.request,
         }
+        self.begin(context)
         self._thinking = ""  # of all reasoning items
         self._arguments = ""  # of the open call
         self._tool: MappedTool | None = None
         self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
+
+    def begin(self, context: ResponseContext) -> None:
+        """Set the context, which is more complete once the model is loaded."""
+        self._context = context
+        self.response |= context.request
 
     @property
     def _output(self) -> list[Values]:
@@ -459,15 +462,11 @@ class ResponseEncoder(Encoder):
 
     def __init__(self, context: ResponseContext) -> None:
         self._builder = ResponseBuilder(context)
+        self.begin = self._builder.begin
         self._number = 0
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [*self._begin(), *map(self._frame, self._builder.add(event))]
-
-    def resume(self, waiting: Self) -> None:
-        self._number = waiting._number
-        begun = waiting._builder.response
-        self._builder.response |= {name: begun[name] for name in ("id", "created_at")}
 
     def heartbeat(self) -> bytes:
         first = self._begin()
@@ -513,7 +512,7 @@ RESPONSES = Dialect(
             ResponsesBody,
             prepare_response,
             "Answer a conversation.",
-            waiting=waiting_response,
+            encoder=response_encoder,
         ),
     ),
     error_body,
