@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort
@@ -21,10 +21,13 @@ from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
     Body,
+    ByType,
     Ignored,
+    OtherPart,
     check_tool,
     drop_unknown,
     merge_messages,
+    text_of,
 )
 from akunu_py.serve.dialect.fields import (
     ConversationFields,
@@ -108,7 +111,7 @@ _BILLING_HEADER = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 
 def messages_of(body: PromptBody) -> list[Message]:
     """Return the conversation; blocks that the model cannot read become a line of text."""
-    system = _BILLING_HEADER.sub("", _text(body.system or ""))
+    system = _BILLING_HEADER.sub("", text_of(body.system or ""))
     messages = [Message("system", system)] if system else []
     tool_names: dict[str, str] = {}  # by call id
     for number, turn in enumerate(body.messages):
@@ -132,7 +135,7 @@ def _turn_messages(
             yield Message(_check_role("assistant", turn, block, param), "", tool_calls=(call,))
         elif isinstance(block, ToolResultBlock):
             _check_role("user", turn, block, param)
-            text = _text(block.content or "")
+            text = text_of(block.content or "")
             yield Message(
                 "tool",
                 f"Error: {text}" if block.is_error else text,
@@ -142,40 +145,13 @@ def _turn_messages(
         elif isinstance(block, ThinkingBlock):
             yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
         elif not isinstance(block, RedactedThinkingBlock):
-            yield Message(turn.role, _block_text(block))
+            yield Message(turn.role, block.text)
 
 
 def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
     if turn.role != role:
         raise invalid(param, f"{block.type} is only allowed in {role} messages")
     return role
-
-
-def _text(content: str | Sequence[ResultBlock]) -> str:
-    if isinstance(content, str):
-        return content
-    return BLANK_LINE.join(filter(None, map(_block_text, content)))
-
-
-def _block_text(block: ResultBlock) -> str:
-    if isinstance(block, TextBlock):
-        return block.text
-    if isinstance(block, DocumentBlock):
-        source = block.source
-        found = source.get("data") if source.get("type") == "text" else source.get("content")
-        text = found if isinstance(found, str) else _source_text(found)
-        if text:
-            return BLANK_LINE.join(each for each in (block.title, block.context, text) if each)
-    return describe(block.model_dump())
-
-
-def _source_text(blocks: Any) -> str:
-    """Return the text of a document that consists of blocks."""
-    blocks = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
-    texts = (
-        each["text"] if isinstance(each.get("text"), str) else describe(each) for each in blocks
-    )
-    return BLANK_LINE.join(texts)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
@@ -443,18 +419,33 @@ class ToolUseBlock(CachedPart):
     toolset_name: Ignored = None
 
 
-class ImageBlock(CachedPart):
-    type: Literal["image"]
-    source: Ignored = None
-    transformations: Ignored = None
-
-
 class DocumentBlock(CachedPart):
     type: Literal["document"]
     source: dict[str, Any]
     title: str | None = None
     context: str | None = None
     citations: Ignored = None
+
+    @property
+    def text(self) -> str:
+        source = self.source
+        found = source.get("data") if source.get("type") == "text" else source.get("content")
+        text = found if isinstance(found, str) else _source_text(found)
+        if text:
+            return BLANK_LINE.join(filter(None, (self.title, self.context, text)))
+        return describe(self.model_dump())
+
+
+def _source_text(blocks: Any) -> str:
+    """Return the text of a document that consists of blocks."""
+    blocks = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
+    texts = (
+        each["text"] if isinstance(each.get("text"), str) else describe(each) for each in blocks
+    )
+    return BLANK_LINE.join(texts)
+
+
+ResultBlock = Annotated[TextBlock | DocumentBlock | OtherPart, ByType()]
 
 
 class ToolResultBlock(CachedPart):
@@ -465,52 +456,15 @@ class ToolResultBlock(CachedPart):
     toolset_name: Ignored = None
 
 
-class OtherBlock(Body):
-    """A block of a kind that only Anthropic's servers or tools create."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    type: str
-
-
-_BLOCKS = {
-    "text": "text",
-    "image": "image",
-    "document": "document",
-    "thinking": "thinking",
-    "redacted_thinking": "redacted",
-    "tool_use": "call",
-    "tool_result": "result",
-}
-
-
-def _block_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
-    return _BLOCKS.get(kind, "other") if isinstance(kind, str) else "other"
-
-
-def _result_tag(value: Any) -> str:
-    tag = _block_tag(value)
-    return tag if tag in ("text", "image", "document") else "other"
-
-
-ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ImageBlock, Tag("image")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(_result_tag),
-]
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("redacted")]
-    | Annotated[ToolUseBlock, Tag("call")]
-    | Annotated[ToolResultBlock, Tag("result")]
-    | Annotated[ImageBlock, Tag("image")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(_block_tag),
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | DocumentBlock
+    | OtherPart,
+    ByType(),
 ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
-from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
+from akunu_py.serve.dialect.bodies import merge_messages, text_of
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -32,15 +32,11 @@ from akunu_py.serve.dialect.sampling_body import (
 )
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
-from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
     CustomToolCallItem,
     FunctionCallItem,
     InputItem,
-    ItemOther,
-    ItemRefusal,
-    ItemText,
     MessageItem,
     OutputItem,
     ReasoningItem,
@@ -192,13 +188,13 @@ def messages_of(body: ResponsesBody) -> list[Message]:
 def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
-        return Message(role, _text(item.content))
+        return Message(role, text_of(item.content))
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
         name = names[item.call_id] = function_name(item.name, item.namespace)
         text = item.arguments if isinstance(item, FunctionCallItem) else to_arguments(item.input)
         return Message("assistant", "", tool_calls=(ToolCall(name, text, item.call_id),))
     if isinstance(item, OutputItem):
-        text = _text(item.output)
+        text = text_of(item.output)
         return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
     if isinstance(item, ReasoningItem):
         text = "".join(part.text for part in item.content or [])
@@ -206,18 +202,6 @@ def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
             "assistant", "", thinking=text or decode_thinking(item.encrypted_content or "")
         )
     raise invalid(param, "responses are not stored; send the whole item")
-
-
-def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther]) -> str:
-    if isinstance(content, str):
-        return content
-    return BLANK_LINE.join(filter(None, map(_part_text, content)))
-
-
-def _part_text(part: ItemText | ItemRefusal | ItemOther) -> str:
-    if isinstance(part, ItemOther):
-        return describe(part.model_dump())
-    return part.text if isinstance(part, ItemText) else part.refusal
 
 
 Values = dict[str, Any]
