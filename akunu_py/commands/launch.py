@@ -10,8 +10,6 @@ import shlex
 import shutil
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +17,13 @@ from typing import Any
 from akunu_py.arguments import add_model
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
-from akunu_py.errors import UsageError
+from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.parser import add_values, positive
+from akunu_py.serve.own.client import ServerClient
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, say
 
-_TIMEOUT_S = 5.0
 _NO_KEY = "none"  # clients require a key
 
 
@@ -195,21 +193,15 @@ def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
 
     name: the model to use, if the server has it (default: its first).
     """
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_TIMEOUT_S) as reply:
-            models = json.load(reply)["data"]
-            model = next((each for each in models if each["id"] == name), models[0])
-            return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
-    except urllib.error.HTTPError as error:
-        hint = f"; set its key in {KEY_VARIABLE}" if error.code == 401 else ""
-        raise UsageError(f"{url} returned HTTP status {error.code}{hint}") from error
-    except (LookupError, TypeError, ValueError) as error:
-        raise UsageError(f"the server at {url} is not akunu; use another --port") from error
-    except OSError:
+        models = ServerClient(url, key).models()
+        model = next((each for each in models if each["id"] == name), models[0])
+        return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
+    except ServerGone:
         return None
+    except (AkunuError, LookupError, TypeError, ValueError) as error:
+        reason = error if isinstance(error, AkunuError) else f"the server at {url} is not akunu"
+        raise UsageError(f"{reason}; use another --port") from error
 
 
 @contextlib.contextmanager

@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 def list_models(args: argparse.Namespace) -> None:
     """Print the installed models, unfinished downloads, and the catalog's other models."""
-    installed, others = model_store.list_models(), model_store.external_models()
+    installed = model_store.list_models()
+    others = model_store.external_models(installed)
     rows = [
         (
             model.name,
@@ -258,8 +259,8 @@ def forget(args: argparse.Namespace) -> None:
 
 def remove(args: argparse.Namespace) -> None:
     """Remove a model after confirmation, and its files in the hub's cache if requested."""
-    for other in model_store.external_models() if "/" in args.name else ():
-        if other.name == args.name:
+    for other in model_store.all_models() if "/" in args.name else ():
+        if other.program and other.name == args.name:
             removal = REMOVAL[other.program].format(name=other.name)
             raise UsageError(
                 f"model {other.name!r} is managed by {other.program}: {other.path}; {removal}"

@@ -103,7 +103,6 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_infill_reply(service.name, body.response_fields, answers),
-        infill_encoder(body, service.name),
         short=True,
     )
 
@@ -268,7 +267,7 @@ LLAMACPP = Dialect(
             InfillBody,
             prepare_infill,
             "Complete text at a cursor.",
-            waiting=infill_encoder,
+            encoder=infill_encoder,
         ),
     ),
     error_body,

@@ -11,9 +11,9 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort
@@ -21,12 +21,20 @@ from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
     Body,
+    ByType,
     Ignored,
+    OtherPart,
     check_tool,
     drop_unknown,
     merge_messages,
+    text_of,
 )
-from akunu_py.serve.dialect.fields import GenerationFields, ThinkingFields, TokenLimit
+from akunu_py.serve.dialect.fields import (
+    ConversationFields,
+    GenerationFields,
+    ThinkingFields,
+    TokenLimit,
+)
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -73,13 +81,11 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_message(service.name, answers, shows_thinking=show),
-        MessageEncoder(service.name, shows_thinking=show, thinks=show and thinking.possible)
-        if body.stream
-        else None,
+        lambda encoder: encoder.begin(show and thinking.possible),
     )
 
 
-def waiting_message(body: MessagesBody, name: str) -> MessageEncoder | None:
+def message_encoder(body: MessagesBody, name: str) -> MessageEncoder | None:
     """Return the encoder of a streamed reply of a model that may be able to think."""
     if not body.stream:
         return None
@@ -105,12 +111,12 @@ _BILLING_HEADER = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 
 def messages_of(body: PromptBody) -> list[Message]:
     """Return the conversation; blocks that the model cannot read become a line of text."""
-    system = _BILLING_HEADER.sub("", _text(body.system or ""))
+    system = _BILLING_HEADER.sub("", text_of(body.system or ""))
     messages = [Message("system", system)] if system else []
     tool_names: dict[str, str] = {}  # by call id
     for number, turn in enumerate(body.messages):
         messages += _turn_messages(turn, f"messages.{number}.content", tool_names)
-    return merge_messages(messages, "messages")
+    return body.check_continuation(merge_messages(messages, "messages"))
 
 
 def _turn_messages(
@@ -129,7 +135,7 @@ def _turn_messages(
             yield Message(_check_role("assistant", turn, block, param), "", tool_calls=(call,))
         elif isinstance(block, ToolResultBlock):
             _check_role("user", turn, block, param)
-            text = _text(block.content or "")
+            text = text_of(block.content or "")
             yield Message(
                 "tool",
                 f"Error: {text}" if block.is_error else text,
@@ -139,40 +145,13 @@ def _turn_messages(
         elif isinstance(block, ThinkingBlock):
             yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
         elif not isinstance(block, RedactedThinkingBlock):
-            yield Message(turn.role, _block_text(block))
+            yield Message(turn.role, block.text)
 
 
 def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
     if turn.role != role:
         raise invalid(param, f"{block.type} is only allowed in {role} messages")
     return role
-
-
-def _text(content: str | Sequence[ResultBlock]) -> str:
-    if isinstance(content, str):
-        return content
-    return BLANK_LINE.join(filter(None, map(_block_text, content)))
-
-
-def _block_text(block: ResultBlock) -> str:
-    if isinstance(block, TextBlock):
-        return block.text
-    if isinstance(block, DocumentBlock):
-        source = block.source
-        found = source.get("data") if source.get("type") == "text" else source.get("content")
-        text = found if isinstance(found, str) else _source_text(found)
-        if text:
-            return BLANK_LINE.join(each for each in (block.title, block.context, text) if each)
-    return describe(block.model_dump())
-
-
-def _source_text(blocks: Any) -> str:
-    """Return the text of a document that consists of blocks."""
-    blocks = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
-    texts = (
-        each["text"] if isinstance(each.get("text"), str) else describe(each) for each in blocks
-    )
-    return BLANK_LINE.join(texts)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
@@ -209,6 +188,7 @@ _ERRORS: dict[ErrorKind, str] = {
     "not_found": "not_found_error",
     "method": "invalid_request_error",
     "too_large": "request_too_large",
+    "encoding": "invalid_request_error",
     "unavailable": "overloaded_error",
     "internal": "api_error",
 }
@@ -294,7 +274,7 @@ class MessageEncoder(Encoder):
     """Encodes a streamed message."""
 
     def __init__(self, model: str, *, shows_thinking: bool, thinks: bool = False) -> None:
-        """thinks: a thinking block is likely to be the first block."""
+        """thinks: see `begin`."""
         self._model, self._shows_thinking, self._thinks = model, shows_thinking, thinks
         self._prompt = events.PromptProcessed(0, 0)  # so far
         self._started = False
@@ -303,9 +283,9 @@ class MessageEncoder(Encoder):
         self._thinking = ""
         self._has_calls = False
 
-    def resume(self, waiting: Self) -> None:
-        self._started, self._index = waiting._started, waiting._index
-        self._open_type = waiting._open_type
+    def begin(self, thinks: bool) -> None:
+        """Set whether a thinking block is likely to be the first block."""
+        self._thinks = thinks
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
@@ -439,18 +419,33 @@ class ToolUseBlock(CachedPart):
     toolset_name: Ignored = None
 
 
-class ImageBlock(CachedPart):
-    type: Literal["image"]
-    source: Ignored = None
-    transformations: Ignored = None
-
-
 class DocumentBlock(CachedPart):
     type: Literal["document"]
     source: dict[str, Any]
     title: str | None = None
     context: str | None = None
     citations: Ignored = None
+
+    @property
+    def text(self) -> str:
+        source = self.source
+        found = source.get("data") if source.get("type") == "text" else source.get("content")
+        text = found if isinstance(found, str) else _source_text(found)
+        if text:
+            return BLANK_LINE.join(filter(None, (self.title, self.context, text)))
+        return describe(self.model_dump())
+
+
+def _source_text(blocks: Any) -> str:
+    """Return the text of a document that consists of blocks."""
+    blocks = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
+    texts = (
+        each["text"] if isinstance(each.get("text"), str) else describe(each) for each in blocks
+    )
+    return BLANK_LINE.join(texts)
+
+
+ResultBlock = Annotated[TextBlock | DocumentBlock | OtherPart, ByType()]
 
 
 class ToolResultBlock(CachedPart):
@@ -461,52 +456,15 @@ class ToolResultBlock(CachedPart):
     toolset_name: Ignored = None
 
 
-class OtherBlock(Body):
-    """A block of a kind that only Anthropic's servers or tools create."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    type: str
-
-
-_BLOCKS = {
-    "text": "text",
-    "image": "image",
-    "document": "document",
-    "thinking": "thinking",
-    "redacted_thinking": "redacted",
-    "tool_use": "call",
-    "tool_result": "result",
-}
-
-
-def _block_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
-    return _BLOCKS.get(kind, "other") if isinstance(kind, str) else "other"
-
-
-def _result_tag(value: Any) -> str:
-    tag = _block_tag(value)
-    return tag if tag in ("text", "image", "document") else "other"
-
-
-ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ImageBlock, Tag("image")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(_result_tag),
-]
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("redacted")]
-    | Annotated[ToolUseBlock, Tag("call")]
-    | Annotated[ToolResultBlock, Tag("result")]
-    | Annotated[ImageBlock, Tag("image")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(_block_tag),
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | DocumentBlock
+    | OtherPart,
+    ByType(),
 ]
 
 
@@ -566,7 +524,7 @@ class ContextManagement(Body):
     edits: list[ContextEdit] = Field(default=[])
 
 
-class PromptBody(CachedPart, ThinkingFields):
+class PromptBody(CachedPart, ThinkingFields, ConversationFields):
     """Parameters of the prompt."""
 
     model: str
@@ -603,7 +561,7 @@ MESSAGES = Dialect(
             MessagesBody,
             prepare_message,
             "Answer a conversation.",
-            waiting=waiting_message,
+            encoder=message_encoder,
         ),
         Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,7 +28,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.fields import SamplingFields, ThinkingFields
+from akunu_py.serve.dialect.fields import ConversationFields, SamplingFields, ThinkingFields
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -95,7 +95,7 @@ class OllamaMessage(Body):
     tool_call_id: Ignored = None
 
 
-class OllamaChatBody(OllamaBody):
+class OllamaChatBody(OllamaBody, ConversationFields):
     """The body of /api/chat."""
 
     messages: list[OllamaMessage] = Field(default=[])
@@ -178,7 +178,8 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
     head = OllamaHead(service.name, chat=True)
     if not body.messages:  # the client only loads the model
         return head.line(done=True, done_reason="load")
-    messages, thinking = messages_of(body.messages), plan_thinking(body, service)
+    messages = body.check_continuation(messages_of(body.messages))
+    thinking = plan_thinking(body, service)
     tools = tools_of([tool.function for tool in body.tools or ()])
     options, variables = _options(body, service, thinking), thinking.variables
     job = chat_job(service.engine, messages, options, tools, variables=variables)
@@ -241,7 +242,6 @@ def _prepared(
     return PreparedRequest(
         [job],
         lambda answers: build_answer(head, answers[0]),
-        OllamaEncoder(head) if body.stream else None,
         shows_thinking=thinking.shown and body.think is not False,
     )
 
@@ -296,9 +296,6 @@ class OllamaEncoder(Encoder):
         self._head = head
         self._call: tuple[str, str] | None = None  # name and arguments so far
         self._logprobs: list[TokenLogprobs] = []
-
-    def resume(self, waiting: Self) -> None:
-        self._head = waiting._head
 
     def heartbeat(self) -> bytes:
         """Return a line without text."""
@@ -404,14 +401,14 @@ OLLAMA = Dialect(
             OllamaChatBody,
             prepare_chat,
             "Answer a conversation, for Ollama.",
-            waiting=chat_encoder,
+            encoder=chat_encoder,
         ),
         Endpoint(
             "/api/generate",
             OllamaGenerateBody,
             prepare_generate,
             "Continue, for Ollama.",
-            waiting=generate_encoder,
+            encoder=generate_encoder,
         ),
         Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
         Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -75,15 +75,13 @@ def list_models() -> list[StoredModel]:
 
 def all_models() -> list[StoredModel]:
     """Return the models of the store, then those of other programs. Raises StoreError."""
-    return [*list_models(), *external_models()]
+    stored = list_models()
+    return [*stored, *external_models(stored)]
 
 
-def external_models() -> list[StoredModel]:
-    """Return the models of other programs that are not in the store, by name."""
-    try:
-        stored = {model.repository for model in list_models()}
-    except StoreError:
-        stored = set()
+def external_models(stored: Sequence[StoredModel]) -> list[StoredModel]:
+    """Return the models of other programs that are not among those of the store, by name."""
+    repositories = {model.repository for model in stored}
     return [
         StoredModel(
             model.name,
@@ -95,7 +93,7 @@ def external_models() -> list[StoredModel]:
             program=model.program,
         )
         for model in find_models()
-        if model.name not in stored
+        if model.name not in repositories
     ]
 
 
@@ -218,10 +216,11 @@ def _model_path(name: str) -> Path:
 
 def _find_by_repository(repository: str, revision: str | None) -> StoredModel:
     """Return the model from `repository`, at `revision` unless that is None; the store's first."""
-    for model in list_models():
+    stored = list_models()
+    for model in stored:
         if model.repository == repository and revision in (None, model.commit):
             return model
-    for model in external_models():
+    for model in external_models(stored):
         if model.name == repository and revision in (None, model.commit):
             return model
     reference = repository + (f"@{revision}" if revision else "")

@@ -123,7 +123,7 @@ def test_models_prints_the_usable_names(monkeypatch: pytest.MonkeyPatch, tmp_pat
     mine, bad = StoredModel("mine", tmp_path), StoredModel("bad", tmp_path, damaged="empty")
     theirs = StoredModel("them/tiny", tmp_path, program="LM Studio")
     monkeypatch.setattr(model_store, "list_models", lambda: [mine, bad])
-    monkeypatch.setattr(model_store, "external_models", lambda: [theirs])
+    monkeypatch.setattr(model_store, "external_models", lambda stored: [theirs])
     assert run_here("completions", "models").stdout == "mine\nthem/tiny\n"
 
 

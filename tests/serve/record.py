@@ -179,12 +179,10 @@ class Recorder:
         return zeros[: -len(number)] + number
 
 
-async def _answer(
-    scheduler: ModelHost, job: Job, client: str, short: bool
-) -> AsyncGenerator[Event]:
+async def _answer(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[Event]:
     """Yield the first words of the model's own answer, or a call after the prefill."""
     call, words, stats = _call.get(), 0, Stats()
-    async with contextlib.aclosing(run_job(scheduler, job, client=client, short=short)) as events:
+    async with contextlib.aclosing(run_job(host, job, **options)) as events:
         async for event in events:
             if isinstance(event, PromptProcessed):
                 stats.prompt_tokens, stats.cached_tokens = event.prompt_tokens, event.cached_tokens
@@ -220,12 +218,7 @@ def recording(model_path: Path, directory: Path) -> Iterator[tuple[str, Recorder
         ]
     )
 
-    def run(
-        model: ServedModel, job: Job, client: str, short: bool, idle: bool
-    ) -> AsyncGenerator[Event]:
-        return _answer(model.host, job, client, short)
-
-    backend = replace(options.backend(pool, RequestRecords()), run=run)
+    backend = replace(options.backend(pool, RequestRecords()), run=_answer)
     recorder = Recorder(create_app(backend, AccessRules()), directory)
     with listen("127.0.0.1", 0) as listening:
         server = uvicorn.Server(uvicorn.Config(recorder, log_level="warning", http="h11"))

@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.recorded import recorded_requests
-from tests.support.serving import Reply, ask, served, write_long_model
+from tests.support.serving import STRICT_TEMPLATE, Reply, ask, served, write_long_model
 from tests.support.sse_reader import named_events
 
 SESSIONS = {
@@ -21,20 +21,6 @@ SESSIONS = {
 }
 AGAIN = 0.05  # part of a prompt that may be prefilled again
 IMAGE = "iVBORw0KGgo" + "A" * 4000
-# As in Qwen 3.5: system messages only at the beginning, calls and results as text.
-STRICT_TEMPLATE = """\
-{% for message in messages %}\
-{% if message.role == "system" and not loop.first %}\
-{{ raise_exception("System message must be at the beginning.") }}\
-{% endif %}\
-<|im_start|>{{ message.role }}
-{% if loop.first and tools %}{{ tools | tojson }}{% endif %}\
-{{ message.content }}\
-{% for call in message.tool_calls or [] %}\
-<tool_call>{{ call.function | tojson }}</tool_call>\
-{% endfor %}<|im_end|>
-{% endfor %}<|im_start|>assistant
-"""
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,15 @@ import pytest
 from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
 from akunu_py.decoding.generate.job import Job
 from akunu_py.types import Stats
-from tests.support.serving import Served, ask, scripted_app
+from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectRequest
+from tests.support.serving import (
+    STRICT_TEMPLATE,
+    Served,
+    ask,
+    scripted_app,
+    served,
+    write_served_model,
+)
 from tests.support.sse_reader import named_events
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -50,6 +58,33 @@ async def test_next_turn_prefills_only_new_tokens(tiny: Served) -> None:
     response = (await ask(tiny.app, RESPONSES, {"model": "alias", "input": asking})).json()
     details = response["usage"]["input_tokens_details"]
     assert details["cached_tokens"] >= response["usage"]["input_tokens"] - 1
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serve a model whose template refuses late system messages."""
+    directory = write_served_model(tmp_path_factory.mktemp("strict") / "model")
+    (directory / "chat_template.jinja").write_text(STRICT_TEMPLATE)
+    with served(directory) as model:
+        yield model
+
+
+@pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "completions"])
+async def test_late_system_messages_join_turns_and_keep_the_prompt_cached(
+    name: str, strict: Served
+) -> None:
+    """Wherever they stand, if the template refuses them; in every dialect with roles."""
+    dialect, before, said = DIALECTS[name], 0, "a tale of many words " * 20
+    turns: list[tuple[str, str]] = []
+    for number, roles in enumerate(["us", "asu", "aus", "asssu"]):
+        words = {"u": ("user", said), "a": ("assistant", "Yes."), "s": ("system", "Mind.")}
+        turns += [(words[role][0], f"{number} {words[role][1]}") for role in roles]
+        body = dialect.request_body(DialectRequest((said,), 2), stream=False)
+        key = "input" if "input" in body else "messages"
+        body[key] = [{"role": role, "content": text} for role, text in turns]
+        reply = dialect.parse(await ask(strict.app, dialect.path, body))
+        assert reply.cached >= before > 0 or number == 0
+        before = reply.prompt - 1
 
 
 async def test_too_long_prompt_error_has_its_length(tiny: Served) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -35,16 +36,8 @@ class ScriptedScheduler(ModelHost):
         self.handles: list[JobHandle] = []
         self.finished = threading.Event()
 
-    def submit(
-        self,
-        job: Job,
-        on_event: Callable[[Event], None],
-        *,
-        client: str = "",
-        short: bool = False,
-        idle: bool = False,
-    ) -> JobHandle:
-        handle = JobHandle(job, on_event, client, lambda: None, short=short, idle=idle)
+    def submit(self, job: Job, on_event: Callable[[Event], None], **options: Any) -> JobHandle:
+        handle = JobHandle(job, on_event, "", lambda: None, short=False)
         self.handles.append(handle)
 
         def run() -> None:

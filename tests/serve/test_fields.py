@@ -24,7 +24,7 @@ from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
 from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.types import GenerateOptions
+from akunu_py.types import GenerateOptions, Message
 from tests.support.serving import Reply, Served, ask
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -231,6 +231,8 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"cache_prompt": True, "user": "me"}, {}),
     ({"top_logprobs": 0, "logprobs": False}, {}),
     ({"repeat_last_n": 0, "repeat_penalty": 1.3}, {"repetition_penalty": 1.0}),
+    ({"do_sample": False, "temperature": 1.0, "seed": 3}, {"temperature": 0.0, "seed": 3}),
+    ({"do_sample": True, "temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 3}),
 ]
 # Those of all dialects: the limit has another name, grammars are equal only in effect.
 SHARED = [pair for pair in SAME if not {*pair[0], *pair[1]} & {"max_tokens", "grammar"}]
@@ -283,10 +285,10 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "keep_alive": "5m", "num_ctx": 4096, "num_keep": 5, "num_thread": 4, "template": "x",
     "raw_": True, "ttl": 300, "draft_model": "x",
     # vLLM, SGLang, text-generation-webui, OpenRouter
-    "best_of": 2, "continue_final_message": True, "add_generation_prompt": True,
-    "skip_special_tokens": True, "length_penalty": 1.0, "early_stopping": False, "priority": 0,
+    "best_of": 2, "skip_special_tokens": True, "length_penalty": 1.0, "early_stopping": False,
+    "priority": 0,
     "use_beam_search": False, "include_stop_str_in_output": False, "prompt_logprobs": 1,
-    "truncate_prompt_tokens": 100, "guided_decoding_backend": "xgrammar", "do_sample": True,
+    "truncate_prompt_tokens": 100, "guided_decoding_backend": "xgrammar",
     "smoothing_factor": 0.1, "transforms": [], "route": "fallback", "provider": {"order": ["x"]},
     "models": ["m"], "usage": {"include": True}, "plugins": [], "web_search_options": {},
 }  # fmt: skip
@@ -322,6 +324,35 @@ async def test_fields_without_a_counterpart_are_named_and_change_nothing(
                     ENDPOINTS[path].body,
                     strict=True,
                 )
+
+
+BEGUN = [USER, {"role": "assistant", "content": "Once upon "}]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+@pytest.mark.parametrize("turns", [BEGUN, BEGUN[:1]])
+async def test_an_answer_at_the_end_is_continued(
+    tiny: Served, path: str, turns: list[dict[str, Any]]
+) -> None:
+    """Fields that request something else are named; completions have no final message."""
+    body = LEAST.get(path, {"stream": False, "options": {"num_predict": 16}})
+    body = body | {"input" if path == RESPONSES else "messages": turns}
+    body |= {"max_tokens": 16} if path == MESSAGES else {}
+    continues = turns is BEGUN
+    happens = {"continue_final_message": continues, "add_generation_prompt": not continues}
+    plain = answer(await ask(tiny.app, path, body))
+    for more in (happens, {name: not value for name, value in happens.items()}):
+        reply = await ask(tiny.app, path, body | more)
+        assert answer(reply) == plain
+        names = "" if more is happens else ", ".join(more)
+        assert reply.headers.get(IGNORED_HEADER, "") == names
+    messages = [Message(turn["role"], turn["content"]) for turn in turns]
+    prompt = tiny.in_thread(lambda engine: engine.tokens.encode_chat(messages))
+    whole = {"prompt": prompt, "max_tokens": 16}
+    expected = answer(await ask(tiny.app, COMPLETIONS, whole))["choices"][0]["text"]
+    assert json.dumps(expected) in json.dumps(plain)
+    reply = await ask(tiny.app, COMPLETIONS, LEAST[COMPLETIONS] | happens)
+    assert reply.headers[IGNORED_HEADER] == ", ".join(happens)
 
 
 @pytest.mark.parametrize(

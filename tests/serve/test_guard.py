@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from akunu_py.decoding.generate.model_host import RequestCounts
+from akunu_py.serve.dialect.interface import Endpoint
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import DIALECTS, create_app
 from akunu_py.serve.http.guard import AccessRules, is_loopback
@@ -178,6 +182,56 @@ async def test_body_size_and_depth_are_limited(tiny: Served) -> None:
     large = b'{"user":"' + b"x" * (33 << 20) + b'"}'
     reply = await ask(tiny.app, "/v1/chat/completions", large, headers={"content-length": ""})
     assert reply.status == 413
+
+
+def raw_deflate(data: bytes) -> bytes:
+    """Compress as some clients do for `deflate`: without zlib's header."""
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(data) + stream.flush()
+
+
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "X-GZIP": gzip.compress,
+    "deflate": zlib.compress,
+    "Deflate ": raw_deflate,
+    "identity": bytes,
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_compressed_bodies_are_read(tiny: Served, encoding: str) -> None:
+    compress = ENCODINGS[encoding]
+    path, body = "/v1/completions", json.dumps({"prompt": "hello" * 9, "max_tokens": 4}).encode()
+    headers = {"content-encoding": encoding}
+    reply = await ask(tiny.app, path, compress(body), headers=headers)
+    plain = await ask(tiny.app, path, body)
+    assert (reply.status, reply.json()["choices"]) == (200, plain.json()["choices"])
+    large = compress(b'{"user":"' + b"x" * (33 << 20) + b'"}')
+    assert (await ask(tiny.app, path, large, headers=headers)).status == 413
+    damaged = [compress(body)[:-3], compress(body) + b"more", b"", b"{}", compress(body)[9:]]
+    for data in damaged:
+        reply = await ask(tiny.app, path, data, headers=headers)
+        assert reply.status == 400
+        what = (
+            "not JSON" if encoding == "identity" else f"the body is not {encoding.strip().lower()}"
+        )
+        if data != b"{}" or encoding != "identity":
+            assert what in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("endpoint", [each for one in DIALECTS for each in one.endpoints])
+async def test_other_encodings_are_refused_in_each_dialect(
+    tiny: Served, endpoint: Endpoint
+) -> None:
+    for encoding in ("br", "zstd", "gzip, gzip", "x" * 999):
+        headers = {"content-encoding": encoding}
+        reply = await ask(tiny.app, endpoint.path, b"\x00", headers=headers)
+        error = reply.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert reply.status == 415
+        expected = f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate"
+        assert message == expected
 
 
 async def test_number_of_waiting_requests_is_limited(tiny: Served) -> None:

@@ -20,7 +20,7 @@ from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.llamacpp import InfillBody, prepare_infill
+from akunu_py.serve.llamacpp import InfillBody, infill_encoder, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.jobs import run_job
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -50,8 +50,12 @@ def session(engine: Engine) -> Session:
     return Session(engine)
 
 
+def parsed(body: dict[str, Any]) -> InfillBody:
+    return bodies.parse(json.dumps(body).encode(), InfillBody)
+
+
 def prepared(service: Service, body: dict[str, Any]) -> PreparedRequest:
-    return prepare_infill(bodies.parse(json.dumps(body).encode(), InfillBody), service)
+    return prepare_infill(parsed(body), service)
 
 
 def run(service: Service, session: Session, body: dict[str, Any]) -> list[Event]:
@@ -92,7 +96,7 @@ def test_text_equals_completer(
 
 def test_stream_ends_with_statistics(service: Service, session: Session) -> None:
     body = {"input_prefix": "a(", "input_suffix": "b", "n_predict": 9, "stream": True}
-    encoder = prepared(service, body).encoder
+    encoder = infill_encoder(parsed(body), service.name)
     assert encoder is not None
     events = run(service, session, body)
     frames = b"".join(frame for event in events for frame in encoder.encode(event, 0))

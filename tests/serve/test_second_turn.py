@@ -21,6 +21,7 @@ from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Finished, PrefillProgress
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.job import DeferredJob, Job, RunningJob
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -28,8 +29,8 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, Prompt
 from akunu_py.models.load.fit import FittedContext
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
-from akunu_py.serve.http.model_pool import ServedModel
 from akunu_py.serve.http.record import RequestRecords
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectClient, DialectRequest, ReplyData
 from tests.support.engines import altered
@@ -123,9 +124,7 @@ async def disconnect_after(
     """Send a request, disconnect once `after` tokens are prefilled; return the prefilled tokens."""
     loop, hung_up, prefilled = asyncio.get_running_loop(), asyncio.Event(), 0
 
-    async def run(
-        served: ServedModel, job: Job, client: str, short: bool, idle: bool
-    ) -> AsyncGenerator[Event]:
+    async def run(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[Event]:
         cancelled = threading.Event()
 
         def watch(event: PrefillProgress) -> None:
@@ -140,7 +139,7 @@ async def disconnect_after(
             return WatchedAnswer(begin(session), watch)
 
         try:
-            async with contextlib.aclosing(served.run(watched, client, short, idle)) as events:
+            async with contextlib.aclosing(run_job(host, watched, **options)) as events:
                 async for event in events:
                     yield event
         finally:

@@ -84,8 +84,7 @@ class TokenCodec:
                 f"{self.name} has no chat template, so it cannot chat; "
                 "continue a text instead: akunu run --raw"
             )
-        last = messages[-1]
-        partial = _is_partial_answer(last) and bool(last.content or last.thinking)
+        last, partial = messages[-1], continues_answer(messages)
         turns = messages[:-1] if partial else messages
         text = rendering.render(self.tokenizer, turns, tools, self.name, variables)
         tokens = self.encode_text(text)
@@ -139,6 +138,12 @@ class TokenCodec:
             return common_prefix(self.encode_chat(next_turn, tools, variables), prompt)
         except UnsupportedModel:  # the template rejects this conversation
             return 0
+
+
+def continues_answer(messages: Sequence[Message]) -> bool:
+    """Return whether the model continues the last message instead of answering it."""
+    last = messages[-1]
+    return _is_partial_answer(last) and bool(last.content or last.thinking)
 
 
 def _is_partial_answer(message: Message) -> bool:

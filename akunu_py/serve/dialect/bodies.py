@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import tagged_union_schema
 
 from akunu_py.files import parse_json
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
+from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.text import on_one_line
 from akunu_py.types import Message
 
@@ -50,6 +52,49 @@ class Body(BaseModel):
 
 # The type of a field that is accepted without effect and without notice.
 Ignored = Any
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class OtherPart(Body):
+    """A part of a message that a text model cannot read."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        return describe(self.model_dump())
+
+
+class ByType:
+    """Chooses a member of a union by the `type` of the value; the last member has all others."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        members: Sequence[type[BaseModel]] = get_args(source)
+        names = {
+            name: member.__name__
+            for member in members[:-1]
+            for name in get_args(member.model_fields["type"].annotation)
+        }
+
+        def choose(value: Any) -> str:
+            kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+            return names.get(str(kind), members[-1].__name__)
+
+        return tagged_union_schema(
+            {member.__name__: handler.generate_schema(member) for member in members}, choose
+        )
 
 
 def unknown_entry(name: str) -> PydanticCustomError:
@@ -192,6 +237,18 @@ def _param_parts(value: Any, location: Sequence[str | int]) -> list[str]:
 
 
 BLANK_LINE = "\n\n"  # between merged texts
+
+
+class HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def text_of(content: str | Sequence[HasText]) -> str:
+    """Return the text of a message's content, which may consist of parts."""
+    if isinstance(content, str):
+        return content
+    return BLANK_LINE.join(filter(None, (part.text for part in content)))
 
 
 def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:

@@ -11,7 +11,9 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from akunu_py.decoding.chat_format.effort import Effort
+from akunu_py.decoding.model.tokens import continues_answer
 from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.types import Message
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
@@ -86,6 +88,7 @@ class SamplingFields(Body):
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = Field(default=None, ge=0, le=1)
+    do_sample: bool | None = None  # False: greedy, as in transformers
     seed: int | None = None
     presence_penalty: float | None = Field(default=None, ge=-100, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
@@ -123,6 +126,25 @@ class SamplingFields(Body):
     service_tier: Ignored = None
     store: Ignored = None
     user: Ignored = None
+
+
+class ConversationFields(Body):
+    """Whether the model continues an answer at the end of the conversation, which it always does.
+
+    The names are vLLM's.
+    """
+
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def check_continuation(self, messages: list[Message]) -> list[Message]:
+        """Return the conversation; name the fields that request something else."""
+        continues = continues_answer(messages)
+        if self.continue_final_message not in (None, continues):
+            self.ignore("continue_final_message")
+        if self.add_generation_prompt not in (None, not continues):
+            self.ignore("add_generation_prompt")
+        return messages
 
 
 class GenerationFields(SamplingFields, ThinkingFields):

@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from akunu_py.decoding.events import (
     AnnotatedPiece,
@@ -61,9 +61,6 @@ class Encoder(ABC):
     @abstractmethod
     def fail(self, error: RequestError) -> list[bytes]:
         """Return the frames that end the stream after an error."""
-
-    def resume(self, waiting: Self) -> None:  # noqa: B027 - most streams have no state
-        """Continue the stream whose heartbeats `waiting` encoded; see `Endpoint.waiting`."""
 
 
 class CommentEncoder(Encoder):
@@ -133,7 +130,8 @@ class PreparedRequest:
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
     build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
-    encoder: Encoder | None = None  # None: not streamed
+    # Gives the encoder of a stream what is known only once the model is loaded.
+    begin: Callable[[Any], None] = lambda encoder: None
     short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
     idle: bool = False  # runs only while no other request does
     shows_thinking: bool = True  # the reply includes thinking
@@ -151,9 +149,9 @@ class Endpoint:
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,
     # loaded or not, or `ModelPool.ending`.
     needs: Literal["service", "embedder", "description", "ending"] = "service"
-    # Returns the encoder of heartbeats until the model is loaded, None if nothing is streamed; gets
-    # the body and the model's name. Raises RequestError.
-    waiting: Callable[[Any, str], Encoder | None] = lambda body, name: None
+    # Returns the encoder of a streamed reply, else None; gets the body and the model's name, before
+    # the model is loaded. Raises RequestError.
+    encoder: Callable[[Any, str], Encoder | None] = lambda body, name: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ ErrorKind = Literal[
     "not_found",
     "method",
     "too_large",
+    "encoding",
     "unavailable",
     "internal",
 ]
@@ -25,6 +26,7 @@ STATUS: dict[ErrorKind, int] = {
     "not_found": 404,
     "method": 405,
     "too_large": 413,
+    "encoding": 415,
     "unavailable": 503,
     "internal": 500,
 }

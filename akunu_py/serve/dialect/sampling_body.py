@@ -69,7 +69,7 @@ def generate_options(
     bias = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
     bias |= dict.fromkeys(sorted(ends), _NEVER)
     parameters: dict[str, Any] = {
-        "temperature": body.temperature,
+        "temperature": 0.0 if body.do_sample is False else body.temperature,
         "top_p": body.top_p,
         "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM writes -1 for none
         "min_p": body.min_p,

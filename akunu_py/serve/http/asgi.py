@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import MAX_BYTES, Body, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
@@ -35,6 +35,7 @@ from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
     Disconnected,
     RequestHandler,
+    run_job,
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
@@ -49,9 +50,16 @@ _MAX_CHALLENGE = 100  # characters
 _MAX_WAITING = 256  # requests
 _BODY_TIMEOUT_S = 60.0  # for receiving a body
 _MAX_DROPPED = 1 << 30  # bytes of a body that is too large
+# Encodings of a body: the formats that zlib tries, as its window sizes.
+_ENCODINGS: dict[str, tuple[int, ...]] = {
+    "": (),
+    "identity": (),
+    "gzip": (zlib.MAX_WBITS | 16,),
+    "x-gzip": (zlib.MAX_WBITS | 16,),
+    "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS),
+}
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
-Run = Callable[[Job, str, bool, bool], AsyncGenerator[Event]]  # job, client, short, idle
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
@@ -91,8 +99,7 @@ class Backend:
     pool: ModelPool
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
-    # Runs a job: model, job, client, short, idle; see `run_job`.
-    run: Callable[[ServedModel, Job, str, bool, bool], AsyncGenerator[Event]] = ServedModel.run
+    run: Callable[..., AsyncGenerator[Event]] = run_job  # tests replace it
 
 
 def create_app(
@@ -200,17 +207,19 @@ class _Post:
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
                 data = await _read_body(Headers(scope=scope), receive)
-                async with self._prepared(data, handler, record) as (prepared, run):
-                    record.status = await handler.reply(
-                        prepared, lambda job, *kind: run(job, client, *kind), record.add
-                    )
+                async with self._prepared(data, handler, record) as (prepared, model):
+                    kind: dict[str, Any] = {"client": client}
+                    if isinstance(prepared, PreparedRequest):
+                        kind |= {"short": prepared.short, "idle": prepared.idle}
+                    run = partial(self._backend.run, model.host, **kind)
+                    record.status = await handler.reply(prepared, run, record.add)
             except RequestError as error:
                 record.status = await handler.fail(error)
 
     @contextlib.asynccontextmanager
     async def _prepared(
         self, data: bytes, handler: RequestHandler, record: RequestRecord
-    ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], Run]]:
+    ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], ServedModel]]:
         """Prepare a request; keep its model loaded while the block runs. Raises RequestError.
 
         data: the body. handler: sends heartbeats.
@@ -234,7 +243,7 @@ class _Post:
                     prepared = endpoint.prepare(body, pool.ending)
                 else:
                     record.model = model.name if len(pool.models) > 1 else ""
-                    handler.stream(endpoint.waiting(body, model.name))
+                    handler.stream(endpoint.encoder(body, model.name))
                     await handler.wait(stack.enter_async_context(pool.use(model)))
                     prepare = partial(_prepare, endpoint, body, model)
                     prepared = await handler.wait(run_in_threadpool(prepare))
@@ -243,7 +252,7 @@ class _Post:
                 raise
             except Exception as error:
                 raise request_error(error) from error
-            yield prepared, partial(backend.run, model)
+            yield prepared, model
 
 
 def _prepare(
@@ -278,11 +287,15 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
 
     The rest of a large body is received and dropped: clients that cannot send it see no reply.
     """
-    too_large = RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise RequestError(
+            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
+        )
     length = headers.get("content-length", "")
     declared = int(length[:20]) if length.isdigit() else 0
     if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
-        raise too_large
+        raise _too_large()
     data, received, more = bytearray(), 0, True
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
@@ -296,12 +309,33 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
                     data += part
                 more = message.get("more_body", False)
                 if received > _MAX_DROPPED:
-                    raise too_large
+                    raise _too_large()
     except TimeoutError:
         raise RequestError(f"the body did not arrive within {_BODY_TIMEOUT_S:g} seconds") from None
     if received > MAX_BYTES:
-        raise too_large
-    return bytes(data)
+        raise _too_large()
+    plain = encoding in ("", "identity")
+    return bytes(data) if plain else await run_in_threadpool(_decompress, bytes(data), encoding)
+
+
+def _decompress(data: bytes, encoding: str) -> bytes:
+    """Return a compressed body. Raises RequestError if it is damaged or too large.
+
+    Some clients send `deflate` without zlib's header (RFC 9110, section 8.4.1.2).
+    """
+    for window in _ENCODINGS[encoding]:
+        stream = zlib.decompressobj(window)
+        with contextlib.suppress(zlib.error):
+            found = stream.decompress(data, MAX_BYTES + 1)
+            if len(found) > MAX_BYTES:
+                raise _too_large()
+            if stream.eof and not stream.unused_data:
+                return found
+    raise RequestError(f"the body is not {encoding}, or not whole")
+
+
+def _too_large() -> RequestError:
+    return RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -10,21 +10,18 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, RequestCounts, State
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, MemoryInUse
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.http.request_handler import run_job
 
 _SAVE_S = 10.0  # for the prompt caches of a model; loading the next one takes about as long
 _MAX_ENDING = 64
@@ -116,10 +113,6 @@ class ServedModel:
             "state": self.host.state,
             "not_batched": None if self.host.facts is None else self.host.facts.not_batched,
         }
-
-    def run(self, job: Job, client: str, short: bool, idle: bool) -> AsyncGenerator[Event]:
-        """Yield the events of a job; closing the generator cancels the job."""
-        return run_job(self.host, job, client=client, short=short, idle=idle)
 
     def counts(self) -> RequestCounts:
         """Return the counters of the model's requests, and of those before it was unloaded."""

@@ -29,8 +29,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
-# Runs a job, see `run_job`; the flags are `short` and `idle`. Closing the generator cancels it.
-Run = Callable[[Job, bool, bool], AsyncGenerator[Event]]
+RunJob = Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
 Result = TypeVar("Result")
 
 
@@ -54,14 +53,9 @@ class RequestHandler:
         self._stream: _Stream | None = None  # if the reply is streamed
 
     def stream(self, encoder: Encoder | None) -> None:
-        """Set the encoder of a streamed reply; it continues that of an earlier call."""
-        if encoder is None:
-            return
-        if self._stream is None:
+        """Stream the reply, unless `encoder` is None."""
+        if encoder is not None:
             self._stream = _Stream(self._send, encoder, self._heartbeat_s)
-        else:
-            encoder.resume(self._stream.encoder)
-            self._stream.encoder = encoder
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
@@ -90,13 +84,14 @@ class RequestHandler:
     async def reply(
         self,
         prepared: PreparedRequest | Mapping[str, Any],
-        run: Run,
+        run: RunJob,
         on_event: Callable[[Event], None],
     ) -> int:
         """Run the jobs, send the reply and return its status. on_event: called with every event."""
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
-        self.stream(prepared.encoder)
+        if self._stream is not None:
+            prepared.begin(self._stream.encoder)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         try:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
@@ -160,12 +155,12 @@ class RequestHandler:
 
 async def _run_jobs(
     prepared: PreparedRequest,
-    run: Run,
+    run: RunJob,
     on_event: Callable[[Event], None],
 ) -> AsyncGenerator[ChoiceEvent]:
     """Yield the events of all jobs. Raises RequestError."""
     for choice, job in enumerate(prepared.jobs):
-        async with contextlib.aclosing(run(job, prepared.short, prepared.idle)) as events:
+        async with contextlib.aclosing(run(job)) as events:
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
@@ -264,16 +259,14 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def run_job(
-    scheduler: ModelHost, job: Job, *, client: str = "", short: bool = False, idle: bool = False
-) -> AsyncGenerator[Event]:
+async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is `Finished` or `Failed`.
 
     Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
-    little more than the text. client, short, idle: see `ModelHost.submit`.
+    little more than the text. options: see `ModelHost.submit`.
     """
     mailbox = _Mailbox()
-    handle = scheduler.submit(job, mailbox.put, client=client, short=short, idle=idle)
+    handle = host.submit(job, mailbox.put, **options)
     try:
         while True:
             event = await mailbox.get()

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool, drop_unknown
-from akunu_py.serve.dialect.fields import TokenLimit
+from akunu_py.serve.dialect.bodies import (
+    Body,
+    ByType,
+    Ignored,
+    OtherPart,
+    RefusalPart,
+    check_tool,
+    drop_unknown,
+)
+from akunu_py.serve.dialect.fields import ConversationFields, TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.sampling_body import SamplingBody
-from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 
 
@@ -19,11 +26,6 @@ class ChatText(Body):
     type: Literal["text"]
     text: str
     cache_control: Ignored = None  # from gateways for Anthropic
-
-
-class ChatRefusal(Body):
-    type: Literal["refusal"]
-    refusal: str
 
 
 class FunctionBody(Body):
@@ -39,30 +41,7 @@ class CallBody(Body):
     index: Ignored = None  # of merged chunks
 
 
-class ChatOther(Body):
-    """A part other than text."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    type: str
-
-    @property
-    def text(self) -> str:
-        """A line of its own: the texts of the other parts are joined without a separator."""
-        return f"{describe(self.model_dump())}\n"
-
-
-def _part_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
-    return kind if kind in ("text", "refusal") else "other"
-
-
-Part = Annotated[
-    Annotated[ChatText, Tag("text")]
-    | Annotated[ChatRefusal, Tag("refusal")]
-    | Annotated[ChatOther, Tag("other")],
-    Discriminator(_part_tag),
-]
+Part = Annotated[ChatText | RefusalPart | OtherPart, ByType()]
 
 
 class MessageBody(Body):
@@ -86,8 +65,9 @@ class MessageBody(Body):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
+        # A part that is no text gets a line of its own.
         return "".join(
-            part.refusal if isinstance(part, ChatRefusal) else part.text
+            f"{part.text}\n" if isinstance(part, OtherPart) else part.text
             for part in self.content or ()
         )
 
@@ -161,7 +141,7 @@ class PredictionBody(Body):
         return "".join(part.text for part in self.content)
 
 
-class ChatBody(SamplingBody):
+class ChatBody(SamplingBody, ConversationFields):
     """The body of /v1/chat/completions."""
 
     messages: list[MessageBody] = Field(min_length=1)

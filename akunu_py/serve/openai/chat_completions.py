@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from akunu_py.decoding.events import (
     Event,
@@ -50,7 +50,7 @@ from akunu_py.types import Constraint, TokenLogprobs
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the jobs and the encoder. Raises RequestError."""
-    messages = messages_of(body.messages)
+    messages = body.check_continuation(messages_of(body.messages))
     limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
@@ -77,7 +77,6 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         jobs,
         lambda answers: build_chat_completion(head, answers, old=body.has_functions),
-        chat_encoder(body, service.name),
         shows_thinking=thinking.shown,
     )
 
@@ -117,9 +116,6 @@ class ChatEncoder(CommentEncoder):
         self._finished: list[Finished] = []
         self._kind: dict[str, Any] = {"content": ""}  # an empty delta like the last one
         self._choice = 0  # the last one
-
-    def resume(self, waiting: Self) -> None:
-        self._head, self._has_role = waiting._head, waiting._has_role
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: clients do not count comments as progress."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field
 
@@ -98,7 +98,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     return PreparedRequest(
         jobs,
         lambda answers: build_completions(head, answers, echoes, count),
-        completions_encoder(body, service.name, echoes),
+        lambda encoder: encoder.begin(echoes),
         short=options.max_tokens <= _SHORT_ANSWER
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
@@ -109,14 +109,12 @@ def _with_stops(options: GenerateOptions, prompt: _PromptRequest) -> GenerateOpt
     return replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
 
 
-def completions_encoder(
-    body: CompletionsBody, name: str, echoes: Sequence[str] = ("",)
-) -> CompletionsEncoder | None:
+def completions_encoder(body: CompletionsBody, name: str) -> CompletionsEncoder | None:
     """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
     usage = includes_usage(body)
     if not body.stream:
         return None
-    return CompletionsEncoder(ReplyHead(name, "cmpl"), echoes, body.n or 1, usage=usage)
+    return CompletionsEncoder(ReplyHead(name, "cmpl"), body.n or 1, usage=usage)
 
 
 def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
@@ -154,16 +152,15 @@ class CompletionsEncoder(CommentEncoder):
 
     error_body = staticmethod(error_body)
 
-    def __init__(
-        self, head: ReplyHead, echoes: Sequence[str], count: int = 1, *, usage: bool = False
-    ) -> None:
-        """echoes: the prompt repeated before each choice, or "". count: choices per prompt."""
-        self._head, self._echoes, self._count, self._usage = head, echoes, count, usage
-        self._offsets = [len(text) for text in echoes]
+    def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
+        """count: choices per prompt."""
+        self._head, self._count, self._usage = head, count, usage
         self._finished: list[Finished] = []
+        self.begin([""])
 
-    def resume(self, waiting: Self) -> None:
-        self._head = waiting._head
+    def begin(self, echoes: Sequence[str]) -> None:
+        """Set the text before each choice: its prompt, or ""."""
+        self._echoes, self._offsets = echoes, [len(text) for text in echoes]
 
     def heartbeat(self) -> bytes:
         """Return an empty text: clients do not count comments as progress."""

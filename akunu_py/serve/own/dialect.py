@@ -78,7 +78,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
         lambda session: service.completer(session, options),
         lambda: "time" if body.id in service.ending else None,
     )
-    return PreparedRequest([job], _build_reply, AkunuEncoder(), short=True)
+    return PreparedRequest([job], _build_reply, short=True)
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
@@ -87,7 +87,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")
     job = AnnotatedAnswerJob(messages, options, lambda: body.id in service.ending, tools)
-    return PreparedRequest([job], _build_reply, AkunuEncoder(), idle=options.side_request)
+    return PreparedRequest([job], _build_reply, idle=options.side_request)
 
 
 def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
@@ -152,14 +152,14 @@ AKUNU = Dialect(
             AkunuCompleteBody,
             prepare_complete,
             "Complete text, for akunu.",
-            waiting=lambda body, name: AkunuEncoder(),
+            encoder=lambda body, name: AkunuEncoder(),
         ),
         Endpoint(
             "/akunu/chat",
             AkunuChatBody,
             prepare_chat,
             "Answer a conversation, for akunu.",
-            waiting=lambda body, name: AkunuEncoder(),
+            encoder=lambda body, name: AkunuEncoder(),
         ),
         Endpoint(
             "/akunu/end",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
+from pydantic import BeforeValidator, Field, model_validator
+
+from akunu_py.serve.dialect.bodies import (
+    Body,
+    ByType,
+    Ignored,
+    OtherPart,
+    RefusalPart,
+    drop_unknown,
 )
-
-from akunu_py.serve.dialect.bodies import Body, Ignored, drop_unknown
-from akunu_py.serve.dialect.fields import GenerationFields, TokenLimit
+from akunu_py.serve.dialect.fields import ConversationFields, GenerationFields, TokenLimit
 
 
 class Item(Body):
@@ -25,11 +25,8 @@ class Item(Body):
     internal_chat_message_metadata_passthrough: Ignored = None
 
 
-TextKind = Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-
-
 class ItemText(Body):
-    type: TextKind
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -37,31 +34,7 @@ class ItemText(Body):
     prompt_cache_breakpoint: Ignored = None
 
 
-class ItemRefusal(Body):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class ItemOther(Body):
-    """A part other than text."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    type: str
-
-
-def _kind(value: Any) -> str:
-    """Return the tag that selects the pydantic model of a part of a message."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
-    return "refusal" if kind == "refusal" else "text" if kind in get_args(TextKind) else "other"
-
-
-Part = Annotated[
-    Annotated[ItemText, Tag("text")]
-    | Annotated[ItemRefusal, Tag("refusal")]
-    | Annotated[ItemOther, Tag("other")],
-    Discriminator(_kind),
-]
+Part = Annotated[ItemText | RefusalPart | OtherPart, ByType()]
 
 
 class MessageItem(Item):
@@ -124,17 +97,6 @@ class OtherItem(Body):
         return drop_unknown(value, lambda kind: False)
 
 
-_ITEMS = {
-    "message": "message",
-    "function_call": "function_call",
-    "custom_tool_call": "custom_tool_call",
-    "function_call_output": "output",
-    "custom_tool_call_output": "output",
-    "reasoning": "reasoning",
-    "item_reference": "stored",
-}
-
-
 def _with_type(value: Any) -> Any:
     """Add the type to messages without one."""
     if isinstance(value, dict) and "type" not in value and "role" in value:
@@ -142,20 +104,15 @@ def _with_type(value: Any) -> Any:
     return value
 
 
-def _item_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _ITEMS.get(kind, "other") if isinstance(kind, str) else "other"
-
-
 InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
-    | Annotated[OutputItem, Tag("output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[StoredItem, Tag("stored")]
-    | Annotated[OtherItem, Tag("other")],
-    Discriminator(_item_kind),
+    MessageItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | OutputItem
+    | ReasoningItem
+    | StoredItem
+    | OtherItem,
+    ByType(),
     BeforeValidator(_with_type),
 ]
 
@@ -215,7 +172,7 @@ class ResponsesStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class ResponsesBody(GenerationFields):
+class ResponsesBody(GenerationFields, ConversationFields):
     """The body of /v1/responses."""
 
     model: str

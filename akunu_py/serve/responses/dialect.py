@@ -8,12 +8,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
-from akunu_py.serve.dialect.bodies import BLANK_LINE, merge_messages
+from akunu_py.serve.dialect.bodies import merge_messages, text_of
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -32,15 +32,11 @@ from akunu_py.serve.dialect.sampling_body import (
 )
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
-from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
     CustomToolCallItem,
     FunctionCallItem,
     InputItem,
-    ItemOther,
-    ItemRefusal,
-    ItemText,
     MessageItem,
     OutputItem,
     ReasoningItem,
@@ -97,17 +93,16 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         lambda text: len(engine.tokens.encode(text)),
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
-    encoder = ResponseEncoder(context) if body.stream else None
     return PreparedRequest(
         [job],
         lambda answers: build_response(context, answers),
-        encoder,
+        lambda encoder: encoder.begin(context),
         shows_thinking=thinking.shown,
     )
 
 
-def waiting_response(body: ResponsesBody, name: str) -> ResponseEncoder | None:
-    """Return the encoder of the first events of a streamed reply."""
+def response_encoder(body: ResponsesBody, name: str) -> ResponseEncoder | None:
+    """Return the encoder of a streamed reply."""
     if not body.stream:
         return None
     _refuse(body)
@@ -184,22 +179,22 @@ def messages_of(body: ResponsesBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported item."""
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return [*messages, Message("user", body.input)]
+        return body.check_continuation([*messages, Message("user", body.input)])
     names: dict[str, str] = {}  # tool names by call id
     messages += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
-    return merge_messages(messages, "input")
+    return body.check_continuation(merge_messages(messages, "input"))
 
 
 def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
-        return Message(role, _text(item.content))
+        return Message(role, text_of(item.content))
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
         name = names[item.call_id] = function_name(item.name, item.namespace)
         text = item.arguments if isinstance(item, FunctionCallItem) else to_arguments(item.input)
         return Message("assistant", "", tool_calls=(ToolCall(name, text, item.call_id),))
     if isinstance(item, OutputItem):
-        text = _text(item.output)
+        text = text_of(item.output)
         return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
     if isinstance(item, ReasoningItem):
         text = "".join(part.text for part in item.content or [])
@@ -207,18 +202,6 @@ def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
             "assistant", "", thinking=text or decode_thinking(item.encrypted_content or "")
         )
     raise invalid(param, "responses are not stored; send the whole item")
-
-
-def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther]) -> str:
-    if isinstance(content, str):
-        return content
-    return BLANK_LINE.join(filter(None, map(_part_text, content)))
-
-
-def _part_text(part: ItemText | ItemRefusal | ItemOther) -> str:
-    if isinstance(part, ItemOther):
-        return describe(part.model_dump())
-    return part.text if isinstance(part, ItemText) else part.refusal
 
 
 Values = dict[str, Any]
@@ -240,7 +223,6 @@ class ResponseBuilder:
     """Builds a response. `add` returns its stream events, without sequence numbers."""
 
     def __init__(self, context: ResponseContext) -> None:
-        self._context = context
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -251,12 +233,17 @@ class ResponseBuilder:
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            **context.request,
         }
+        self.begin(context)
         self._thinking = ""  # of all reasoning items
         self._arguments = ""  # of the open call
         self._tool: MappedTool | None = None
         self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
+
+    def begin(self, context: ResponseContext) -> None:
+        """Set the context, which is more complete once the model is loaded."""
+        self._context = context
+        self.response |= context.request
 
     @property
     def _output(self) -> list[Values]:
@@ -459,15 +446,11 @@ class ResponseEncoder(Encoder):
 
     def __init__(self, context: ResponseContext) -> None:
         self._builder = ResponseBuilder(context)
+        self.begin = self._builder.begin
         self._number = 0
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [*self._begin(), *map(self._frame, self._builder.add(event))]
-
-    def resume(self, waiting: Self) -> None:
-        self._number = waiting._number
-        begun = waiting._builder.response
-        self._builder.response |= {name: begun[name] for name in ("id", "created_at")}
 
     def heartbeat(self) -> bytes:
         first = self._begin()
@@ -513,7 +496,7 @@ RESPONSES = Dialect(
             ResponsesBody,
             prepare_response,
             "Answer a conversation.",
-            waiting=waiting_response,
+            encoder=response_encoder,
         ),
     ),
     error_body,

@@ -56,6 +56,11 @@ FIRST_SYSTEM = (  # as in Qwen 3.5
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
 )
+ALTERNATING = (  # as in Gemma and Mistral
+    "{% set turns = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in turns %}{% if m.role != ('assistant' if loop.index0 % 2 else 'user') %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}"
+)
 IGNORES = ALL + "{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + IGNORES
 UNCALLED = OBJECT.replace("m.tool_calls", "m.nothing")
@@ -212,7 +217,7 @@ LATE = (
 )
 
 
-@pytest.mark.parametrize("template", [FIRST_SYSTEM + OBJECT, FIRST_SYSTEM + IGNORES])
+@pytest.mark.parametrize("template", [FIRST_SYSTEM + OBJECT, ALTERNATING + IGNORES])
 def test_late_system_messages_keep_every_earlier_prompt_a_prefix(template: str) -> None:
     prompts = [rendered(template, LATE[:end]) for end in (6, 7, 9)]
     assert all(later.startswith(first) for first, later in itertools.pairwise(prompts))

@@ -95,7 +95,7 @@ def test_they_are_listed_used_by_name_and_never_removed(
 def test_a_name_means_one_model(home: Path, tiny: Path) -> None:
     shutil.copytree(tiny, home / ".lmstudio/models/them/tiny")
     snapshot = in_hub_cache(home, tiny, "them/tiny")
-    (found,) = model_store.external_models()
+    (found,) = model_store.external_models([])
     assert (found.path, found.commit) == (snapshot, COMMIT)
     assert model_store.resolve(f"them/tiny@{COMMIT}").path == snapshot
     with pytest.raises(UnknownModel, match="them/tiny@main"):
