@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
@@ -106,6 +107,10 @@ class Chat:
     async def post(self, *messages: TextualMessage) -> None:
         for message in messages:
             self.app.post_message(message)
+        for _ in range(2):  # A handler waits for Textual's parser threads, then moves the focus.
+            passed = asyncio.Event()
+            if self.app.call_later(passed.set):
+                await passed.wait()
         await self.pilot.pause()
         while not all(view.is_drawn for view in self.app.query(AnswerView)):
             await self.pilot.pause()

@@ -145,6 +145,24 @@ async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
         assert it.markdown == ["a cat sat"], "they are no part of the answer"
 
 
+async def test_code_keeps_its_indentation() -> None:
+    """Rejected drafts in an indentation stand behind it, and their own line breaks are marks."""
+    answer = "if x:\n    y = 1\n\n    z()\n\tend\n"
+    async with chat() as it:
+        await it.send("go")
+        await it.press("f2")
+        at = answer.index
+        rejected = ((at("    y"), "    pass\n    "), (at("z") - 2, "  w"), (at("z"), "\n        v"))
+        await it.post(PieceArrived(1, answer, ((6, 10),), STATS, rejected=rejected))
+        (section,) = it.app.query(DraftedSection)
+        assert section.render().plain == "if x:\n    pass⏎y = 1\n\n    w⏎vz()\n    end\n"
+        struck = [span for span in section.render().spans if span.style.strike]  # type: ignore[union-attr]
+        assert [section.render().plain[span.start : span.end] for span in struck] == [
+            "pass⏎", "w", "⏎v",
+        ]  # fmt: skip
+
+
+
 async def test_rejected_drafts_of_a_long_answer_are_shown_once() -> None:
     async with chat() as it:
         await it.send("go")

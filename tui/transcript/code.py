@@ -22,6 +22,7 @@ from akunu_py.tui.transcript.markdown_parser import has_gap
 
 _MEASURE = 96  # columns, as wide as text; long lines use all available space
 _INDENT = 1  # minimum columns for each level of a list or quote
+TAB_SIZE = 4
 _STEP = 8  # columns to scroll for each key
 _SCROLL = " · Shift+←→ scroll"
 _MORE_RIGHT, _MORE_LEFT, _CONTINUATION = "›", "‹", "↪ "
@@ -52,7 +53,7 @@ class CodeBlock(MarkdownFence):
         self._set_code(code, token.info)
 
     def _set_code(self, code: str, info: str) -> None:
-        self.code, self.lexer = code.expandtabs(4), (info.split() or [""])[0]
+        self.code, self.lexer = code.expandtabs(TAB_SIZE), (info.split() or [""])[0]
         lines = self.code.split("\n")
         self._max_width = max(map(cell_len, lines))
         self._line_count = len(lines) if code else 0

@@ -18,6 +18,7 @@ from textual.widget import Widget
 from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import Unmarked
+from akunu_py.tui.transcript.code import TAB_SIZE
 from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -36,6 +37,7 @@ _NOT_CACHED: dict[NotCached, str] = {
 }
 _PAYS = 1.05  # smallest estimated speedup that is worth mentioning
 _MIN_PASSES = 8  # decode steps before a missing draft means something
+_LINE_BREAK = re.compile(r"[ \t]*\n\s*")
 _SEPARATOR_ROW = re.compile(r"[\s|:-]+")  # between the header and the rows of a table
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
@@ -65,19 +67,26 @@ class DraftedSection(Widget):
             for first, last in self._accepted(start, place):
                 styles.append(Styled(len(shown) + first, len(shown) + last, accepted))
             shown += displayable(answer[start:place])
-            if text := on_one_line(rejected):
-                styles.append(Styled(len(shown), len(shown) + len(text), struck))
-            shown += text
+            if rejected:
+                styles.append(Styled(len(shown), len(shown) + len(rejected), struck))
+            shown += rejected
             start = place
-        return align_tables(Content(shown, spans=styles), struck, self.size.width)
+        content = Content(shown, spans=styles).expand_tabs(TAB_SIZE)
+        return align_tables(content, struck, self.size.width)
 
-    def _rejected(self, end: int) -> Sequence[tuple[int, str]]:
-        rejected = self._turn.rejected
+    def _rejected(self, end: int) -> Iterator[tuple[int, str]]:
+        """Yield rejected drafts on one line each; behind the indentation, which they would shift."""
+        answer, rejected = self._turn.answer, self._turn.rejected
         first = bisect_left(rejected, self.start, key=lambda each: each[0])
         last = len(rejected)
         if self.end is not None:  # a draft at the very end belongs to the next section
             last = bisect_right(rejected, end, key=lambda each: each[0])
-        return rejected[first:last]
+        for place, draft in rejected[first:last]:
+            line = max(self.start, answer.rfind("\n", self.start, place) + 1)
+            if not answer[line:place].strip(" \t"):
+                draft = draft.lstrip(" \t")
+                place += len(answer[place:end]) - len(answer[place:end].lstrip(" \t"))
+            yield place, on_one_line(_LINE_BREAK.sub("\n", draft))
 
     def _accepted(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges of accepted drafts, relative to `start`."""

@@ -17,6 +17,7 @@ from textual.selection import Selection
 from textual.widget import Widget
 
 from akunu_py.text import displayable
+from akunu_py.tui.transcript.code import TAB_SIZE
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.markdown_parser import parse
 
@@ -35,7 +36,7 @@ def plain_text(markdown: str) -> str:
     parts: list[str] = []
     for token in parse(displayable(markdown)):
         if token.type in ("fence", "code_block"):
-            parts.append(token.content.expandtabs(4))
+            parts.append(token.content.expandtabs(TAB_SIZE))
         cells = token.meta.get("cells")
         rows = [cells.header, *cells.rows] if cells else []
         for inline in [token, *(cell for row in rows for cell in row)]:
