@@ -23,6 +23,7 @@ FINISH_REASONS: dict[CompletionReason, FinishReason] = {
 
 DEFAULT_COMPLETION_TOKENS = 128
 MAX_COMPLETION_TOKENS = 1024
+MAX_ALTERNATIVES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Completion:
     draft_context_tokens: int = 0  # of the buffer and other files, drafted from only
     reused: bool = False  # the rest of an earlier completion, without a pass
     change: Change | None = None
+    alternatives: tuple[str, ...] = ()  # other samples, without repeated and empty ones
 
 
 @dataclass(frozen=True, slots=True)

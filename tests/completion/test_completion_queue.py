@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from akunu_py.completion.completion_queue import (
     QueueOptions,
     Ticket,
 )
-from akunu_py.completion.request import Completion, CompletionRequest
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -51,6 +52,34 @@ def test_on_battery_nothing_is_made_ahead() -> None:
     assert queue.complete(CompletionRequest("c")).text == "text"
     queue.close(drain=True)
     assert [request.prefix for request in made] == ["b", "c"]
+
+
+def test_alternatives_come_together_and_supersede_nothing() -> None:
+    """Repeated and empty ones are dropped. A request that comes meanwhile is served instead."""
+    texts = iter(["a", "b", "a", " ", "b", "c"])
+    done: dict[str, Completion | CompletionFailure] = {}
+    newer = Ticket(CompletionRequest("newer"), lambda its: done.update(newer=its), "buffer")
+
+    def complete(request: CompletionRequest, ended: EndCheck, _: Any) -> Completion:
+        if request.prefix == "cut off" and request.temperature:
+            queue.submit(newer)
+            return Completion("", ended() or "stop", Stats())
+        text = "new" if request.prefix == "newer" else next(texts)
+        return Completion(text, "stop", Stats())
+
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete))
+    queue.start()
+    for prefix, count in (("whole", 4), ("cut off", 2)):
+        ticket = Ticket(CompletionRequest(prefix), partial(done.__setitem__, prefix), "buffer")
+        queue.submit_with_alternatives(ticket, count)
+        until(partial(done.__contains__, prefix))
+    queue.close(drain=True)
+    whole, cut_off, last = done["whole"], done["cut off"], done["newer"]
+    assert isinstance(whole, Completion)
+    assert isinstance(cut_off, Completion)
+    assert isinstance(last, Completion)
+    assert (whole.text, whole.alternatives) == ("a", ("b",))
+    assert (cut_off.finish_reason, last.text) == ("cancelled", "new")
 
 
 class Host:

@@ -289,8 +289,9 @@ for line in sys.stdin:
     if request.get("max_tokens") == 0:
         continue
     number = request["id"]
-    if request.get("temperature") == 0.8 and request["explicit"]:
-        print(json.dumps({"id": request["id"], "text": "another"}), flush=True)
+    if request.get("alternatives") == 2:
+        choices = {"text": "one two", "alternatives": ["another"]}
+        print(json.dumps({"id": request["id"]} | choices), flush=True)
         continue
     for name, said in (
         ("", {"status": "loading"}), ("loaded", {"delta": "one"}),
@@ -317,11 +318,38 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     vim.wait_for(r"first *\none two *\n")
     vim.type("C-f")
     vim.wait_for(r"first *\none twoone two *\n")
-    vim.type("C-j")
-    vim.wait_for(r"first *\none twoanother *\n")
+    for shown in (r"another \(2 of 2\)", r"one two \(1 of 2\)", r"another \(2 of 2\)"):
+        vim.type("C-j")
+        vim.wait_for(rf"first *\none two{shown} *\n")
     vim.type("C-f")
     assert vim.written() == "first\none twoanother\n"
     assert (tmp_path / "accepted").read_text() == "0 3|0 4|0 7|"
+
+
+def test_ghosts_by_key(terminal: Terminal, tmp_path: Path) -> None:
+    """Nothing is requested before the key, and after an acceptance; none is beside a popup menu."""
+    code = HELPER.replace("    text =", "    sys.stderr.write('asked\\n')\n    text =")
+    settings = helper(tmp_path, code).replace("']", f"', '{tmp_path}/log']")
+    (tmp_path / "helper.py").write_text(
+        "import sys\nsys.stderr = open(sys.argv[1], 'a', 1)\n" + code
+    )
+    vim = Vim(
+        terminal,
+        tmp_path,
+        text="first\nfirth\n",
+        settings=settings + "let g:akunu_trigger = 'key'\n",
+    )
+    vim.type("o")
+    time.sleep(0.3)  # longer than the delay
+    vim.type("C-Space")
+    vim.wait_for(r"first *\none two\( *\n")
+    vim.type("fir", "C-n")
+    vim.wait_for(r"first *\nfirth *\nfirth *\n *first")
+    vim.type("C-Space", "C-e", "C-w", "C-Space")
+    vim.wait_for(r"first *\none two\( *\n")
+    vim.type("C-l", "C-l", "C-l", "C-l", "x")
+    assert vim.written() == "first\none two(\n\tthree\n\n)x\nfirth\n"
+    assert (tmp_path / "log").read_text() == "asked\n" * 2
 
 
 # Writes every request into the file `log`, and completes nothing.

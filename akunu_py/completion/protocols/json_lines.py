@@ -29,6 +29,7 @@ from akunu_py.completion.completion_queue import (
     Ticket,
 )
 from akunu_py.completion.request import (
+    MAX_ALTERNATIVES,
     BufferEdit,
     Completion,
     CompletionRequest,
@@ -54,6 +55,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("stream", "explicit"), (bool, "true or false")),  # explicit has no effect
     "time_ms": ((int, float), "a number"),
     "channel": (str, "a string"),
+    "alternatives": (int, "an integer"),
 }
 
 
@@ -65,6 +67,7 @@ class RequestLine:
     request: CompletionRequest
     channel: str = ""
     stream: bool = False
+    alternatives: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class JsonLines:
                 if text:
                     self._acceptance.shown(line.request, text, line.id)
             power = {"battery": True} if self._queue.saves_power() else {}
-            self._reply({"id": line.id} | _as_dict(done, line.request) | power)
+            self._reply({"id": line.id} | _as_dict(done, line) | power)
 
         ticket = Ticket(line.request, on_done, line.channel, on_text)
         with self._lock:
@@ -160,7 +163,7 @@ class JsonLines:
             self._tickets[line.id] = ticket
         if line.stream and self._queue.host.state == "loading":
             self._reply({"id": line.id, "status": "loading"})
-        self._queue.submit(ticket)
+        self._queue.submit_with_alternatives(ticket, line.alternatives)
 
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -256,7 +259,10 @@ def parse(
         request = _parse_request(message, defaults)
     except UsageError as error:
         raise BadLine(str(error), id) from error
-    return RequestLine(id, request, message.get("channel", ""), message.get("stream", False))
+    more = {
+        name: message[name] for name in ("channel", "stream", "alternatives") if name in message
+    }
+    return RequestLine(id, request, **more)
 
 
 def _no_number(name: str) -> None:
@@ -296,6 +302,11 @@ def _parse_request(message: dict[str, Any], defaults: CompletionRequest) -> Comp
     if "prefix" not in message:
         raise UsageError('no "prefix": the buffer before the cursor')
     fields: dict[str, Any] = {name: message[name] for name in _COPIED if name in message}
+    alternatives = message.get("alternatives", 0)
+    if not 0 <= alternatives <= MAX_ALTERNATIVES:
+        raise UsageError(f"alternatives must be from 0 to {MAX_ALTERNATIVES}, got {alternatives}")
+    if alternatives and ("edits" in message or message.get("max_tokens") == 0):
+        raise UsageError("alternatives need a completion, not edits or a prefill")
     if "time_ms" in message:
         fields["seconds"] = message["time_ms"] / 1000
     if "edits" in message:
@@ -342,7 +353,7 @@ def _check_text(name: str, value: object) -> None:
             raise BadLine(f"{name}: a lone surrogate at {error.start}") from error
 
 
-def _as_dict(done: Completion | CompletionFailure, request: CompletionRequest) -> dict[str, Any]:
+def _as_dict(done: Completion | CompletionFailure, line: RequestLine) -> dict[str, Any]:
     if isinstance(done, CompletionFailure):
         return {"error": done.message}
     stats = {
@@ -351,6 +362,8 @@ def _as_dict(done: Completion | CompletionFailure, request: CompletionRequest) -
     }
     more = {"evidence_tokens": done.draft_context_tokens, "reused": done.reused}
     answer: dict[str, Any] = {"text": done.text}
-    if request.edits is not None:
+    if line.request.edits is not None:
         answer = {"edit": asdict(done.change) if done.change else None}
+    elif line.alternatives:
+        answer["alternatives"] = list(done.alternatives)
     return answer | {"finish_reason": done.finish_reason, "stats": stats | more}

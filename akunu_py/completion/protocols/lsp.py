@@ -71,7 +71,6 @@ _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
 _ACCEPTED = "akunu.accepted"  # a command: number of an item, number of accepted characters
 _ALTERNATIVES = 2  # samples for an explicit request
-_TEMPERATURE = 0.8  # of the alternatives
 _PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
 CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that are not open
 _MAX_FILES = 8  # of these paths
@@ -206,19 +205,17 @@ class InlineCompletions:
         """Return the completions. Raises JsonRpcException for no answer: see this module's top."""
         request, chosen = self._requested(params)
         explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
+        alternatives = _ALTERNATIVES if explicit else 0
         self.queue.start()  # for a client that never sends initialized
         uri = params.text_document.uri
         position = self.protocol.document(uri).clamped(params.position)
         shows_parts = self.shows_parts and chosen is None
         partial = _PartialAnswer(self, request, params) if shows_parts else None
-        texts = [(await self._completion(request, uri, partial)).text]
-        if explicit:
-            sample = replace(request, temperature=request.temperature or _TEMPERATURE)
-            texts += [(await self._completion(sample, uri)).text for _ in range(_ALTERNATIVES)]
+        done = await self._completion(request, uri, partial, alternatives)
         items = []
-        for text in dict.fromkeys(texts):
+        for text in (done.text, *done.alternatives):
             if text.strip():
-                extended = partial.ghost_of(text) if partial and text == texts[0] else None
+                extended = partial.ghost_of(text) if partial and text == done.text else None
                 items.append(_item(text, position, chosen))
                 items[-1].command, _ = self.accept_command(request, text, extended)
         return types.InlineCompletionList(items)
@@ -250,7 +247,11 @@ class InlineCompletions:
         return {**asdict(change), "command": command}
 
     async def _completion(
-        self, request: CompletionRequest, uri: str, partial: _PartialAnswer | None = None
+        self,
+        request: CompletionRequest,
+        uri: str,
+        partial: _PartialAnswer | None = None,
+        alternatives: int = 0,
     ) -> Completion:
         """Wait for the completion. Raises JsonRpcException if it failed or was superseded."""
         done: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
@@ -260,7 +261,7 @@ class InlineCompletions:
                 self._call_soon(lambda: partial.add(text))
 
         ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri, on_text)
-        self.queue.submit(ticket)
+        self.queue.submit_with_alternatives(ticket, alternatives)
         try:
             outcome = await done
         except asyncio.CancelledError:

@@ -139,14 +139,19 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("files", [{"path": "a"}], 'objects with "path" and "text"'),
         ("files", {}, "files: expected a list"),
         ("stream", "yes", "true or false"),
+        ("alternatives", 5, "alternatives must be from 0 to 4, got 5"),
         ("colour", "red", "unknown field 'colour'; fields: id, cancel, accepted, prefix"),
     ]:
         helper.send({"id": "bad", "prefix": "x"} | {field: value})
         reply = helper.read()
         assert reply["id"] == "bad"
         assert words in reply["error"]
-    helper.send(b"\n", b"  \r\n", {"id": 1, "prefix": "import numpy as n"})
-    assert helper.read()["text"] == "p"
+    helper.send({"id": 1, "prefix": "x", "max_tokens": 0, "alternatives": 1})
+    assert "alternatives need a completion" in helper.read()["error"]
+    helper.send(b"\n", b"  \r\n", {"id": 1, "prefix": "import numpy as n", "alternatives": 1})
+    reply = helper.read()
+    assert reply["text"] == "p"
+    assert reply["text"] not in reply["alternatives"]
 
 
 def test_large_buffers_nul_windows_ends_and_edges(helper: Helper) -> None:

@@ -9,6 +9,7 @@ import autoload 'akunu/pace.vim'
 const PROP = 'AkunuGhost'
 const MAX_LINES = 2000  # on either side of the cursor
 const REST_MS = 500 # without cursor movement in normal mode, before a prefill
+const ALTERNATIVES = 2
 const FILETYPES = {gitcommit: false, gitrebase: false} # unless the user says otherwise
 
 var job: job
@@ -24,6 +25,7 @@ var asked: dict<any> = {} # the current request: {id, spot, text}, with the text
 var spot: dict<any> = {}  # the last known cursor position
 var ghost = ''
 var ghost_id = 0 # id of its answer
+var choices: dict<any> = {} # alternatives of the shown ghost: {spot, texts, at}
 var timer = -1
 var rest_timer = -1
 var read_ticks: dict<number> = {} # changedtick of buffers whose text was prefilled
@@ -72,8 +74,16 @@ export def Enter()
   AskSoon()
 enddef
 
+# Whether ghosts are shown only after a key.
+def IsSubtle(): bool
+  return get(g:, 'akunu_trigger', 'auto') ==# 'key'
+enddef
+
 def AskSoon()
   timer_stop(timer)
+  if IsSubtle()
+    return
+  endif
   timer = timer_start(pace.Delay(), (_) => Ask())
 enddef
 
@@ -171,6 +181,22 @@ export def Ask(more: dict<any> = {})
   asked = {id: last_id, spot: spot, text: ''}
   pace.Asked()
   Send(Request(spot)->extend({stream: true})->extend(more))
+enddef
+
+# Shows another ghost: the next alternative, or the first ones as soon as they are there.
+export def Another()
+  Update()  # letters typed just before the key
+  if choices->empty() || choices.spot != Here()
+    Ask({explicit: true, alternatives: ALTERNATIVES})
+  else
+    choices.at = (choices.at + 1) % len(choices.texts)
+    ShowChoice()
+  endif
+enddef
+
+def ShowChoice()
+  const count = len(choices.texts)
+  Show(choices.texts[choices.at], count > 1 ? $' ({choices.at + 1} of {count})' : '')
 enddef
 
 def ReadAhead()
@@ -287,7 +313,13 @@ def Answered(line: string)
     if IsWanted()
       spot = Here()
       ghost_id = reply.id == v:null ? 0 : reply.id
-      Show(Rest(text, then, spot))
+      const rest = Rest(text, then, spot)
+      if reply->has_key('alternatives') && spot == then && rest !=# ''
+        choices = {spot: spot, texts: [text] + reply.alternatives, at: empty(reply.alternatives) ? 0 : 1}
+        ShowChoice()
+      else
+        Show(rest)
+      endif
     endif
   endif
 enddef
@@ -320,7 +352,8 @@ enddef
 
 # ---- the ghost
 
-def Show(text: string)
+# hint: shown after the text.
+def Show(text: string, hint = '')
   Hide()
   if text =~# '^\_s*$'
     return
@@ -329,7 +362,8 @@ def Show(text: string)
   if prop_type_get(PROP)->empty()
     prop_type_add(PROP, {highlight: PROP})
   endif
-  const lines = text->split("\n", true)->map((_, line) => substitute(line, "\t", repeat(' ', &tabstop), 'g'))
+  const lines = $'{text}{hint}'->split("\n", true)
+    ->map((_, line) => substitute(line, "\t", repeat(' ', &tabstop), 'g'))
   const lnum = spot.lnum
   if lines[0] !=# ''
     prop_add(lnum, strlen(spot.before) + 1, {type: PROP, text: lines[0]})
@@ -428,25 +462,33 @@ export def Accepted()
   accepted_to = spot
   if rest_to_show !=# ''
     Show(rest_to_show)
-  else
+  elseif !IsSubtle()
     Ask()  # the next ghost was generated ahead
   endif
 enddef
 
 # ---- keys and commands
 
-const KEYS = {accept: '<Tab>', 'accept-word': '<C-F>', 'accept-line': '<C-L>', dismiss: '<C-]>', another: ''}
+const KEYS = {
+  accept: '<Tab>', 'accept-word': '<C-F>', 'accept-line': '<C-L>', dismiss: '<C-]>', another: '', ask: '',
+}
+const ASK_KEY = '<C-Space> <C-@>' # two names, by terminal
 
 export def MapKeys()
-  for [action, key] in KEYS->extendnew(get(g:, 'akunu_keys', {}))->items()
-    if key !=# ''
+  const defaults = IsSubtle() ? KEYS->extendnew({ask: ASK_KEY}) : KEYS
+  for [action, keys] in defaults->extendnew(get(g:, 'akunu_keys', {}))->items()
+    for key in split(keys, ' ')
       Map(key, action)
-    endif
+    endfor
   endfor
 enddef
 
-# Without a ghost, a key keeps its earlier function.
+# Without a ghost, a key keeps its earlier function. The key that asks for a ghost asks for another.
 def Map(key: string, action: string)
+  if action ==# 'ask'
+    execute $'imap <expr> {key} akunu#IsShown() ? "\<Plug>(akunu-another)" : "\<Plug>(akunu-ask)"'
+    return
+  endif
   const otherwise = $'<Plug>(akunu-else-{action})'
   var before = maparg(key, 'i', false, true)
   if before->empty()

@@ -17,7 +17,7 @@ inoremap <Plug>(akunu-accept-word) <Cmd>call akunu#Accept('word')<CR>
 inoremap <Plug>(akunu-accept-line) <Cmd>call akunu#Accept('line')<CR>
 inoremap <Plug>(akunu-dismiss) <Cmd>call akunu#Dismiss()<CR>
 inoremap <Plug>(akunu-ask) <Cmd>call akunu#Ask({'explicit': v:true})<CR>
-inoremap <Plug>(akunu-another) <Cmd>call akunu#Ask({'explicit': v:true, 'temperature': 0.8})<CR>
+inoremap <Plug>(akunu-another) <Cmd>call akunu#Another()<CR>
 
 augroup akunu
   autocmd!
