@@ -162,7 +162,6 @@ async def test_code_keeps_its_indentation() -> None:
         ]  # fmt: skip
 
 
-
 async def test_rejected_drafts_of_a_long_answer_are_shown_once() -> None:
     async with chat() as it:
         await it.send("go")
