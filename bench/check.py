@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +25,16 @@ import mlx.core as mx
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
 from akunu_py.bench.mac_checks import (
+    HEAD_ROWS,
     TIE_ROWS,
     bandwidth_line,
     counted_memory,
-    logprobs_speed,
+    head_rows,
+    identity_s,
     metal_buffers,
     near_ties,
+    run_soak,
+    sampling_speed,
     schema_line,
 )
 from akunu_py.bench.result import (
@@ -43,7 +47,6 @@ from akunu_py.bench.result import (
     write_text,
 )
 from akunu_py.bench.runners import PLAIN
-from akunu_py.bench.soak import run_soak
 from akunu_py.bench.speed import OURS, SpeedPlan, SpeedSetup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
@@ -53,7 +56,7 @@ from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, one_line
 from akunu_py.models.store import model_store
-from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
+from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message, SamplingOptions
 
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
 
@@ -61,7 +64,8 @@ ROUNDING = 16  # steps of the format, relative to the typical output; a wrong ke
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
-MIN_LOGPROBS = 0.9  # of the speed without them
+MIN_SAMPLING = 0.9  # of the speed without logprobs or top-p
+MAX_IDENTITY_S = 1.0
 MAX_SCHEMA_S = 0.05
 MAX_FLIPPED = 0.02  # of the tokens
 MAX_UNCOUNTED = 1.05
@@ -72,6 +76,11 @@ MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; s
 MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
 MAX_START_S, MAX_AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # process start to first token; bytes/s
 _SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
+_SAMPLED = SamplingOptions(temperature=0.8, seed=0)
+_SAMPLING = (
+    ("logprobs", SamplingOptions(), SamplingOptions(logprobs=1)),
+    ("top-p", _SAMPLED, replace(_SAMPLED, top_p=0.95)),
+)
 _MAX_SOAK = 24 * 60  # minutes
 _MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
 _BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
@@ -309,17 +318,16 @@ def check_model(
         raise KeyboardInterrupt
     check_speed(model.name, result, check)
     _check_curves(engine, plan, check, before, show)
-    show("logprobs")
-    rate, name = (
-        logprobs_speed(engine, plan.max_tokens),
-        "decoding with logprobs compared with none",
-    )
-    check.add(model.name, name, rate, MIN_LOGPROBS, unit="x", least=True)
+    _check_sampling(engine, plan, check, show)
     _check_ties(engine, plan, check, show)
     show("memory")
-    ratio = counted_memory(engine, max(plan.prompts[:2]))
+    ratio, unused = counted_memory(engine, max(plan.prompts[:2]))
     name = "memory of a prompt compared with the bytes counted"
     check.add(model.name, name, ratio, MAX_UNCOUNTED, unit="x")
+    name = "unused buffers after a prompt compared with their limit"
+    check.add(model.name, name, unused, 1, unit="x")
+    name = "computing what its prompt caches are tied to"
+    check.add(model.name, name, identity_s(engine), MAX_IDENTITY_S, unit="s")
     most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
     name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
     check.add(model.name, name, metal_buffers(engine), most // 2, here=here)
@@ -329,6 +337,19 @@ def check_model(
     check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
     show("idle")
     _check_idle(engine, plan, check)
+
+
+def _check_sampling(
+    engine: Engine, plan: CheckPlan, check: Check, show: Callable[[str], None]
+) -> None:
+    """Check the cost of logprobs and top-p, and the output head after a prompt."""
+    for name, plain, asked in _SAMPLING:
+        show(name)
+        rate = sampling_speed(engine, plan.max_tokens, plain, asked)
+        name = f"decoding with {name} compared with none"
+        check.add(engine.name, name, rate, MIN_SAMPLING, unit="x", least=True)
+    name = f"rows of logits after the last {HEAD_ROWS} tokens of a prompt"
+    check.add(engine.name, name, head_rows(engine), 1)
 
 
 def _check_ties(engine: Engine, plan: CheckPlan, check: Check, show: Callable[[str], None]) -> None:

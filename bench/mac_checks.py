@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import queue
+import random
+import threading
 import time
 from dataclasses import dataclass
 
@@ -11,10 +14,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import chips, device, kv_cache
+from akunu_py.decoding import chips, device, kv_cache, output_rows
 from akunu_py.decoding.constraint.answer_limits import compile_rules
+from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.answer_jobs import text_job
+from akunu_py.decoding.generate.model_host import ModelHost
+from akunu_py.decoding.generate.prefill import unused_limit
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.model.identity import model_digest
 from akunu_py.decoding.prompt_cache.history import MAX_CHECKPOINTS
 from akunu_py.decoding.prompt_cache.memory import MAX_HISTORIES
 from akunu_py.errors import UsageError
@@ -22,6 +31,7 @@ from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5
 TIE_ROWS = 5  # of a pass with a draft of four tokens
+HEAD_ROWS = 17  # of a prompt's last pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +69,39 @@ def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
     return max(chip.gb_per_s / measured, measured / chip.gb_per_s), note
 
 
-def logprobs_speed(engine: Engine, max_tokens: int) -> float | None:
-    """Return the speed of decoding with logprobs, relative to decoding without them."""
+def sampling_speed(
+    engine: Engine, max_tokens: int, plain: SamplingOptions, asked: SamplingOptions
+) -> float | None:
+    """Return the speed of decoding with the options `asked`, relative to `plain`."""
     prompt = engine.tokens.encode_chat([Message("user", "Count from 1 to 100.")])
 
-    def seconds(logprobs: int | None) -> float:
-        sampling = SamplingOptions(logprobs=logprobs)
+    def seconds(sampling: SamplingOptions) -> float:
         options = GenerateOptions(max_tokens, draft="off", may_store=False, sampling=sampling)
         stats = Session(engine).generate(prompt, options).answer().stats
         return stats.decode_s / max(1, stats.generated_tokens - 1)
 
-    plain, asked = ([seconds(each) for _ in range(_REPEATS)] for each in (None, 1))
-    return median(plain) / median(asked) if median(asked) else None
+    before, after = ([seconds(each) for _ in range(_REPEATS)] for each in (plain, asked))
+    return median(before) / median(after) if median(after) else None
+
+
+def head_rows(engine: Engine) -> int:
+    """Return the rows of logits that a pass computes where the last of `HEAD_ROWS` is wanted."""
+    widths = []
+
+    def last(rows: mx.array) -> mx.array:
+        widths.append(rows.shape[-1])
+        return rows[:, -1:]
+
+    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    vocabulary = output_rows.run(engine.model, mx.zeros((1, HEAD_ROWS), mx.int32), cache, last)
+    return HEAD_ROWS if widths[-1] == vocabulary.shape[-1] else 1
+
+
+def identity_s(engine: Engine) -> float:
+    """Return the seconds to compute what the prompt caches of a model are tied to."""
+    started = time.perf_counter()
+    model_digest(engine.plan.path, engine.plan.weights)
+    return time.perf_counter() - started
 
 
 def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> NearTies:
@@ -106,8 +137,11 @@ def _logits(engine: Engine, text: list[int], start: int, rows: int) -> mx.array:
 _PROPERTIES = 300
 
 
-def counted_memory(engine: Engine, length: int) -> float | None:
-    """Return MLX's memory for a prompt of `length` tokens, relative to the bytes counted."""
+def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
+    """Return MLX's memory for a prompt of `length` tokens, relative to the bytes counted.
+
+    And the unused buffers that it leaves to other requests, relative to their limit.
+    """
     length = min(length, engine.plan.context_length - 2)
     gc.collect()
     mx.clear_cache()
@@ -116,7 +150,7 @@ def counted_memory(engine: Engine, length: int) -> float | None:
     options = GenerateOptions(1, draft="off", may_store=False)
     session.generate(prompt, options).answer()
     held = mx.get_active_memory() - before
-    return held / session.target.history.nbytes
+    return held / session.target.history.nbytes, mx.get_cache_memory() / unused_limit()
 
 
 def metal_buffers(engine: Engine) -> int:
@@ -145,3 +179,64 @@ def schema_line(engine: Engine) -> tuple[float | None, str]:
             return None, str(error)
         seconds.append(time.perf_counter() - started)
     return seconds[1], f"the first time {seconds[0]:.2f} s, in the thread of the request"
+
+
+# Unique prompts of 12,000 to 16,000 tokens and answers of mixed lengths overflowed the prompt
+# caches of a server with too much wired memory, and the kernel of macOS panicked after 102 to 108
+# seconds. Source: mlx issue 3186.
+_STREAMS = 2
+_ANSWERS = 8, 200  # tokens
+_CACHED_PROMPTS = 2  # that fit into the prompt caches
+
+
+@dataclass(slots=True)
+class Soak:
+    """What two streams did."""
+
+    seconds: float = 0.0
+    requests: int = 0
+    prompt_tokens: int = 0
+    error: Exception | None = None
+
+
+def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
+    """Send prompts of up to `length` tokens in two streams for that many seconds."""
+    length = max(2, min(length, engine.plan.context_length - max(_ANSWERS) - 1))
+
+    def load() -> StepLoop:
+        session = Session(engine)
+        prompt = engine.plan.fit.needs.cache.at(length)
+        session.target.caches.limit = (_STREAMS + _CACHED_PROMPTS) * prompt
+        return StepLoop(session)
+
+    found, started, host = Soak(), time.monotonic(), ModelHost(load)
+    host.start()
+
+    def stream(seed: int) -> None:
+        dice = random.Random(seed)
+        while found.error is None:
+            tokens = dice.choices(
+                range(engine.tokens.vocabulary), k=dice.randint(length // 2, length)
+            )
+            options = GenerateOptions(dice.choice(_ANSWERS), may_store=False)
+            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            host.submit(text_job(tokens, options), events.put)
+            while not isinstance(end := events.get(), Finished | Failed):
+                pass
+            if isinstance(end, Failed):
+                found.error = end.error
+            found.requests += 1
+            found.prompt_tokens += len(tokens)
+            if time.monotonic() >= started + seconds:
+                return
+
+    threads = [
+        threading.Thread(target=stream, args=(seed,), daemon=True) for seed in range(_STREAMS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.seconds = time.monotonic() - started
+    host.close()
+    return found

@@ -1,4 +1,4 @@
-"""`akunu bench` = `python -m akunu_py.bench`; imports only the requested action's module."""
+"""`akunu bench`; imports only the requested action's module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTIONS = {  # name of the action: summary
     "check": "Check speed, numerics and memory on this machine; exit code 1 if a check fails",
 }
 WITHOUT_MLX = ("speed", "replay", "curve", "compare", "report", "theory")  # to show options
-_MODULES = {"serve": "serving"}  # name of the action: its module, if different
+_MODULES = {"serve": "serving", "report": "tables"}  # name of the action: its module, if different
 
 
 def run(args: argparse.Namespace) -> int:

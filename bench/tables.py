@@ -1,14 +1,53 @@
-"""Tables of a result as text and Markdown."""
+"""Tables of a result as text and Markdown, and `akunu bench report`, which prints them."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from akunu_py.bench.result import Result, half_range, median
+from akunu_py.bench.result import Result, half_range, load_merged, median, write_text
+from akunu_py.errors import UsageError
 
 Table = tuple[list[str], list[list[str]]]
 """Headings, and the cells of each row."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="Result file of akunu bench"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT.md",
+        help="Markdown file to write (default: text to stdout)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.output and options.output.suffix != ".md":
+        raise UsageError(f"-o: expected a file name ending in .md, got {options.output}")
+    results = load_merged(options.files)
+    if options.output:
+        write_text(options.output, report_markdown(results))
+        print(options.output, file=sys.stderr)
+    else:
+        print("\n\n".join(result_text(result, to_text) for result in results))
+    return 0
+
+
+def report_markdown(results: Sequence[Result]) -> str:
+    """Return a heading, tables and notes for each result."""
+    parts = []
+    for result in results:
+        parts.append(f"```\n{heading(result)}\n```\n")
+        parts += map(to_markdown, result_tables(result))
+        parts += [f"{line}\n" for line in notes(result)]
+    return "\n".join(parts)
 
 
 def heading(result: Result) -> str:

@@ -35,6 +35,7 @@ GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)  # keep every row unti
 _TRIMMABLE = (KVCache, QuantizedKVCache, ChunkedKVCache)  # by their own `trim`
 _KNOWN = (*_TRIMMABLE, ConcatenateKVCache, RotatingKVCache, ArraysCache)
 _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx-lm has it
+_APPENDED = "compress_kv", "index_k"  # fields of LayerCache that passes only append to
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -152,7 +153,7 @@ def needs_checkpoints(cache: Cache) -> bool:
 def checkpoint(cache: Cache, length: int) -> Checkpoint:
     """Return a checkpoint at `length` tokens, valid until the cache is trimmed below."""
     # Copy: recurrent state may be a view that would keep a large array alive.
-    entries = _copied([_checkpoint_entry(entry) for entry in leaves(cache)])
+    entries = _copied([_without_past(entry) for entry in leaves(cache)])
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
     mx.async_eval(arrays)  # arrays that are not launched would keep their inputs alive
     point = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
@@ -169,7 +170,9 @@ def restore(cache: Cache, point: Checkpoint) -> None:
         if isinstance(state, int):
             _trim(entry, entry.offset - state)
         else:
-            vars(entry).update(_new_handles(state))
+            appended = {name: state[name] for name in _APPENDED if name in state}
+            grown = {name: rows and vars(entry)[name][:, :rows] for name, rows in appended.items()}
+            vars(entry).update(_new_handles(state) | grown)
 
 
 def no_prompt_cache_reason(cache: Cache) -> str | None:
@@ -231,7 +234,12 @@ def nbytes(cache: Cache) -> int:
 
 
 def _copied(tree: Any) -> Any:
-    return tree_map(lambda part: mx.contiguous(part) if isinstance(part, mx.array) else part, tree)
+    def copied(part: Any) -> Any:
+        if not isinstance(part, mx.array):
+            return part
+        return mx.contiguous(part) if part.size else mx.zeros_like(part)  # nobody evaluates it
+
+    return tree_map(copied, tree)
 
 
 def _arrays(cache: Cache) -> list[mx.array]:
@@ -338,6 +346,18 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
             rows = entry._temporal_order(state[name])[..., -entry.max_size :, :]
             state |= {name: mx.contiguous(rows), "_idx": rows.shape[-2]}
     return state
+
+
+def _without_past(entry: Any) -> dict[str, Any] | int:
+    """Return `_checkpoint_entry` without rows that no later pass reads or that only accumulate."""
+    if type(entry) is ChunkedKVCache:
+        entry = copy.copy(entry)
+        entry.maybe_trim_front()
+    state = _checkpoint_entry(entry)
+    if isinstance(state, int) or not _is_recurrent(entry):
+        return state
+    grown = {name: state[name] for name in _APPENDED if name in state}
+    return state | {name: None if part is None else part.shape[1] for name, part in grown.items()}
 
 
 def _new_handles(state: dict[str, Any]) -> dict[str, Any]:

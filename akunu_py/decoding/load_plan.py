@@ -149,7 +149,7 @@ def growth(model: Any, kv_bits: int | None = None) -> CacheGrowth:
             per_token += bytes_per_row(entry)
         elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
             rotating = type(entry) is RotatingKVCache
-            size = entry.max_size if rotating else entry.chunk_size + entry.step
+            size = entry.max_size if rotating else entry.chunk_size + 1
             windows[size] = windows.get(size, 0) + bytes_per_row(entry)
         elif type(entry) is ArraysCache:
             fixed += _nbytes(entry.cache)

@@ -16,11 +16,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.bench import check, mac_checks, soak
+from akunu_py.bench import check, mac_checks
 from akunu_py.bench.check import Check, CheckPlan, Promise
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
-from akunu_py.decoding import device
+from akunu_py.decoding import device, output_rows
 from akunu_py.decoding.chips import ChipBandwidth
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import INTERRUPTED, AkunuError
@@ -43,6 +43,23 @@ QUICK = CheckPlan(
     idle_s=0.0,
     bandwidth_bytes=1 << 16,
     tie_positions=10,
+)
+
+
+# What only a Mac can show of memory, chips, prompt caches, buffers, sampling, ties and waits.
+EVERY_ITEM = (
+    "wired memory",
+    "assumed memory bandwidth",
+    "prompt caches are tied to",
+    "compared with the bytes counted",
+    "Metal buffers",
+    "unused buffers",
+    "rows of logits",
+    "with top-p",
+    "rows change, bfloat16",
+    "rows change, float16",
+    "compiling a schema",
+    "with logprobs",
 )
 
 
@@ -180,6 +197,15 @@ def test_near_ties_are_counted_and_the_weights_stay(tmp_path: Path) -> None:
     assert {value.dtype for value in after.values()} == {mx.float32}
 
 
+def test_rows_of_the_output_head_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(write_chat_model(tmp_path / "model"))
+    assert mac_checks.head_rows(engine) == 1
+    monkeypatch.setattr(output_rows, "_narrow_model", lambda _: None)
+    assert mac_checks.head_rows(engine) == mac_checks.HEAD_ROWS
+
+
 def test_buffers_of_weights_and_prompt_caches_are_counted(tmp_path: Path) -> None:
     """Keys and values of each layer, in 16 prompt caches; checkpoints hold as many each."""
     engine = Engine.load(write_chat_model(tmp_path / "model"))
@@ -222,7 +248,10 @@ def _run_command(
     assert json.loads(out.read_text()) == found
     assert found["complete"], captured.err
     lines = found["lines"]
-    assert "checked completely" not in {line["name"] for line in lines}
+    names = {line["name"] for line in lines}
+    assert "checked completely" not in names
+    for words in EVERY_ITEM:
+        assert any(words in name for name in names), words
     assert code == any(line["verdict"] == "FAIL" for line in lines)
     of_metal = [
         line
@@ -271,7 +300,7 @@ def test_two_streams_run_and_their_error_is_shown(
     def fail(*_: object) -> None:
         raise AkunuError("no memory")
 
-    monkeypatch.setattr(soak, "text_job", lambda *_: fail)
+    monkeypatch.setattr(mac_checks, "text_job", lambda *_: fail)
     assert main(["bench", "check", "-o", str(out), "--soak", "5"]) == 1
     (line,) = json.loads(out.read_text())["lines"]
     assert line["verdict"] == "FAIL"

@@ -144,5 +144,10 @@ def _release_buffers() -> None:
 
     Requests that are decoding use the same ones.
     """
-    if mx.get_cache_memory() > max(_MIN_BUFFERS, _BUFFERS * mx.get_active_memory()):
+    if mx.get_cache_memory() > unused_limit():
         mx.clear_cache()
+
+
+def unused_limit() -> int:
+    """Return the bytes of unused buffers that MLX may keep between two chunks."""
+    return max(_MIN_BUFFERS, int(_BUFFERS * mx.get_active_memory()))

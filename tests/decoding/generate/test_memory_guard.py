@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.decoding import device
+from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DoesNotFit
@@ -20,6 +21,12 @@ from tests.support.tiny_fim import load_tiny
 OPTIONS = GenerateOptions(max_tokens=4, draft="off")
 TOKEN = 256  # bytes of the tiny model's KV cache
 WORK = 1000  # bytes that passes need
+
+
+@pytest.fixture(autouse=True)
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter's index is larger than the KV cache of the tiny model."""
+    monkeypatch.setattr(memory_guard, "INDEX_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
