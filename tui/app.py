@@ -59,7 +59,6 @@ from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.find import HitMarks
 from akunu_py.tui.transcript.turn import AnswerView
-from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient, TitleWritten
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
@@ -584,13 +583,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def on_transcript_prompt_requested(self) -> None:
         self.view.prompt.focus()
 
-    @on(Transcript.EndRequested)
-    @on(PromptBox.FollowRequested)
-    async def _follow_end(self) -> None:
+    async def on_transcript_end_requested(self) -> None:
         await self.view.transcript.action_follow()
 
-    async def on_prompt_box_page_requested(self, event: PromptBox.PageRequested) -> None:
-        await self.view.transcript.action_page(event.direction)
+    async def on_prompt_box_scroll_requested(self, event: PromptBox.ScrollRequested) -> None:
+        await self.view.transcript.run_action(event.action)
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

@@ -17,7 +17,7 @@ from akunu_py.tui import themes
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.transcript.highlighting import highlight
 
-_CODE = 'def greet(name: str) -> int:  # politely\n    return print(f"Hello {name}", 2)'
+_CODE = 'def greet(name: str) -> int:  #\n    return print(f"Hi {name}", 2)'
 _DIFF = "@@ -1 +1 @@\n-an old line\n+a new line"
 
 
