@@ -22,7 +22,6 @@ from textual.message import Message
 from textual.widgets import Markdown
 
 from akunu_py import crashes
-from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
@@ -485,10 +484,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             ),
             self.library.open,
         )
-
-    async def chats(self) -> Sequence[ConversationInfo]:
-        """Return the saved conversations for the command palette."""
-        return await self.library.list()
 
     async def open_chat(self, conversation: str) -> None:
         await self.library.open(ChosenConversation(conversation))
