@@ -22,7 +22,6 @@ from textual.message import Message
 from textual.widgets import Markdown
 
 from akunu_py import crashes
-from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
@@ -59,7 +58,6 @@ from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.find import HitMarks
 from akunu_py.tui.transcript.turn import AnswerView
-from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient, TitleWritten
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
@@ -487,10 +485,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.library.open,
         )
 
-    async def chats(self) -> Sequence[ConversationInfo]:
-        """Return the saved conversations for the command palette."""
-        return await self.library.list()
-
     async def open_chat(self, conversation: str) -> None:
         await self.library.open(ChosenConversation(conversation))
 
@@ -584,13 +578,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def on_transcript_prompt_requested(self) -> None:
         self.view.prompt.focus()
 
-    @on(Transcript.EndRequested)
-    @on(PromptBox.FollowRequested)
-    async def _follow_end(self) -> None:
+    async def on_transcript_end_requested(self) -> None:
         await self.view.transcript.action_follow()
 
-    async def on_prompt_box_page_requested(self, event: PromptBox.PageRequested) -> None:
-        await self.view.transcript.action_page(event.direction)
+    async def on_prompt_box_scroll_requested(self, event: PromptBox.ScrollRequested) -> None:
+        await self.view.transcript.run_action(event.action)
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

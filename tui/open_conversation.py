@@ -208,7 +208,7 @@ class Conversation:
         for turn in turns:
             prompt = replace(turn.prompt, id=new_id(), parent=self.turns[-1].reply_id)
             copied = self._add(prompt)
-            for name in ("answer", "thinking", "finish_reason", "stats", "model", "created"):
+            for name in ("answer", "thinking", "finish_reason", "model", "created"):
                 setattr(copied, name, getattr(turn, name))
             copied.rounds, copied.state = list(turn.rounds), "done"
             self.save(copied)

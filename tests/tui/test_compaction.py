@@ -57,6 +57,7 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         await at_rest(it.pilot)
         assert it.prompts == [NOTE, *before[2:]]
         assert "← on it shows the original chat" in it.notifications[0]
+        assert "context" not in str(it.status.render()), "unknown until the next answer"
         await it.send("next")
         assert [message.content for message in it.history] == [
             SUMMARY_PROMPT, "They talked.", before[2], original[2], before[3], original[3], "next",

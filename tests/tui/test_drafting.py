@@ -145,6 +145,17 @@ async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
         assert it.markdown == ["a cat sat"], "they are no part of the answer"
 
 
+async def test_a_table_stays_one_behind_a_rejected_draft() -> None:
+    async with chat() as it:
+        await it.send("go")
+        await it.press("f2")
+        table = "| a | b |\n|---|---|\n| long | c |\n"
+        rejected = ((0, "no"), (table.index("| long"), "items"))
+        await it.post(PieceArrived(1, table, (), STATS, rejected=rejected))
+        header, _, row = str(it.app.query_one(DraftedSection).render()).splitlines()
+        assert (header, row) == ("|no a       | b |", "|items long | c |")
+
+
 async def test_code_keeps_its_indentation() -> None:
     """Rejected drafts in an indentation stand behind it, and their own line breaks are marks."""
     answer = "if x:\n    y = 1\n\n    z()\n\tend\n"

@@ -189,7 +189,7 @@ async def test_the_palette_opens_a_chat_by_its_title(
     async def open_chat(conversation: str) -> None:
         opened.append(conversation)
 
-    monkeypatch.setattr(app, "chats", chats)
+    monkeypatch.setattr(app.library, "list", chats)
     monkeypatch.setattr(app, "open_chat", open_chat)
     async with app.run_test():
         provider = ChatCommands(app.screen)

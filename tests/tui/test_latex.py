@@ -103,6 +103,9 @@ def test_delimiters() -> None:
     assert shown("\\begin{align*}\na &= b \\\\\nc &= d\n\\end{align*}") == "a = b\nc = d"
     assert shown("\\begin{itemize}\na\n\\end{itemize}").startswith("\\begin{itemize}")
     matrix = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+    assert shown(f"\\begin{{align*}}\nA &= {matrix} \\\\ x\n\\end{{align*}}") == shown(
+        f"$$A = {matrix}\n\\\\ x$$"
+    )
     assert shown(f"so ${matrix}$ is").replace("\u00a0", " ") == "so \n( 1 )\n( 2 )\n is"
     assert shown(r"\[not a link\] and \*") == "[not a link] and *"
     assert shown("`\\(a^2\\)`") == "\\(a^2\\)", "in code nothing is changed"

@@ -33,7 +33,10 @@ async def test_what_is_copied_is_seen() -> None:
     async with chat() as it:
         await it.app.library.show(turns(14))
         await at_rest(it.pilot)
-        await it.press("pageup", "pageup")
+        await it.press("home")
+        await at_rest(it.pilot)
+        assert it.transcript.scroll_y == 0
+        await it.press("end", "pageup", "pageup")
         await at_rest(it.pilot)
         place = it.transcript.scroll_y
         await it.press("tab")

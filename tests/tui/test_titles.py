@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.settings import Settings
 from akunu_py.tui.controllers.titles import TITLE_PROMPT, usable_title
 from akunu_py.tui.screens.conversation_list import ConversationRenamed
-from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, TitleWritten
+from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ChatClient, TitleWritten
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message
+from tests.support.tiny_fim import byte_level, write_model
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 
@@ -36,6 +41,18 @@ async def written(it: Chat, text: str, conversation: str = "") -> None:
     await it.post(TitleWritten(conversation or name_of(it), text))
     await it.app.workers.wait_for_complete()
     await it.pilot.pause()
+
+
+@contextlib.asynccontextmanager
+async def answered_chat(tmp_path: Path) -> AsyncIterator[tuple[Chat, Titles, StoreThread]]:
+    """A saved chat, titled "one", whose first prompt is answered."""
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(store=store) as it:
+        titles = Titles(it)
+        await it.send("one")
+        await it.answer("Yes.")
+        yield it, titles, store
+    store.close(10)
 
 
 async def stored(store: StoreThread) -> list[str]:
@@ -133,11 +150,7 @@ async def test_a_title_of_the_user_stays(tmp_path: Path, where: str, when: str) 
 
 
 async def test_a_title_arrives_in_another_conversation(tmp_path: Path) -> None:
-    store = StoreThread(tmp_path / "conversations.db")
-    async with chat(store=store) as it:
-        Titles(it)
-        await it.send("one")
-        await it.answer("Yes.")
+    async with answered_chat(tmp_path) as (it, _, store):
         name = name_of(it)
         await it.press("ctrl+n")
         await it.send("two")
@@ -147,15 +160,10 @@ async def test_a_title_arrives_in_another_conversation(tmp_path: Path) -> None:
         assert it.app.conversation.tree.title == "two"
         await store.call(lambda each: each.delete(name))
         await written(it, "Again", name)
-    assert store.close(10)
 
 
 async def test_a_resumed_chat_keeps_its_title(tmp_path: Path) -> None:
-    store = StoreThread(tmp_path / "conversations.db")
-    async with chat(store=store) as it:
-        titles = Titles(it)
-        await it.send("one")
-        await it.answer("Yes.")
+    async with answered_chat(tmp_path) as (it, titles, _):
         await written(it, "The first")
         name = name_of(it)
         await it.press("ctrl+n")
@@ -163,15 +171,10 @@ async def test_a_resumed_chat_keeps_its_title(tmp_path: Path) -> None:
         await it.send("next")
         await it.answer("Yes.", turn=2)
         assert len(titles.requests) == 1
-    assert store.close(10)
 
 
 async def test_a_broken_store_keeps_the_title(tmp_path: Path) -> None:
-    store = StoreThread(tmp_path / "conversations.db")
-    async with chat(store=store) as it:
-        Titles(it)
-        await it.send("one")
-        await it.answer("Yes.")
+    async with answered_chat(tmp_path) as (it, _, store):
         await stored(store)
         assert store.close(10)
         await written(it, "By the model")
@@ -189,6 +192,25 @@ async def test_a_summary_gets_no_title() -> None:
         await it.answer("They talked.", turn=3)
         await until(it.pilot, lambda: not it.app.answering.is_busy)
         assert len(titles.requests) == 2
+
+
+def test_a_model_that_may_think_writes_a_title_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen 3: its template adds an empty thought where thinking is off."""
+    markers = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
+    write_model(tmp_path / "m", byte_level(markers), end=markers[0])
+    (tmp_path / "m" / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+        "<|im_start|>{% if enable_thinking is false %}<think></think>{% endif %}"
+    )
+    jobs: list[AnnotatedAnswerJob] = []
+    client = ChatClient("m", lambda name: pytest.fail("no model is needed"))
+    monkeypatch.setattr(client._host, "submit", lambda job, *_, **__: jobs.append(job))
+    client.request_title("a chat", [Message("user", "one")], GenerateOptions(thinking="on"))
+    engine = Engine.load(tmp_path / "m", name="m")
+    prompt = engine.tokens.decode(jobs[0].prepare(engine).prompt)
+    assert prompt == "<|im_start|>one<|im_end|><|im_start|><think></think>"
 
 
 @pytest.mark.parametrize(

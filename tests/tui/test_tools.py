@@ -449,6 +449,11 @@ async def test_the_question_fits(size: tuple[int, int]) -> None:
         assert "Allow once" in shown
         assert "Deny" in shown
         assert it.app.view.consent.region.bottom == it.status.region.y == size[1] - 1
+        assert not it.app.screen.show_vertical_scrollbar
+        assert (
+            "? waits for your"
+            in str(it.app.query_one(ToolUseView).query_one(".head").render())[:40]
+        )
         await it.press("enter")
         assert it.app.query_one(ToolUseView).region.width <= size[0]
 

@@ -56,6 +56,8 @@ class CompactionController:
             return
         turn.summarizes = ()
         if turn.finish_reason in ("stop", "length", "context") and turn.answer.strip():
+            turn.stats = None  # Its request filled the context, the next one does not.
+            conversation.save(turn)
             conversation.copy_turns(kept)
             self._view.inform("A summary replaced older messages. ← on it shows the original chat.")
         else:

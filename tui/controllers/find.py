@@ -10,14 +10,7 @@ from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.find import HitMarks, pattern_of, plain_text
 from akunu_py.tui.transcript.view import Part
 
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Found text: the hit number `index` in a part of a turn."""
-
-    turn: int  # `ChatTurn.number`
-    part: Part
-    index: int
+Hit = tuple[ChatTurn, Part, int]  # found text: the number of the hit in a part of a turn
 
 
 @dataclass(eq=False)
@@ -67,9 +60,8 @@ class FindController:
             self._view.transcript.redraw()
 
     async def _go_to(self, hits: list[Hit], place: int) -> None:
-        hit = self._current = hits[place]
-        turn = next(each for each in self._conversation.turns if each.number == hit.turn)
-        await self._view.transcript.show_hit(turn, hit.part, hit.index, pattern_of(self._words))
+        turn, part, index = self._current = hits[place]
+        await self._view.transcript.show_hit(turn, part, index, pattern_of(self._words))
         count = f"{place + 1:,} of {len(hits):,}"
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
@@ -85,7 +77,7 @@ class FindController:
         if all(word in turn.answer.casefold() for word in words):
             texts["answer"] = plain_text(turn.answer)
         return [
-            Hit(turn.number, part, index)
+            (turn, part, index)
             for part, text in texts.items()
             for index, _ in enumerate(pattern.finditer(text))
         ]

@@ -52,19 +52,16 @@ class PromptBox(Unmarked, TextArea):
         """Posted for Enter in an empty box."""
 
     @dataclass
-    class PageRequested(Message):
-        """Posted for Page Up and Page Down, which scroll the transcript."""
+    class ScrollRequested(Message):
+        """Posted for keys that scroll the transcript; Home and End do so in an empty box."""
 
-        direction: int  # -1 for up, 1 for down
+        action: str  # of the transcript
 
     class QueuedPromptRequested(Message):
         """Posted for Up in an empty box, to take back a queued prompt."""
 
     class EditorRequested(Message):
         """Posted for Ctrl+X Ctrl+E, to edit the prompt in the user's editor."""
-
-    class FollowRequested(Message):
-        """Posted for End in an empty box: the transcript follows its end again."""
 
     @dataclass
     class SearchRequested(Message):
@@ -253,17 +250,23 @@ class PromptBox(Unmarked, TextArea):
         else:
             super().action_cursor_down(select)
 
+    def action_cursor_line_start(self, select: bool = False) -> None:
+        if self.text:
+            super().action_cursor_line_start(select)
+        else:
+            self.post_message(self.ScrollRequested("begin"))
+
     def action_cursor_line_end(self, select: bool = False) -> None:
         if self.text:
             super().action_cursor_line_end(select)
         else:
-            self.post_message(self.FollowRequested())
+            self.post_message(self.ScrollRequested("follow"))
 
     def action_cursor_page_up(self) -> None:
-        self.post_message(self.PageRequested(-1))
+        self.post_message(self.ScrollRequested("page(-1)"))
 
     def action_cursor_page_down(self) -> None:
-        self.post_message(self.PageRequested(1))
+        self.post_message(self.ScrollRequested("page(1)"))
 
     @property
     def _is_browsing(self) -> bool:

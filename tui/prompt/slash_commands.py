@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -15,11 +15,10 @@ from textual.content import Content
 from textual.keys import format_key
 from textual.widgets import TextArea
 
-from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.settings import read_settings
-from akunu_py.text import displayable
+from akunu_py.text import collapse, displayable
 from akunu_py.tui import themes
 from akunu_py.tui.prompt.file_index import best_matches
 
@@ -141,15 +140,6 @@ _MAX_HITS = 30
 Run = Callable[[], Any]
 
 
-@runtime_checkable
-class Chats(Protocol):
-    """An app with saved chats."""
-
-    async def chats(self) -> Sequence[ConversationInfo]: ...
-
-    async def open_chat(self, conversation: str) -> None: ...
-
-
 class ChatCommands(Provider):
     """The command palette: all commands, models, personas, themes and chats."""
 
@@ -191,12 +181,11 @@ class ChatCommands(Provider):
         }
 
     async def _chats(self) -> dict[str, Run]:
-        app, found = self.app, dict[str, Run]()
-        if isinstance(app, Chats):
-            for chat in reversed(await app.chats()):  # the latest chat of a title wins
-                title = displayable(f"Open the chat {chat.title}").replace("\n", " ")
-                found[title] = partial(app.open_chat, chat.id)
-        return found
+        app: Any = self.app
+        return {  # the latest chat of a title wins
+            collapse(f"Open the chat {chat.title}"): partial(app.open_chat, chat.id)
+            for chat in reversed(await app.library.list())
+        }
 
     def _run(self, command: Command) -> Run:
         if command.needs_argument:

@@ -83,7 +83,7 @@ class ConsentPanel(SummedHeight):
             ]
         )
         self._choices.highlighted = 0
-        self.display = True
+        self._show(True)
 
     def take_focus(self) -> None:
         self._choices.focus()
@@ -91,7 +91,12 @@ class ConsentPanel(SummedHeight):
     def hide(self) -> None:
         """Stop asking."""
         self._call = ""
-        self.display = False
+        self._show(False)
+
+    def _show(self, shown: bool) -> None:
+        self.display = shown
+        for each in self.ancestors:
+            each.set_class(shown, "-asking")
 
     def action_scroll_arguments(self, pages: int) -> None:
         scroll = self.query_one(VerticalScroll)

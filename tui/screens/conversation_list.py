@@ -78,10 +78,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "move(1)", "Next conversation", show=False, priority=True),
-        Binding("up", "move(-1)", "Previous conversation", show=False, priority=True),
-        Binding("pagedown", "move(7)", "Further down", show=False),
-        Binding("pageup", "move(-7)", "Further up", show=False),
         Binding("f1", "app.help", "Keys", priority=True),
         Binding("ctrl+r", "rename", "Rename", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),

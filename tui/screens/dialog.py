@@ -68,7 +68,14 @@ class Dialog(ModalScreen[Result | None]):
 
 
 class ListDialog(Dialog[Result]):
-    """A list with a search box. The box keeps the focus; subclasses bind the keys of the list."""
+    """A list with a search box, which keeps the focus."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,ctrl+n,ctrl+j", "move(1)", "Next row", show=False),
+        Binding("up,ctrl+p", "move(-1)", "Previous row", show=False),
+        Binding("pagedown", "move(7)", "Further down", show=False),
+        Binding("pageup", "move(-7)", "Further up", show=False),
+    ]
 
     def on_mount(self) -> None:
         self.rows.can_focus = False

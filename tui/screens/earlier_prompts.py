@@ -23,8 +23,7 @@ class HistoryScreen(ListDialog[str]):
 
     CSS_PATH = [DIALOG_STYLE, "earlier_prompts.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,ctrl+n", "move(1)", "Older", show=False),
-        Binding("up,ctrl+p,ctrl+r", "move(-1)", "Newer", show=False),
+        Binding("ctrl+r", "move(-1)", "Newer", show=False),
     ]
 
     def __init__(self, prompts: Sequence[str]) -> None:  # oldest first

@@ -72,10 +72,6 @@ class ModelsScreen(ListDialog[str]):
 
     CSS_PATH = [DIALOG_STYLE, "model_picker.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,ctrl+j", "move(1)", "Next model", show=False),
-        Binding("up,ctrl+k", "move(-1)", "Previous model", show=False),
-        Binding("pagedown", "move(8)", "Further down", show=False),
-        Binding("pageup", "move(-8)", "Further up", show=False),
         Binding("ctrl+x", "stop", "Stop the download", priority=True),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Input, OptionList, Static
@@ -17,7 +15,7 @@ from akunu_py.tui import themes
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.transcript.highlighting import highlight
 
-_CODE = 'def greet(name: str) -> int:  # politely\n    return print(f"Hello {name}", 2)'
+_CODE = 'def greet(name: str) -> int:  #\n    return print(f"Hi {name}", 2)'
 _DIFF = "@@ -1 +1 @@\n-an old line\n+a new line"
 
 
@@ -25,12 +23,6 @@ class ThemesScreen(ListDialog[str]):
     """The list of themes. The result is the chosen theme; None restores the current one."""
 
     CSS_PATH = [DIALOG_STYLE, "theme_gallery.tcss"]  # noqa: RUF012 - as in Textual
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "move(1)", "Next theme", show=False, priority=True),
-        Binding("up", "move(-1)", "Previous theme", show=False, priority=True),
-        Binding("pagedown", "move(7)", "Further down", show=False),
-        Binding("pageup", "move(-7)", "Further up", show=False),
-    ]
 
     def __init__(self, current: str, show_theme: Callable[[str], None]) -> None:
         super().__init__()

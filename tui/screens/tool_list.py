@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
@@ -25,10 +23,6 @@ class ToolsScreen(ListDialog[None]):
     """All servers with their tools. Enter turns a tool, or all tools of a server, on or off."""
 
     CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - as in Textual
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,ctrl+n", "move(1)", "Next", show=False),
-        Binding("up,ctrl+p", "move(-1)", "Previous", show=False),
-    ]
 
     def __init__(self, tools: OfferedTools, on_change: Callable[[], None]) -> None:
         super().__init__()

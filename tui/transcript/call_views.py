@@ -24,7 +24,7 @@ _MARKS: dict[Outcome, str] = {
     "denied": "– denied",
     "stopped": "■ stopped",
 }
-_MAX_HEAD = 60  # characters of the arguments in the first line
+_MAX_HEAD = 300  # characters of the arguments in the first line
 
 
 def describe_call(use: ToolUse) -> str:
@@ -76,11 +76,9 @@ class ToolUseView(Vertical):
         """Draw the state of the call."""
         self._use = use
         mark = "▾" if self._is_open else "▸"
-        arguments = on_one_line(use.call.arguments)
-        if len(arguments) > _MAX_HEAD:
-            arguments = f"{arguments[: _MAX_HEAD - 1]}…"
+        arguments = on_one_line(use.call.arguments[:_MAX_HEAD])
         size = f"  {len(use.result):,} characters" if use.outcome == "done" else ""
-        head = f"{mark} {describe_call(use)}  {arguments}  {_MARKS[use.outcome]}{size}"
+        head = f"{mark} {describe_call(use)}  {_MARKS[use.outcome]}{size}  {arguments}"
         self._head.update(Content(head))
         self._body.display = self._is_open
         if self._is_open:

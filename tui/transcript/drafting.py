@@ -37,6 +37,7 @@ _NOT_CACHED: dict[NotCached, str] = {
 }
 _PAYS = 1.05  # smallest estimated speedup that is worth mentioning
 _MIN_PASSES = 8  # decode steps before a missing draft means something
+_LINE_START = re.compile(r"[ \t]*\|?")  # also the first bar of a table's row
 _LINE_BREAK = re.compile(r"[ \t]*\n\s*")
 _SEPARATOR_ROW = re.compile(r"[\s|:-]+")  # between the header and the rows of a table
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
@@ -75,7 +76,7 @@ class DraftedSection(Widget):
         return align_tables(content, struck, self.size.width)
 
     def _rejected(self, end: int) -> Iterator[tuple[int, str]]:
-        """Yield rejected drafts, one line each, after the indentation they would shift."""
+        """Yield rejected drafts on one line each; behind what a line starts with."""
         answer, rejected = self._turn.answer, self._turn.rejected
         first = bisect_left(rejected, self.start, key=lambda each: each[0])
         last = len(rejected)
@@ -83,9 +84,8 @@ class DraftedSection(Widget):
             last = bisect_right(rejected, end, key=lambda each: each[0])
         for place, draft in rejected[first:last]:
             line = max(self.start, answer.rfind("\n", self.start, place) + 1)
-            if not answer[line:place].strip(" \t"):
-                draft = draft.lstrip(" \t")
-                place += len(answer[place:end]) - len(answer[place:end].lstrip(" \t"))
+            if (start := _LINE_START.match(answer, line, end)) and place < start.end():
+                place, draft = start.end(), draft.lstrip(" \t")
             yield place, on_one_line(_LINE_BREAK.sub("\n", draft))
 
     def _accepted(self, start: int, end: int) -> Iterator[tuple[int, int]]:

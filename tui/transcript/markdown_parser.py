@@ -403,10 +403,10 @@ class _LatexReader:
         closing = f"\\end{{{name}}}"
         end = self._tex.find(closing, self._place)
         inner = self._tex[self._place : end]
-        if end < 0 or "\\begin" in inner:
+        kind = name.rstrip("*")
+        if end < 0 or ("\\begin" in inner and kind not in _ALIGNED):
             raise _InvalidLatexError
         self._place = end + len(closing)
-        kind = name.rstrip("*")
         if kind in _ALIGNED:
             return f"\n{self._convert(inner)}\n"
         if kind not in _BRACKETS:

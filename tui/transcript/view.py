@@ -557,8 +557,9 @@ class Transcript(SteadyScroll):
         if self._column.earlier:
             async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
+        self.release_anchor()
         self.scroll_home(animate=False, immediate=True)
-        if self._column.messages:
+        if self.screen.focused is self and self._column.messages:
             self._mark_chosen(self._column.messages[0])
 
     async def action_follow(self) -> None:

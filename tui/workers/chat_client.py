@@ -233,6 +233,7 @@ class ChatClient:
         options = replace(
             options,
             max_tokens=_TITLE_TOKENS,
+            thinking="off",
             thinking_budget=0,
             sampling=SamplingOptions(constraint=Constraint("regex", _TITLE)),
         )
