@@ -44,6 +44,7 @@ from akunu_py.completion.stops import (
     stops_of,
     strip_fence,
 )
+from akunu_py.decoding import device
 from akunu_py.decoding.events import PrefillProgress, PromptProcessed
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.learned_state import LearnedState
@@ -55,6 +56,7 @@ _RESERVED = 1024  # tokens of the context for the completion
 _REPLACEMENT = "\ufffd"  # decoded from invalid bytes
 _SECTION = 12  # tokens of the format around a piece of another file
 _CHEAP = 64  # tokens of the buffer that may need prefill again
+_CACHES_SHARE = 16  # prompt caches may use this part of the machine's memory: 1 GB of 16 GB
 _DEFAULT = CompleteOptions()
 _GREEDY = SamplingOptions()
 _SLICE_S = 0.1  # maximum duration of a prefill chunk, to notice time limits and new requests
@@ -382,6 +384,13 @@ class _CompletionSteps:
         stopped = self._reason == "stop"
         change = self._edit.change(self._output) if self._edit and stopped else None
         return Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
+
+
+def with_small_caches(engine: Engine) -> Engine:
+    """Return the engine with little memory for prompt caches, for a helper that always runs."""
+    plan = engine.plan
+    memory = min(plan.prompt_cache_memory, device.total_memory() // _CACHES_SHARE)
+    return replace(engine, plan=replace(plan, prompt_cache_memory=memory))
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:

@@ -8,11 +8,15 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from akunu_py.commands.complete import add_options, load_completer
+from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionReason, CompletionRequest
+from akunu_py.decoding import device
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
+from akunu_py.parser import Parser
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -194,3 +198,29 @@ def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
     done = completer.complete(CompletionRequest("x = ", suffix, max_tokens=5))
     assert done.stats.prompt_tokens == 3 + len("x = ") + len("\nline()\nline()\n")
     assert done.draft_context_tokens == len(suffix) - len("\nline()\nline()\n")
+
+
+def test_the_caches_of_a_helper_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 40 files too; an option sets another limit."""
+    directory = write_model(tmp_path / "tiny", sentence_piece([END]), end=END)
+    monkeypatch.setattr(completer_module, "_CACHES_SHARE", device.total_memory() >> 16)
+
+    def load(*options: str) -> Completer:
+        parser = Parser()
+        add_options(parser)
+        args = parser.parse_args(["--model", str(directory), "--no-answer-cache", *options])
+        completer = load_completer(args, str(directory), "off")
+        assert isinstance(completer, Completer)
+        return completer
+
+    chosen = load("--prompt-cache-memory", "5MB")
+    assert chosen.session.target.caches.limit == 5_000_000
+    completer = load()
+    caches = completer.session.target.caches
+    assert caches.limit in range(1 << 16, 1 << 17)
+    for number in range(40):
+        text = "".join(f"x{line} = {number * line}\n" for line in range(20))
+        completer.complete(CompletionRequest(text, max_tokens=1))
+    assert 0 < caches.nbytes <= caches.limit
