@@ -33,7 +33,6 @@ from akunu_py.completion.request import (
     EndCheck,
     check_request,
     has_crlf,
-    time_limit,
     with_crlf,
     with_unix_newlines,
 )
@@ -96,34 +95,20 @@ class Completer:
         if session is None:
             self.session.chunk_seconds = _SLICE_S
 
-    def complete(
-        self,
-        request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
-    ) -> Completion:
-        """Return the completion; see `begin`."""
-        run = self.begin(self.session, request, ended, on_text)
-        while run.request is not None:
-            run.add(run.request.step())
-        return run.completion()
-
     def begin(
         self,
         session: Session,
         request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
+        ended: EndCheck,
+        on_text: Callable[[str], None],
         sampling: SamplingOptions = _GREEDY,
     ) -> CompletionRun:
         """Begin the completion in `session`.
 
-        ended: polled around every step; returns the reason to end (default: the time limit of the
-        request). on_text: gets the final parts. sampling: options except the temperature. Raises
-        UsageError for an invalid request.
+        ended: polled around every step. on_text: gets the final parts. sampling: options except
+        the temperature. Raises UsageError for an invalid request.
         """
         check_request(request)
-        ended = ended or time_limit(request.seconds)
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
         emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
