@@ -391,7 +391,7 @@ function M.setup(options)
     -- Twice, because Neovim schedules its own autocommands, which show outdated items, once.
     vim.schedule(function() vim.schedule(function() on_attach(event.buf) end) end)
   end)
-  -- Ghosts by key are hidden beside a popup menu.
+  -- Ghosts by key are hidden while a popup menu is open.
   on(by_key and { 'InsertLeave', 'BufLeave', 'CompleteChanged' } or { 'InsertLeave', 'BufLeave' }, function()
     outdated, shown = false, nil
     drop()
