@@ -98,7 +98,7 @@ class Settings:
     completion_exclude: tuple[str, ...] = SECRET_FILES  # patterns of files without completions
     save_battery: bool = True  # completions: nothing ahead, and later requests, on battery
     draft_model: str = ""  # drafts for models with the same tokenizer; "": none
-    unload_after: float = 0.0  # minutes without a request before unloading; 0: never
+    unload_after: float = 30.0  # minutes without a request before unloading; 0: never
     temperature: float = 0.7  # of the chat
     max_tokens: int = 0  # of an answer in the chat; 0: the room left in the context
     thinking_budget: int = -1  # maximum thinking tokens of an answer in the chat; -1: no limit

@@ -129,8 +129,10 @@ def load_completer(
     from akunu_py.decoding.load import engine_from_arguments, load_learned
 
     engine = engine_from_arguments(args)
-    from akunu_py.completion.completer import Completer
+    from akunu_py.completion.completer import Completer, with_small_caches
 
+    if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:
+        engine = with_small_caches(engine)
     completer = Completer(
         engine, options, load_learned(engine, no_answer_cache=args.no_answer_cache)
     )

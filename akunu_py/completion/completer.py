@@ -33,7 +33,6 @@ from akunu_py.completion.request import (
     EndCheck,
     check_request,
     has_crlf,
-    time_limit,
     with_crlf,
     with_unix_newlines,
 )
@@ -44,6 +43,7 @@ from akunu_py.completion.stops import (
     stops_of,
     strip_fence,
 )
+from akunu_py.decoding import device
 from akunu_py.decoding.events import PrefillProgress, PromptProcessed
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.learned_state import LearnedState
@@ -55,6 +55,7 @@ _RESERVED = 1024  # tokens of the context for the completion
 _REPLACEMENT = "\ufffd"  # decoded from invalid bytes
 _SECTION = 12  # tokens of the format around a piece of another file
 _CHEAP = 64  # tokens of the buffer that may need prefill again
+_CACHES_SHARE = 16  # prompt caches may use this part of the machine's memory: 1 GB of 16 GB
 _DEFAULT = CompleteOptions()
 _GREEDY = SamplingOptions()
 _SLICE_S = 0.1  # maximum duration of a prefill chunk, to notice time limits and new requests
@@ -94,34 +95,20 @@ class Completer:
         if session is None:
             self.session.chunk_seconds = _SLICE_S
 
-    def complete(
-        self,
-        request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
-    ) -> Completion:
-        """Return the completion; see `begin`."""
-        run = self.begin(self.session, request, ended, on_text)
-        while run.request is not None:
-            run.add(run.request.step())
-        return run.completion()
-
     def begin(
         self,
         session: Session,
         request: CompletionRequest,
-        ended: EndCheck | None = None,
-        on_text: Callable[[str], None] = lambda text: None,
+        ended: EndCheck,
+        on_text: Callable[[str], None],
         sampling: SamplingOptions = _GREEDY,
     ) -> CompletionRun:
         """Begin the completion in `session`.
 
-        ended: polled around every step; returns the reason to end (default: the time limit of the
-        request). on_text: gets the final parts. sampling: options except the temperature. Raises
-        UsageError for an invalid request.
+        ended: polled around every step. on_text: gets the final parts. sampling: options except
+        the temperature. Raises UsageError for an invalid request.
         """
         check_request(request)
-        ended = ended or time_limit(request.seconds)
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
         emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
@@ -382,6 +369,13 @@ class _CompletionSteps:
         stopped = self._reason == "stop"
         change = self._edit.change(self._output) if self._edit and stopped else None
         return Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
+
+
+def with_small_caches(engine: Engine) -> Engine:
+    """Return the engine with little memory for prompt caches, for a helper that always runs."""
+    plan = engine.plan
+    memory = min(plan.prompt_cache_memory, device.total_memory() // _CACHES_SHARE)
+    return replace(engine, plan=replace(plan, prompt_cache_memory=memory))
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:

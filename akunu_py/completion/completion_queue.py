@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
 from akunu_py.completion.completion_job import CompletionJob
-from akunu_py.completion.prompt.project_imports import ProjectImports
+from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.request import (
     Completion,
     CompletionReason,
@@ -103,7 +103,6 @@ class CompletionQueue:
     ) -> None:
         self._exclude, self._pause_s = options.exclude, options.pause_s
         self.saves_power = options.saves_power
-        self._imports, self._imports_lock = ProjectImports(), threading.Lock()
         self._next: Ticket | None = None  # the completion after the last one, until it is queued
         self._pause: threading.Timer | None = None  # queues it
         self._load = load
@@ -245,9 +244,8 @@ class CompletionQueue:
         """Queue a job, with the closed files that the buffer imports."""
         with self._lock:
             self._open.add(ticket)
-        with self._imports_lock:
-            imported = self._imports.of(ticket.request)
-        request = replace(ticket.request, files=(*ticket.request.files, *imported))
+        files = (*ticket.request.files, *imported_files(ticket.request))
+        request = replace(ticket.request, files=files)
         request = without_excluded(request, self._exclude)
         served = _ServedTicket(self, ticket)
         job = CompletionJob(request, self._get_completer, served.ended, served.add)

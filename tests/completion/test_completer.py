@@ -8,11 +8,16 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from akunu_py.commands.complete import add_options, load_completer
+from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionReason, CompletionRequest
+from akunu_py.decoding import device
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
+from akunu_py.parser import Parser
+from tests.support.complete import complete
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -35,31 +40,31 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Completer:
 
 def test_from_keystroke_to_keystroke(completer: Completer) -> None:
     """Typing what was predicted costs nothing; anything else costs what is new."""
-    first = completer.complete(CompletionRequest(PREFIX, SUFFIX))
+    first = complete(completer, CompletionRequest(PREFIX, SUFFIX))
     assert first.text
     assert first.finish_reason == "stop"
     assert first.stats.prompt_tokens > 100
     assert first.draft_context_tokens == len(completer.code.encode(SUFFIX))
-    typed = completer.complete(CompletionRequest(PREFIX + first.text[:2], SUFFIX))
+    typed = complete(completer, CompletionRequest(PREFIX + first.text[:2], SUFFIX))
     assert typed.text == first.text[2:]
     assert typed.reused
     assert (typed.stats.prompt_tokens, typed.stats.target_passes) == (0, 0)
-    taken_back = completer.complete(CompletionRequest(PREFIX, SUFFIX))
+    taken_back = complete(completer, CompletionRequest(PREFIX, SUFFIX))
     assert taken_back.text == first.text
     other = "a" if not first.text.startswith("a") else "b"
-    changed = completer.complete(CompletionRequest(PREFIX + other, SUFFIX))
+    changed = complete(completer, CompletionRequest(PREFIX + other, SUFFIX))
     assert not changed.reused
     assert changed.stats.prompt_tokens - changed.stats.cached_tokens <= 4
-    elsewhere = completer.complete(
-        CompletionRequest(PREFIX + first.text[:2], SUFFIX + "# changed\n")
+    elsewhere = complete(
+        completer, CompletionRequest(PREFIX + first.text[:2], SUFFIX + "# changed\n")
     )
     assert not elsewhere.reused
 
 
 def test_the_prefix_is_healed(completer: Completer) -> None:
     """A cursor inside a token, or behind the spaces that belong to the next one."""
-    assert completer.complete(CompletionRequest("import numpy as n")).text == "p"
-    done = completer.complete(CompletionRequest("def add(first, second):\n    "))
+    assert complete(completer, CompletionRequest("import numpy as n")).text == "p"
+    done = complete(completer, CompletionRequest("def add(first, second):\n    "))
     assert done.text.startswith("return first + second")
     assert done.stats.generated_tokens > done.stats.target_passes >= 1
 
@@ -69,11 +74,11 @@ def test_parts_join_to_the_whole(completer: Completer) -> None:
     asked = CompletionRequest(
         "def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32
     )
-    done = completer.complete(asked, on_text=parts.append)
+    done = complete(completer, asked, on_text=parts.append)
     assert "".join(parts) == done.text
     assert len(parts) > 1
     again: list[str] = []
-    assert completer.complete(asked, on_text=again.append).reused
+    assert complete(completer, asked, on_text=again.append).reused
     assert again == [done.text]
 
 
@@ -83,15 +88,15 @@ def test_windows_line_ends(completer: Completer) -> None:
         unix.prefix.replace("\n", "\r\n"), unix.suffix.replace("\n", "\r\n"), max_tokens=32
     )
     parts: list[str] = []
-    done = completer.complete(windows, on_text=parts.append)
-    assert done.text == completer.complete(unix).text.replace("\n", "\r\n")
+    done = complete(completer, windows, on_text=parts.append)
+    assert done.text == complete(completer, unix).text.replace("\n", "\r\n")
     assert "\r\n" in done.text
     assert "".join(parts) == done.text
 
 
 def test_nothing_is_made_up_of_nothing(tiny: Completer) -> None:
-    assert tiny.complete(CompletionRequest("", "x = 1\n")).text == ""
-    assert tiny.complete(CompletionRequest(" \n\n")).stats.prompt_tokens == 0
+    assert complete(tiny, CompletionRequest("", "x = 1\n")).text == ""
+    assert complete(tiny, CompletionRequest(" \n\n")).stats.prompt_tokens == 0
 
 
 def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
@@ -99,7 +104,7 @@ def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
         answers: list[CompletionReason | None] = [None] * limit
         answers += ["cancelled"]  # a further question finds none
 
-        done = tiny.complete(CompletionRequest("a = ("), ended=partial(answers.pop, 0))
+        done = complete(tiny, CompletionRequest("a = ("), ended=partial(answers.pop, 0))
         tiny.session.target.reset()
         assert done.finish_reason in ("cancelled", "stop")
         # Asked twice before the first token, then once a pass.
@@ -110,14 +115,14 @@ def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
 def test_a_time_budget_gives_the_best_so_far(
     tiny: Completer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny.complete(CompletionRequest("x = [[[["))
+    whole = complete(tiny, CompletionRequest("x = [[[["))
     clock = iter(range(10_000))
     monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: next(clock))
-    cut = tiny.complete(CompletionRequest("x = [[[[", seconds=10, max_tokens=127))
+    cut = complete(tiny, CompletionRequest("x = [[[[", seconds=10, max_tokens=127))
     assert cut.finish_reason == "time"
     assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens
     assert whole.text.startswith(cut.text)
-    none = tiny.complete(CompletionRequest("y = [[[[", seconds=0.5))
+    none = complete(tiny, CompletionRequest("y = [[[[", seconds=0.5))
     assert (none.text, none.finish_reason) == ("", "time")
 
 
@@ -142,7 +147,7 @@ def test_a_time_budget_is_kept_within_one_slice_and_what_was_read_stays(
     read = 0
     for _ in range(100):
         before = now[0]
-        done = slow.complete(asked)
+        done = complete(slow, asked)
         assert done.stats.cached_tokens >= min(read, tokens - 1)  # the last one is read again
         if done.finish_reason != "time":
             break
@@ -154,7 +159,7 @@ def test_a_time_budget_is_kept_within_one_slice_and_what_was_read_stays(
 
 
 def test_limits(tiny: Completer) -> None:
-    done = tiny.complete(CompletionRequest("x = [[[[", max_tokens=3))
+    done = complete(tiny, CompletionRequest("x = [[[[", max_tokens=3))
     assert done.finish_reason == "length"
     assert done.stats.generated_tokens == 3
     for bad, words in [
@@ -165,7 +170,7 @@ def test_limits(tiny: Completer) -> None:
         (CompletionRequest("x", temperature=-1), "temperature"),
     ]:
         with pytest.raises(UsageError, match=words):
-            tiny.complete(bad)
+            complete(tiny, bad)
 
 
 def test_never_half_a_character(tmp_path: Path) -> None:
@@ -174,13 +179,13 @@ def test_never_half_a_character(tmp_path: Path) -> None:
     for seed, prefix in enumerate(["é = '", '日本 = "', "x = '😀"]):
         for tokens in range(1, 12):
             asked = CompletionRequest(prefix, max_tokens=tokens, temperature=1.0 + seed)
-            assert not tiny.complete(asked).text.count("\ufffd")
+            assert not complete(tiny, asked).text.count("\ufffd")
 
 
 @pytest.mark.long
 def test_sampling_gives_another_sample(tiny: Completer) -> None:
     samples = {
-        tiny.complete(CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)
+        complete(tiny, CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)
     }
     assert len(samples) > 1
 
@@ -191,6 +196,32 @@ def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
     completer = Completer(engine, CompleteOptions("starcoder2", suffix_tokens=20))
     assert completer.family is not None
     suffix = "\n" + "line()\n" * 50
-    done = completer.complete(CompletionRequest("x = ", suffix, max_tokens=5))
+    done = complete(completer, CompletionRequest("x = ", suffix, max_tokens=5))
     assert done.stats.prompt_tokens == 3 + len("x = ") + len("\nline()\nline()\n")
     assert done.draft_context_tokens == len(suffix) - len("\nline()\nline()\n")
+
+
+def test_the_caches_of_a_helper_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 40 files too; an option sets another limit."""
+    directory = write_model(tmp_path / "tiny", sentence_piece([END]), end=END)
+    monkeypatch.setattr(completer_module, "_CACHES_SHARE", device.total_memory() >> 20)
+
+    def load(*options: str) -> Completer:
+        parser = Parser()
+        add_options(parser)
+        args = parser.parse_args(["--model", str(directory), "--no-answer-cache", *options])
+        completer = load_completer(args, str(directory), "off")
+        assert isinstance(completer, Completer)
+        return completer
+
+    chosen = load("--prompt-cache-memory", "5MB")
+    assert chosen.session.target.caches.limit == 5_000_000
+    completer = load()
+    caches = completer.session.target.caches
+    assert caches.limit in range(1 << 20, 1 << 21)
+    for number in range(40):
+        text = "".join(f"x{line} = {number * line}\n" for line in range(20))
+        complete(completer, CompletionRequest(text, max_tokens=1))
+    assert 0 < caches.nbytes <= caches.limit

@@ -24,6 +24,7 @@ from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import until
+from tests.support.complete import complete
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -183,7 +184,7 @@ def test_a_storm_costs_a_pass_a_request_at_most(host: Host, directory: Path) -> 
     finished = reasons.count("length")
     assert host.passes <= 22 * finished + 2 * len(names)
     # Whatever went on before it, the last answer is the one that it alone would have had.
-    alone = Completer(Engine.load(directory)).complete(CompletionRequest(text, max_tokens=20))
+    alone = complete(Completer(Engine.load(directory)), CompletionRequest(text, max_tokens=20))
     assert last.text == alone.text
 
 

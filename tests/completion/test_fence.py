@@ -14,6 +14,7 @@ from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.completion.stops import is_markdown, strip_fence
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
+from tests.support.complete import complete
 from tests.support.fixed_request import FixedRequest
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -78,8 +79,8 @@ def test_an_answer_in_a_fence_is_its_code(engine: Engine) -> None:
     ]:
         session.answer = answer
         parts.clear()
-        done = completer.complete(
-            CompletionRequest("def add(a, b):\n    ", "\n", path), on_text=parts.append
+        done = complete(
+            completer, CompletionRequest("def add(a, b):\n    ", "\n", path), on_text=parts.append
         )
         assert (done.text, done.finish_reason) == (text, "stop")
         assert "".join(parts) == text

@@ -23,6 +23,7 @@ from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
+from tests.support.complete import complete
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -133,7 +134,7 @@ def typed(request: CompletionRequest, text: str) -> CompletionRequest:
 @pytest.fixture(scope="module")
 def whole(engine: Engine) -> Completion:
     """What the model alone completes."""
-    done = Completer(engine).complete(ASKED)
+    done = complete(Completer(engine), ASKED)
     assert len(done.text) == 12
     return done
 
@@ -175,8 +176,8 @@ def test_when_a_ghost_is_accepted_the_next_one_is_there(host: Host) -> None:
 def test_a_ghost_that_is_accepted_while_the_next_is_made_is_not_made_again(
     host: Host, engine: Engine
 ) -> None:
-    first = Completer(engine).complete(ASKED).text
-    alone = Completer(engine).complete(typed(ASKED, first)).text
+    first = complete(Completer(engine), ASKED).text
+    alone = complete(Completer(engine), typed(ASKED, first)).text
     accepted: list[Asked] = []
     begun = threading.Event()
 
@@ -229,7 +230,7 @@ def test_something_else_is_typed_while_it_is_made(host: Host, engine: Engine) ->
     assert first.completion.finish_reason == "cancelled"
     assert host.passes - asked_at[0] <= 2  # the one under way, and the first of the next
     host.wait(lambda: later[0].done)
-    assert later[0].completion.text == Completer(engine).complete(typed(ASKED, "!")).text
+    assert later[0].completion.text == complete(Completer(engine), typed(ASKED, "!")).text
 
 
 def test_who_takes_over_what_is_made_ahead_has_its_time_kept(
@@ -309,7 +310,7 @@ def test_what_was_read_ahead_is_not_read_again(host: Host, engine: Engine) -> No
     assert read.stats.generated_tokens == 0
     done = host.answer(request)
     assert done.stats.prompt_tokens - done.stats.cached_tokens <= 2
-    assert done.text == Completer(engine).complete(request).text
+    assert done.text == complete(Completer(engine), request).text
 
 
 def test_reading_another_file_ahead_does_not_lose_what_was_read(host: Host) -> None:
@@ -414,7 +415,7 @@ def test_whatever_is_asked_is_answered_once_and_as_the_model_completes(
     def whole(request: CompletionRequest) -> str:
         if request.prefix not in wholes:
             alone._cache._entries.clear()
-            wholes[request.prefix] = request.prefix + alone.complete(request).text
+            wholes[request.prefix] = request.prefix + complete(alone, request).text
         return wholes[request.prefix]
 
     begun = [f"{name} = [[[[" for name in "xyz"]

@@ -17,6 +17,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import first_invalid, in_vocabulary
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.complete import complete
 from tests.support.engines import altered
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -92,7 +93,7 @@ def test_completions_heal_with_tokens_that_the_weights_have(
     completer = Completer(engine, CompleteOptions(fim="none"))
     assert all(token < WEIGHTS for token in completer.code.compatible_tokens("wor"))
     assert len(completer.code.compatible_tokens("w")) > 0
-    completer.complete(CompletionRequest(prefix, max_tokens=3, temperature=temperature))
+    complete(completer, CompletionRequest(prefix, max_tokens=3, temperature=temperature))
 
 
 def test_a_stop_token_that_the_weights_lack_is_never_drafted(engine: Engine) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import AKUNU
+from tests.support.command import AKUNU, until
 from tests.support.lsp_ghost import GHOST as SERVER
 from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux
@@ -238,6 +238,100 @@ def test_requests_have_recent_texts_and_files_that_are_not_loaded(
     terminal.wait_for(r"first *\ns *\none two three")
     found = [json.loads(line) for line in (tmp_path / "requests").read_text().splitlines()]
     assert found[-1] == [[[f"{tmp_path}/never.py", "never = 1\n"]], ["first\ns\nlast", "first"]]
+
+
+def test_requests_have_the_files_that_define_names_at_the_cursor(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """As another language server tells, asked once for each name."""
+    (tmp_path / "model").touch()
+    (tmp_path / "area.py").write_text("def area(): ...\n")
+    log = str(tmp_path / "asked")
+    init = (
+        "local function answer(method, params, callback)\n"
+        "  local result = { capabilities = { definitionProvider = true } }\n"
+        "  if method == 'textDocument/definition' then\n"
+        "    local row, col = params.position.line, params.position.character\n"
+        "    local name = vim.fn.getline(row + 1):sub(col + 1):match('^%w+')\n"
+        f"    vim.fn.writefile({{ name }}, '{log}', 'a')\n"
+        "    result = nil\n"
+        f"    local place = {{ uri = vim.uri_from_fname('{tmp_path}/area.py') }}\n"
+        "    if name == 'area' then result = { place } end\n"
+        "  end\n"
+        "  vim.schedule(function() callback(nil, result) end)\n"
+        "  return true, 1\n"
+        "end\n"
+        "vim.api.nvim_create_autocmd('BufEnter', { callback = function()\n"
+        "  vim.lsp.start({ name = 'other', cmd = function() return {\n"
+        "    request = answer, notify = function() end,\n"
+        "    is_closing = function() end, terminate = function() end,\n"
+        "  } end })\n"
+        "end })"
+    )
+    open_with_ghosts(terminal, tmp_path, init=init, text="x = area(x)\nlast\n")
+    terminal.wait_for(r"ready\.")
+    until(lambda: Path(log).exists() and "area" in Path(log).read_text())
+    terminal.type("o")
+    terminal.wait_for("one two three")
+    found = json.loads((tmp_path / "requests").read_text().splitlines()[-1])
+    assert found[0] == [[f"{tmp_path}/area.py", "def area(): ...\n"]]
+    assert sorted(Path(log).read_text().split()) == ["area"]
+
+
+def test_ghosts_by_key_and_alternatives(terminal: Terminal, tmp_path: Path) -> None:
+    """None before the key, nor beside a popup menu."""
+    (tmp_path / "model").touch()
+    path = open_with_ghosts(
+        terminal, tmp_path, "trigger = 'key'", text="slow\nslower\n", at="slower"
+    )
+    terminal.wait_for(r"ready\.")
+    terminal.type("o")
+    time.sleep(0.4)  # longer than Neovim's delay
+    assert not (tmp_path / "requests").exists() or "one" not in terminal.screen()
+    terminal.type("C-Space")
+    terminal.wait_for(r"slow *\none two three *\nfour *\nslower")
+    terminal.type("sl", "C-n")
+    terminal.wait_for(r"slow *\nslower *\nslower")
+    terminal.type("C-Space", "C-e", "C-u", "C-Space")
+    terminal.wait_for(r"slow *\none two three *\nfour *\nslower")
+    terminal.type("C-Space")
+    terminal.wait_for(r"slow *\nuno *\(2 of 2\) *\nslower")
+    terminal.type("C-Space")
+    terminal.wait_for(r"slow *\none two three *\nfour *\(1 of 2\) *\nslower")
+    terminal.type("C-Space", "C-f", "x")
+    assert written(terminal, path) == "slow\nunox\nslower\n"
+
+
+def test_entries_of_nvim_cmp_and_blink(terminal: Terminal, tmp_path: Path) -> None:
+    """As the documented interfaces of the two plugins call the source."""
+    (tmp_path / "model").touch()
+    init = f"vim.keymap.set('i', '<C-B>', '<Cmd>luafile {tmp_path}/menus.lua<CR>')"
+    path = open_with_ghosts(terminal, tmp_path, "trigger = 'key'", text="é teh\nlast\n", init=init)
+    terminal.wait_for(r"ready\.")
+    (tmp_path / "menus.lua").write_text(
+        "local source, entries = require('akunu.source').new({}, {}), {}\n"
+        "assert(source:is_available() and source:enabled())\n"
+        "local function add(response) table.insert(entries, response.items[1]) end\n"
+        "source:complete({ context = {}, offset = 1 }, add)\n"
+        "assert(vim.wait(60000, function() return #entries == 1 end, 10))\n"
+        "source:get_completions({ bufnr = 0 }, add)\n"
+        "assert(vim.wait(60000, function() return #entries == 2 end, 10))\n"
+        "local called, edit = 0, entries[1].textEdit\n"
+        "local function count() called = called + 1 end\n"
+        "source:execute(entries[1], count)\n"
+        "local buf, encoding = vim.fn.bufnr(), source:get_position_encoding_kind()\n"
+        "vim.lsp.util.apply_text_edits({ edit }, buf, encoding)\n"
+        "source:execute({}, entries[2], count, count)\n"
+        "local seen = { entries[1].label, entries[2].filterText, tostring(called) }\n"
+        f"vim.fn.writefile(seen, '{tmp_path}/seen')\n"
+    )
+    terminal.type("A", "C-b")
+    terminal.wait_for(r"é teh two four")
+    until((tmp_path / "seen").exists)
+    assert (tmp_path / "seen").read_text().splitlines() == ["teh two four", "teh", "3"]
+    assert written(terminal, path) == "é teh two four\nlast\n"
+    (counts,) = read_counts(tmp_path / "counts").values()
+    assert counts["accepted"] == 1
 
 
 def test_the_next_edit_is_shown_and_made(terminal: Terminal, tmp_path: Path) -> None:

@@ -104,24 +104,28 @@ def test_what_is_known_is_shown_whole_and_not_asked_for_again(tmp_path: Path) ->
 
 
 @needs_node
-def test_a_request_by_hand_has_alternatives(tmp_path: Path) -> None:
-    """They are not hidden, and sampled; the same text is offered once."""
+def test_a_request_by_hand_has_alternatives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By key, others come only when the key is pressed again, and nothing comes by itself."""
     (tmp_path / "helper.py").write_text(
         "import json, sys\n"
-        "texts = iter('abb')\n"
         "for line in sys.stdin:\n"
         "    asked = json.loads(line)\n"
-        "    text = next(texts) if asked.get('explicit') else 'by itself'\n"
-        "    text += str(asked.get('temperature', ''))\n"
-        "    print(json.dumps({'id': asked['id'], 'text': text}), flush=True)\n"
+        "    others = [str(each) for each in range(asked.get('alternatives', 0))]\n"
+        "    reply = {'id': asked['id'], 'text': 'first', 'alternatives': others}\n"
+        "    print(json.dumps(reply), flush=True)\n"
     )
     command = [sys.executable, str(tmp_path / "helper.py")]
-    here = {"text": CODE, "line": 4, "character": 0}
-    found = answers(command, here | {"byHand": True}, here | {"after": True})
-    assert [[item["insertText"] for item in answer["items"]] for answer in found] == [
-        ["a", "b0.8"],
-        ["by itself"],
-    ]
+    by_itself = {"text": CODE, "line": 4, "character": 0, "after": True}
+    by_hand = by_itself | {"byHand": True}
+    for trigger, expected in (
+        ("auto", [["first", "0", "1"], ["first"], ["first", "0", "1"]]),
+        ("key", [["first"], [], ["first", "0", "1"]]),
+    ):
+        monkeypatch.setenv("TRIGGER", trigger)
+        found = answers(command, by_hand, by_itself, by_hand)
+        assert [[item["insertText"] for item in answer["items"]] for answer in found] == expected
 
 
 @needs_node
@@ -152,7 +156,8 @@ def test_where_the_cursor_rests_is_read_ahead_but_not_in_languages_that_are_off(
 def test_requests_have_the_files_of_other_tabs_and_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tabs that were never shown are read from disk; of a large file, a part."""
+    """Tabs that were never shown are read from disk; of a large file, a part. So is the file that
+    defines a name at the cursor."""
     (tmp_path / "helper.py").write_text(
         "import json, sys\n"
         "for line in sys.stdin:\n"
@@ -165,13 +170,17 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     small.write_text("small = 1\n")
     large.write_text("large = 1\n" * 20_000)
     monkeypatch.setenv("TABS", f"{small}:{large}:{tmp_path}/missing.py")
-    here = {"text": CODE, "line": 4, "character": 0}
-    (found,) = answers([sys.executable, str(tmp_path / "helper.py")], here)
-    root, files = json.loads(found["items"][0]["insertText"])
+    (tmp_path / "area.py").write_text("def area(): ...\n")
+    monkeypatch.setenv("DEFINES", str(tmp_path / "area.py"))
+    here = {"text": CODE + "area(", "line": 4, "character": 5}
+    asked = (here | {"rest": True}, here, here | {"after": True})
+    found = answers([sys.executable, str(tmp_path / "helper.py")], *asked)
+    root, files = json.loads(found[-1]["items"][0]["insertText"])
     assert root == "/tmp"
-    assert [path for path, _ in files] == [str(small), str(large)]
-    assert files[0][1] == "small = 1\n"
-    assert len(files[1][1]) == 100_000
+    paths = [str(tmp_path / "area.py"), str(small), str(large)]
+    assert [path for path, _ in files] == paths  # a language server knows the first
+    assert files[1][1] == "small = 1\n"
+    assert len(files[2][1]) == 100_000
 
 
 PACE = """

@@ -29,6 +29,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import LoadOptions
 from tests.measure.tool import run_tool
+from tests.support.complete import complete
 
 SUMMARY = "Measure what drafting from the buffer is worth and what a keystroke costs"
 _CONTEXTS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")
@@ -203,7 +204,7 @@ def run_live(
             progress(f"{place.request.path}: {context}, {number}/{len(places)}")
             completer = _LimitedCompleter(engine, options, context)
             completer.session.drafting.curve = FixedCosts(curve.points)
-            completions[context].append(completer.complete(place.request))
+            completions[context].append(complete(completer, place.request))
     return completions
 
 
@@ -223,10 +224,10 @@ def count_keystrokes(engine: Engine, options: CompleteOptions, place: Place) -> 
     """Open a buffer, type a predicted letter and another one, and cancel a request."""
     completer = Completer(engine, options)
     request = place.request
-    first = completer.complete(request)
-    predicted = completer.complete(replace(request, prefix=request.prefix + first.text[:1]))
+    first = complete(completer, request)
+    predicted = complete(completer, replace(request, prefix=request.prefix + first.text[:1]))
     other = next(letter for letter in "xyz" if not first.text.startswith(letter))
-    typed = completer.complete(replace(request, prefix=request.prefix + other))
+    typed = complete(completer, replace(request, prefix=request.prefix + other))
     return Keystrokes(
         _prefilled_tokens(first),
         _prefilled_tokens(typed),
@@ -253,7 +254,8 @@ def _passes_after(completer: Completer, request: CompletionRequest) -> int:
 
     target.forward = counted  # type: ignore[assignment, method-assign]
     try:
-        completer.complete(
+        complete(
+            completer,
             replace(request, prefix=request.prefix + "w"),
             ended=lambda: "cancelled" if cancelled_at else None,
             on_text=lambda text: cancelled_at.append(passes),

@@ -41,6 +41,7 @@ from akunu_py.tui.status import StatusLine
 from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
+from tests.support.complete import complete
 from tests.support.jobs import chat_request
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -243,7 +244,7 @@ def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
         request = CompletionRequest(
             f"# {number // 50}\n{typed}", CODE[len(typed) :], "a.py", max_tokens=tokens
         )
-        watch.step(number, completer.complete(request).stats.target_passes)
+        watch.step(number, complete(completer, request).stats.target_passes)
     return watch.samples
 
 

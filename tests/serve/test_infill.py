@@ -22,6 +22,7 @@ from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.llamacpp import InfillBody, infill_encoder, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.complete import complete
 from tests.support.jobs import run_job
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -77,8 +78,8 @@ def test_text_equals_completer(
     service: Service, session: Session, before: str, typed: str, behind: str, stop: list[str]
 ) -> None:
     body = {"input_prefix": before, "prompt": typed, "input_suffix": behind, "n_predict": 24}
-    expected = Completer(service.engine).complete(
-        CompletionRequest(before + typed, behind, max_tokens=24)
+    expected = complete(
+        Completer(service.engine), CompletionRequest(before + typed, behind, max_tokens=24)
     )
     events = run(service, session, body | {"stop": stop})
     text = "".join(event.text for event in events if isinstance(event, TextDelta))

@@ -55,6 +55,7 @@ from akunu_py.types import (
     Tool,
     ToolChoice,
 )
+from tests.support.complete import complete as complete_here
 from tests.support.serving import Served, at_a_socket
 from tests.support.tool_models import force_calls
 
@@ -113,7 +114,7 @@ def test_completions_equal_local_completions(
     tiny: Served, client: ServerClient, prefix: str, suffix: str, end: str, tokens: int, lines: int
 ) -> None:
     request = CompletionRequest(prefix + end, suffix, "a.py", max_tokens=tokens, max_lines=lines)
-    expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(request))
+    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, OPTIONS), request))
     parts: list[str] = []
     found = complete(client, OPTIONS, request, on_text=parts.append)
     assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
@@ -128,7 +129,7 @@ def test_other_files_are_prompt_and_draft_context(tiny: Served, client: ServerCl
     request = CompletionRequest(
         "total_x(", ")", "a.py", "", files, "/a", ("total_z",), max_tokens=12
     )
-    expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
+    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, options), request))
     found = complete(client, options, request)
     assert found.text == expected.text
     assert found.draft_context_tokens == expected.draft_context_tokens > 0
@@ -139,7 +140,7 @@ def test_next_edit_equals_local_next_edit(tiny: Served, client: ServerClient) ->
     options = CompleteOptions(fim="sweep-next-edit")
     edits = (BufferEdit("b.py", "old\n", "new\n", 3),)
     request = CompletionRequest("old(", ")\n", "a.py", max_tokens=12, edits=edits)
-    expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
+    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, options), request))
     found = complete(client, options, request)
     assert (found.change, found.finish_reason) == (expected.change, expected.finish_reason)
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 40
@@ -163,7 +164,7 @@ def test_cached_completion_needs_no_server(client: ServerClient) -> None:
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
     long = CompletionRequest("ab", path="a.py", max_tokens=300)
-    whole = tiny.in_thread(lambda engine: Completer(engine, options).complete(long))
+    whole = tiny.in_thread(lambda engine: complete_here(Completer(engine, options), long))
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
         looks = itertools.count()
@@ -249,7 +250,7 @@ def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
     """The first request after the stop is answered, too."""
     engine = tiny.model.service().engine
     first, second = (CompletionRequest(text, max_tokens=9) for text in ("ab(", "ba (b"))
-    expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(second))
+    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, OPTIONS), second))
     states: list[State] = []
     done: queue.Queue[Completion | CompletionFailure] = queue.Queue()
 

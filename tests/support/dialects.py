@@ -13,6 +13,7 @@ from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
+from tests.support.complete import complete
 from tests.support.serving import Reply
 
 
@@ -104,10 +105,7 @@ def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
     completion = CompletionRequest(
         request.text, "\n", max_tokens=request.tokens, temperature=request.temperature
     )
-    run = completer.begin(completer.session, completion, sampling=request.sampling)
-    while run.request is not None:
-        run.add(run.request.step())
-    done = run.completion()
+    done = complete(completer, completion, sampling=request.sampling)
     return ReplyData(done.text, done.stats.prompt_tokens, 0, 0)
 
 

@@ -2,10 +2,10 @@
 
 Run as `python -m tests.support.lsp_ghost DIRECTORY`. Loading waits for the file `model` there, and
 fails while there is one called `missing`; what is accepted is counted in `counts`. It completes
-lines that are empty; on others it goes on until nobody waits, and where "die" was written it is
-killed. Behind "slow" it says TEXT word by word, each when a file `word1`, `word2`... is there, and
-behind "teh" two words. The next edit is to write "new" for "old" in the next line where that is,
-once somebody did. With --jsonl it speaks JSON lines.
+lines that are empty, with "uno" as an alternative; on others it goes on until nobody waits, and
+where "die" was written it is killed. Behind "slow" it says TEXT word by word, each when a file
+`word1`, `word2`... is there, and behind "teh" two words. The next edit is to write "new" for "old"
+in the next line where that is, once somebody did. With --jsonl it speaks JSON lines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ghost:
         if "die" in request.prefix:
             os.kill(os.getpid(), signal.SIGKILL)
         if not request.prefix.split("\n")[-1].strip():
-            return Completion(TEXT, "stop", Stats())
+            return Completion("uno" if request.temperature else TEXT, "stop", Stats())
         if request.prefix.endswith("slow"):
             return self.slow(ended, on_text)
         if request.prefix.endswith("teh"):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import lru_cache
 
 from akunu_py.completion.prompt.layout import find_root
 from akunu_py.completion.request import CompletionRequest, SourceFile
@@ -132,66 +131,54 @@ _FINDERS: dict[str, Callable[[str, str, list[str]], Candidates]] = {
 }
 
 
-class ProjectImports:
-    """Finds and reads the files that a buffer imports. Not thread-safe."""
-
-    def __init__(self) -> None:
-        # Modification time and size, and the head, by path.
-        self._heads: OrderedDict[str, tuple[tuple[int, int], str]] = OrderedDict()
-
-    def of(self, request: CompletionRequest) -> tuple[SourceFile, ...]:
-        """Return the heads of the closed files that the buffer imports, in its order."""
-        path = os.path.normpath(request.path)
-        finder = _FINDERS.get(os.path.splitext(path)[1].lower())
-        root = request.root or find_root(path)
-        if finder is None or not root or not os.path.isabs(path):
-            return ()
-        within = os.path.realpath(root) + os.sep
-        seen = {os.path.realpath(each) for each in (path, *(file.path for file in request.files))}
-        found: list[SourceFile] = []
-        text = request.prefix + request.suffix if len(request.prefix) < _HEAD else request.prefix
-        roots = [each for each in _above(path, root) if os.path.isdir(each)]
-        for candidates in finder(text[:_HEAD], path, roots):
-            for candidate in candidates:
-                head = self._head(candidate, within)
-                if head is not None:
-                    real = os.path.realpath(candidate)
-                    if real not in seen and head:
-                        seen.add(real)
-                        found.append(SourceFile(os.path.normpath(candidate), head))
-                    break
-            if len(found) == _FILES:
+def imported_files(request: CompletionRequest) -> tuple[SourceFile, ...]:
+    """Return the heads of the closed files that the buffer imports, in its order."""
+    path = os.path.normpath(request.path)
+    finder = _FINDERS.get(os.path.splitext(path)[1].lower())
+    root = request.root or find_root(path)
+    if finder is None or not root or not os.path.isabs(path):
+        return ()
+    within = os.path.realpath(root) + os.sep
+    seen = {os.path.realpath(each) for each in (path, *(file.path for file in request.files))}
+    found: list[SourceFile] = []
+    text = request.prefix + request.suffix if len(request.prefix) < _HEAD else request.prefix
+    roots = [each for each in _above(path, root) if os.path.isdir(each)]
+    for candidates in finder(text[:_HEAD], path, roots):
+        for candidate in candidates:
+            real = os.path.realpath(candidate) if "\0" not in candidate else ""
+            head = closed_file(candidate, _CHARACTERS) if real.startswith(within) else None
+            if head is not None:
+                if real not in seen and head:
+                    seen.add(real)
+                    found.append(SourceFile(os.path.normpath(candidate), head))
                 break
-        return tuple(found)
+        if len(found) == _FILES:
+            break
+    return tuple(found)
 
-    def _head(self, path: str, within: str) -> str | None:
-        """Return the first characters of a file, "" if it is no text.
 
-        Returns None if there is no file at `path`, or none within the directory `within`.
-        """
-        try:
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode) or not os.path.realpath(path).startswith(within):
-                return None
-            state = status.st_mtime_ns, status.st_size
-            known = self._heads.get(path)
-            if known is None or known[0] != state:
-                known = state, _read_head(Path(path)) if status.st_size <= _LARGEST else ""
-            self._heads[path] = known
-            self._heads.move_to_end(path)
-            while len(self._heads) > _KEPT:
-                self._heads.popitem(last=False)
-            return known[1]
-        except (OSError, ValueError):  # ValueError: a NUL character in the path
+def closed_file(path: str, characters: int) -> str | None:
+    """Return whole lines of the head of a file, "" if it is no text, None if there is no file."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             return None
+        if status.st_size > _LARGEST:
+            return ""
+        return _read_head(path, characters, (status.st_mtime_ns, status.st_size))
+    except (OSError, ValueError):  # ValueError: a NUL character in the path
+        return None
 
 
-def _read_head(path: Path) -> str:
-    """Return whole lines of the head of a file, "" if it is no text."""
-    with path.open("rb") as file:
-        data = file.read(4 * _CHARACTERS)
-    text = data.decode("utf-8", "replace")[:_CHARACTERS].replace("\r\n", "\n")
-    return "" if "\0" in text else text[: text.rfind("\n") + 1]
+@lru_cache(_KEPT)
+def _read_head(path: str, characters: int, version: tuple[int, int]) -> str:
+    """See `closed_file`. version: of the file, for the cache. Raises OSError."""
+    with open(path, "rb") as file:
+        data = file.read(4 * characters)
+    text = data.decode("utf-8", "replace").replace("\r\n", "\n")[:characters]
+    if "\0" in text:
+        return ""
+    return text if len(text) < characters else text[: text.rfind("\n") + 1]
 
 
 def _above(path: str, root: str) -> list[str]:

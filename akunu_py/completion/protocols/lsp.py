@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -23,7 +22,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import unquote
 
@@ -51,6 +49,7 @@ from akunu_py.completion.completion_queue import (
     Ticket,
 )
 from akunu_py.completion.prompt.next_edit import RecentEdits
+from akunu_py.completion.prompt.project_imports import closed_file
 from akunu_py.completion.request import (
     Completion,
     CompletionRequest,
@@ -58,7 +57,6 @@ from akunu_py.completion.request import (
 )
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
-from akunu_py.files import read_bounded
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
 
@@ -74,7 +72,7 @@ _ALTERNATIVES = 2  # samples for an explicit request
 _PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
 CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that are not open
 _MAX_FILES = 8  # of these paths
-_MAX_FILE = 1 << 20  # bytes of such a file
+_MAX_FILE = 1 << 20  # characters of such a file
 NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of a position request
 _SHOWS_PARTS = "inlineCompletionParts"  # of initializationOptions
 PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
@@ -305,7 +303,7 @@ class InlineCompletions:
         )
         known = {file.path for file in files} | {_path(document)}
         for path in self.closed_files:
-            if path not in known and (text := _on_disk(path)):
+            if path not in known and (text := closed_file(path, _MAX_FILE)):
                 files += (SourceFile(path, text),)
         return replace(
             self.base,
@@ -480,21 +478,6 @@ def _texts(params: Any, name: str) -> tuple[str, ...]:
     """Return the texts of a list in a notification, without invalid ones."""
     found = getattr(params, name, None)
     return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
-
-
-def _on_disk(path: str) -> str:
-    """Return the text of a file, empty if it cannot be read or is too large."""
-    try:
-        modified = os.stat(path).st_mtime_ns
-        return _read_text(path, modified)
-    except (OSError, ValueError):
-        return ""
-
-
-@functools.lru_cache(_MAX_FILES)
-def _read_text(path: str, modified: int) -> str:
-    """Return the text of a file. modified: its time, for the cache. Raises OSError, ValueError."""
-    return read_bounded(Path(path), _MAX_FILE).decode()
 
 
 def _path(document: TextDocument) -> str:

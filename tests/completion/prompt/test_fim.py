@@ -15,6 +15,7 @@ from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
+from tests.support.complete import complete
 from tests.support.paths import GOLDEN
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
@@ -92,7 +93,7 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     stops = {completer.code.token(text) for text in golden["stop"] if text in completer.code}
     assert stops <= completer.engine.tokens.stop_tokens
     # Where it works at all, the model runs, and its output has no marker.
-    done = completer.complete(request(completer.family, files=True))
+    done = complete(completer, request(completer.family, files=True))
     assert done.stats.prompt_tokens == len(with_files.tokens)
     assert not any(marker in done.text for marker in load_families()[name].markers)
 

@@ -13,6 +13,7 @@ from akunu_py.completion.prompt.layout import CodeTokens, encode_pieces, window_
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
+from tests.support.complete import complete
 from tests.support.tiny_fim import load_tiny
 
 LINES = [f"value_{number} = compute({number}, 'text {number}')\n" for number in range(400)]
@@ -132,7 +133,7 @@ def test_whatever_a_longer_token_could_have_begun_is_healed(code: CodeTokens) ->
 def test_short_contexts_shrink_the_budgets(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, ["<|endoftext|>"])
     completer = Completer(engine, CompleteOptions(prefix_tokens=10**6, suffix_tokens=10**6))
-    done = completer.complete(CompletionRequest("x = 1\n" * 2000, "y = 2\n" * 2000, max_tokens=4))
+    done = complete(completer, CompletionRequest("x = 1\n" * 2000, "y = 2\n" * 2000, max_tokens=4))
     assert done.stats.prompt_tokens < engine.plan.context_length
     with pytest.raises(UsageError, match="budgets"):
         Completer(engine, CompleteOptions(suffix_tokens=-1))

@@ -23,6 +23,7 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import FinishReason
+from tests.support.complete import complete
 from tests.support.engines import altered
 from tests.support.fixed_request import FixedRequest
 from tests.support.tiny_fim import load_tiny
@@ -168,10 +169,10 @@ def test_what_an_answer_is_made_of(makers: dict[str, Completer]) -> None:
         session.answer, session.reason = answer, reason
         maker = Completer(makers[name].engine)
         maker.session = session
-        done = maker.complete(request)
+        done = complete(maker, request)
         assert (done.text, done.finish_reason, done.change) == ("", reason, change)
         windows = replace(request, prefix="a = 1\r\nb = a\r\n", suffix="c = a\r\n")
-        assert maker.complete(windows).change == change
+        assert complete(maker, windows).change == change
 
 
 def test_the_answer_is_drafted_as_an_edit(makers: dict[str, Completer]) -> None:
@@ -260,10 +261,10 @@ def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
             with pytest.raises(
                 UsageError, match="not known to predict edits; choose a format with --fim"
             ):
-                maker.complete(request)
+                complete(maker, request)
     asked = Completer(engine, CompleteOptions(fim="zeta-2"))
     assert asked.edit_format is FORMATS[0]
-    assert asked.complete(request).change is None
+    assert complete(asked, request).change is None
     without = load_tiny(tmp_path / "none", MARKERS[:1])
     with pytest.raises(UsageError, match=r"no token <\[fim-suffix\]>, which the format"):
         Completer(without, CompleteOptions(fim="zeta-2"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue
 from akunu_py.completion.prompt import project_imports
 from akunu_py.completion.prompt.layout import Prompt
-from akunu_py.completion.prompt.project_imports import ProjectImports
+from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.request import CompletionRequest, SourceFile
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
@@ -59,18 +60,18 @@ def asked(root: Path, name: str, prefix: str, *files: SourceFile) -> CompletionR
 def test_imports_are_found(name: str, tmp_path: Path) -> None:
     path, text, expected = PROJECTS[name]
     write(tmp_path, path, *expected)
-    found = ProjectImports().of(asked(tmp_path, path, text + "\n\nx = "))
+    found = imported_files(asked(tmp_path, path, text + "\n\nx = "))
     assert [os.path.relpath(file.path, tmp_path) for file in found] == expected
     # Without a root, version control has it; without that, nothing is read.
     request = CompletionRequest(text, path=str(tmp_path / path))
-    assert ProjectImports().of(request) == ()
+    assert imported_files(request) == ()
 
 
 def test_open_files_and_the_buffer_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "b.py", "c.py")
     text = "import a, b, c\n"
     opened = SourceFile(str(tmp_path / "b.py"), "newer = 1\n")
-    found = ProjectImports().of(asked(tmp_path, "a.py", text, opened))
+    found = imported_files(asked(tmp_path, "a.py", text, opened))
     assert [Path(file.path).name for file in found] == ["c.py"]
 
 
@@ -81,9 +82,9 @@ def test_nothing_outside_the_project_is_read(tmp_path: Path) -> None:
     (root / "tree").symlink_to(tmp_path / "project2")
     os.mkfifo(root / "pipe.py")
     text = "import link, pipe\nfrom ...outside import x\nfrom tree import tax\nimport outside\n"
-    assert ProjectImports().of(asked(root, "a/main.py", text)) == ()
+    assert imported_files(asked(root, "a/main.py", text)) == ()
     script = 'import x from "../../outside.py"\nimport "./\0.ts"\n'
-    assert ProjectImports().of(asked(root, "a/main.ts", script)) == ()
+    assert imported_files(asked(root, "a/main.ts", script)) == ()
 
 
 def test_files_are_read_again_only_after_a_change(
@@ -92,21 +93,21 @@ def test_files_are_read_again_only_after_a_change(
     read: list[str] = []
     head = project_imports._read_head
 
-    def count(path: Path) -> str:
-        read.append(path.name)
-        return head(path)
+    def count(path: str, characters: int, version: tuple[int, int]) -> str:
+        read.append(Path(path).name)
+        return head.__wrapped__(path, characters, version)
 
-    monkeypatch.setattr(project_imports, "_read_head", count)
+    monkeypatch.setattr(project_imports, "_read_head", lru_cache(count))
     write(tmp_path, "main.py", "tax.py", "money.py")
-    files, request = ProjectImports(), asked(tmp_path, "main.py", "import tax, money\n")
+    request = asked(tmp_path, "main.py", "import tax, money\n")
     for _ in range(3):
-        assert len(files.of(request)) == 2
+        assert len(imported_files(request)) == 2
     assert read == ["tax.py", "money.py"]
     write(tmp_path, "tax.py", text="def other_rate(): ...\n")
-    assert "other_rate" in files.of(request)[0].text
+    assert "other_rate" in imported_files(request)[0].text
     assert read == ["tax.py", "money.py", "tax.py"]
     (tmp_path / "tax.py").unlink()
-    assert len(files.of(request)) == 1
+    assert len(imported_files(request)) == 1
 
 
 def test_long_and_binary_files_and_many_imports(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_long_and_binary_files_and_many_imports(tmp_path: Path) -> None:
     write(tmp_path, "main.py", *names, text="x = 1\n" * 9000)
     (tmp_path / "m0.py").write_bytes(b"\0" * 100)
     text = "".join(f"import m{number}\n" for number in range(20))
-    found = ProjectImports().of(asked(tmp_path, "main.py", text))
+    found = imported_files(asked(tmp_path, "main.py", text))
     assert len(found) == 8
     assert "m0.py" not in {Path(file.path).name for file in found}
     assert all(len(file.text) <= 16_000 and file.text.endswith("\n") for file in found)

@@ -22,6 +22,7 @@ from akunu_py.completion.prompt.related import (
 )
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.token_ids import common_prefix
+from tests.support.complete import complete
 from tests.support.tiny_fim import load_tiny
 
 SOURCES = Path(__file__).parents[2] / "golden" / "sources"
@@ -140,7 +141,7 @@ def test_the_order_stays_while_one_types(completer: Completer) -> None:
     completer._related = RelatedFiles()
     files = project(8)
     buffer = "".join(f"line_{n} = {n}\n" for n in range(30))
-    completer.complete(asked(buffer + "value = compute_3(", files, max_tokens=1))
+    complete(completer, asked(buffer + "value = compute_3(", files, max_tokens=1))
     for more in ("", "a", "ab", "ab, describe_6(", "ab, describe_6(c"):
         request = asked(buffer + "value = compute_3(" + more, files, max_tokens=1)
         made = completer.prompt(request)
@@ -148,7 +149,7 @@ def test_the_order_stays_while_one_types(completer: Completer) -> None:
         assert common_prefix(known, made.tokens) >= made.ahead
         text = completer.engine.tokens.tokenizer.decode(made.tokens)
         assert "def compute_3(" in text
-        completer.complete(request)
+        complete(completer, request)
     assert "def describe_6" not in text
     # Nobody waits: it may be read now.
     assert "def describe_6" in read(completer, asked(request.prefix, files, max_tokens=0))

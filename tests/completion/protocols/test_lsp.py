@@ -355,7 +355,7 @@ async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Pa
     await editor.start([*GHOST, str(tmp_path)])
     closed = tmp_path / "closed.py"
     closed.write_text("old")
-    (tmp_path / "binary").write_bytes(b"\xff")
+    (tmp_path / "binary").write_bytes(b"\0\xff")
     editor.open("file:///a.py", "\n")
     paths = [str(closed), "/a.py", str(tmp_path / "none"), str(tmp_path / "binary"), "\0", 3]
     seen = []

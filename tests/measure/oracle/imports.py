@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
-from akunu_py.completion.prompt.project_imports import ProjectImports
+from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.request import CompletionRequest
 from tests.measure.oracle.source import LANGUAGES
 
@@ -28,7 +28,6 @@ def measure_imports(
     places: maximum number in each file.
     """
     found: dict[str, Counts] = {}
-    imports = ProjectImports()
     for path in sorted(directory.resolve().rglob("*")):
         if path.suffix not in LANGUAGES or not path.is_file():
             continue
@@ -39,7 +38,7 @@ def measure_imports(
         for number in sorted(chance.sample(numbers, min(places, len(numbers)))):
             before, after = "".join(lines[:number]), "".join(lines[number + _NEXT :])
             request = CompletionRequest(before, after, str(path), root=str(directory.resolve()))
-            added = _names("".join(file.text for file in imports.of(request)))
+            added = _names("".join(file.text for file in imported_files(request)))
             wanted = _names("".join(lines[number : number + _NEXT])) - _names(before + after)
             for name in (LANGUAGES[path.suffix], "all"):
                 counts = found.setdefault(name, {"places": 0, "imported": 0, "new names": 0})

@@ -22,6 +22,8 @@ local outdated = false
 local shown = nil
 local accepted = nil -- cursor position after the last accepted ghost: {buf, tick, row, col}
 local last_request = nil
+local choices = nil -- alternatives at a place: {place, items, at}
+local asking = false -- this module sends a request, not Neovim
 
 -- For a status line: idle, loading or ready; or "failed: " and the reason.
 function M.status()
@@ -42,8 +44,8 @@ local function drop()
   rest = nil
 end
 
--- Shows `text` at the cursor until the server answers, to avoid flicker.
-local function keep(text, item)
+-- Shows `text` at the cursor until the server answers, to avoid flicker. hint: shown after it.
+local function keep(text, item, hint)
   drop()
   if text == '' then return end
   local row, col = cursor()
@@ -51,6 +53,7 @@ local function keep(text, item)
   local lines = vim.tbl_map(function(line)
     return { { line, 'ComplHint' } }
   end, vim.split(text, '\n', { plain = true }))
+  if hint then table.insert(lines[#lines], { hint, 'ComplHintMore' }) end
   api.nvim_buf_set_extmark(rest.buf, namespace, row, col, {
     virt_text = lines[1],
     virt_lines = #lines > 1 and vim.list_slice(lines, 2) or nil,
@@ -124,6 +127,38 @@ local function place()
   return { api.nvim_get_current_buf(), api.nvim_buf_get_changedtick(0), row, col }
 end
 
+local function show_choice()
+  local item, count = choices.items[choices.at], #choices.items
+  outdated, shown = true, nil
+  hide_outdated()
+  keep(item.text, item, count > 1 and (' (%d of %d)'):format(choices.at, count) or nil)
+end
+
+-- Requests a ghost, or shows another one: the next alternative, or the first as soon as there is one.
+function M.ask(another)
+  local here = place()
+  if another and choices and vim.deep_equal(choices.place, here) then
+    choices.at = choices.at % #choices.items + 1
+    return show_choice()
+  end
+  local client = vim.lsp.get_clients({ bufnr = 0, name = 'akunu' })[1]
+  if not client or vim.fn.pumvisible() == 1 then return end
+  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
+  params.context = { triggerKind = another and 1 or 2 }
+  last_request, asking = nil, true
+  client:request(METHOD, params, function(_, result)
+    local items = vim.tbl_map(function(item)
+      return { text = item.insertText, command = item.command, client_id = client.id }
+    end, result and result.items or {})
+    local typing = vim.startswith(api.nvim_get_mode().mode, 'i') and vim.deep_equal(here, place())
+    if not typing or #items == 0 then return end
+    choices = { place = here, items = items, at = math.min(#items, another and 2 or 1) }
+    show_choice()
+    if not another then choices = nil end
+  end, here[1])
+  asking = false
+end
+
 local insert -- runs after CTRL-]
 
 -- Inserts the start of `text` that `pattern` matches, keeps the rest as a ghost, and notifies the
@@ -194,6 +229,11 @@ end
 local function map(key, action)
   local otherwise = keymap.keep('i', key, action)
   vim.keymap.set('i', key, function()
+    if not PATTERNS[action] then
+      local another = rest ~= nil or (not outdated and fits())
+      if not another and action ~= 'ask' then return otherwise end
+      return ("<Cmd>lua require('akunu').ask(%s)<CR>"):format(another)
+    end
     local get = vim.lsp.inline_completion.get
     if not outdated and fits() and get({ on_accept = on_accept(PATTERNS[action], otherwise) }) then return '' end
     if rest then return ("<Cmd>lua require('akunu').accept_rest('%s')<CR>"):format(action) end
@@ -248,6 +288,7 @@ local function on_request(event)
   local request = event.data.request
   if request.method ~= METHOD then return end
   if request.type == 'pending' then
+    if asking then return end
     last_request = event.data.request_id
   elseif request.type == 'complete' and event.data.request_id == last_request then
     outdated, shown = false, nil
@@ -310,7 +351,7 @@ local function attach_untyped(buf)
 end
 
 -- cmd: the command of the server. keys: keys by action, '' for none. filetypes: false for file types
--- without ghosts. next_edit: true shows the next edit instead, with models that predict edits.
+-- without ghosts. trigger: 'key' shows ghosts only after the key of `ask`. next_edit: true shows the next edit instead, with models that predict edits.
 function M.setup(options)
   local filetypes = { gitcommit = false, gitrebase = false }
   filetypes = vim.tbl_extend('force', filetypes, options.filetypes or {})
@@ -331,12 +372,14 @@ function M.setup(options)
     },
   })
   vim.lsp.enable('akunu')
+  local by_key = options.trigger == 'key'
   local keys = { accept = '<Tab>', ['accept-word'] = '<C-F>', ['accept-line'] = '<C-L>' }
+  if by_key then keys.ask = '<C-Space>' end
   keys = vim.tbl_extend('force', keys, options.keys or {})
   if options.next_edit then
     require('akunu.next_edit').enable(keys.accept)
   else
-    vim.lsp.inline_completion.enable()
+    if not by_key then vim.lsp.inline_completion.enable() end
     keymap.after_startup(function() map_keys(keys) end)
     require('akunu.context').enable()
   end
@@ -348,7 +391,8 @@ function M.setup(options)
     -- Twice, because Neovim schedules its own autocommands, which show outdated items, once.
     vim.schedule(function() vim.schedule(function() on_attach(event.buf) end) end)
   end)
-  on({ 'InsertLeave', 'BufLeave' }, function()
+  -- Ghosts by key are hidden while a popup menu is open.
+  on(by_key and { 'InsertLeave', 'BufLeave', 'CompleteChanged' } or { 'InsertLeave', 'BufLeave' }, function()
     outdated, shown = false, nil
     drop()
   end)

@@ -1,4 +1,5 @@
-// What a request contains besides its own document: other files, recent texts, the project's directory.
+// What a request contains besides its own document: other files, also those that define names at the
+// cursor, recent texts, the project's directory.
 'use strict'
 
 const fs = require('node:fs')
@@ -11,6 +12,8 @@ const STEP = 10000 // characters; parts move in steps, so that the helper's cach
 const MAX_RECENT = 8
 const MAX_KNOWN = 50 // documents and cursors that are remembered
 const NEAR = 10 // lines around a saved or visited place
+const MAX_NAMES = 6 // for which language servers are asked at once
+const MAX_DEFINING = 4 // files
 
 // The part of `text` around `offset`, from the start of a line.
 function part(text, offset) {
@@ -35,6 +38,40 @@ class Context {
     this.read = new Map() // files from disk, by path: {time, text}
     this.recent = [] // saved or visited texts, the last one first
     this.visitedPlace = null // {uri, line}
+    this.defined = new Map() // by URI: {path, line} by name, null for none
+  }
+
+  // The names from the cursor upwards: [name, position].
+  names(document, position) {
+    const lines = document.getText().split('\n').slice(Math.max(0, position.line - NEAR), position.line + 1)
+    return lines.reverse().flatMap((text, above) =>
+      [...text.matchAll(/[A-Za-z_]\w+/g)].map((found) =>
+        [found[0], new vscode.Position(position.line - above, found.index)]))
+  }
+
+  // Asks the language servers where names at the cursor are defined, each once until the file is saved.
+  async define(document, position) {
+    const uri = String(document.uri)
+    if (!this.defined.has(uri)) setNewest(this.defined, uri, new Map())
+    const known = this.defined.get(uri)
+    const isNew = ([name], at, all) => !known.has(name) && all.findIndex((each) => each[0] === name) === at
+    for (const [name, place] of this.names(document, position).filter(isNew).slice(0, MAX_NAMES)) {
+      known.set(name, null)
+      const found = await vscode.commands.executeCommand('vscode.executeDefinitionProvider', document.uri, place)
+      const first = found && found[0] // a Location or a LocationLink
+      const target = first && (first.uri || first.targetUri)
+      if (!target || target.scheme !== 'file' || target.fsPath === document.fileName) continue
+      known.set(name, { path: target.fsPath, line: (first.range || first.targetRange).start.line })
+    }
+  }
+
+  // The files that define names at the cursor, the nearest first: {path, line}.
+  defining(document) {
+    const known = this.defined.get(String(document.uri))
+    const at = this.offsets.get(String(document.uri))
+    if (!known || at === undefined) return []
+    const places = this.names(document, document.positionAt(at)).map(([name]) => known.get(name))
+    return places.filter((each, index) => each && places.findIndex((other) => other && other.path === each.path) === index)
   }
 
   shown(document) {
@@ -56,6 +93,12 @@ class Context {
     for (const other of this.used) {
       if (files.length === MAX_FILES) return files
       if (!other.isClosed && !known.has(other.fileName)) add(other.fileName, other.uri, other.getText())
+    }
+    for (const { path, line } of this.defining(document).slice(0, MAX_DEFINING)) {
+      if (files.length === MAX_FILES) return files
+      const text = known.has(path) ? '' : this.onDisk(path)
+      known.add(path)
+      if (text) files.push({ path, text: part(text, text.split('\n', line).join('\n').length) })
     }
     for (const tab of vscode.window.tabGroups.all.flatMap((group) => group.tabs)) {
       if (files.length === MAX_FILES) return files

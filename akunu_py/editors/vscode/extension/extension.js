@@ -9,7 +9,7 @@ const { Pace } = require('./pace.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const FIRST_LINE_MS = 50 // before a first line is shown without the rest
-const ALTERNATIVES = { count: 2, temperature: 0.8 } // for an explicit request
+const ALTERNATIVES = 2 // for an explicit request
 const REST_MS = 500 // without cursor movement, before a prefill
 
 let helper = null
@@ -126,31 +126,31 @@ function wholeOf(document, request) {
 
 // The completion and other samples, each as in `firstLineOrAll`.
 async function alternatives(request, token) {
-  const found = []
   const onCancel = (cancel) => token.onCancellationRequested(cancel)
-  for (let number = 0; number <= ALTERNATIVES.count && !token.isCancellationRequested; number++) {
-    const sample = number ? { temperature: ALTERNATIVES.temperature } : {}
-    const reply = await helper.ask({ ...request, ...sample, explicit: true }, onCancel)
-    if (reply && !found.some(({ text }) => text === reply.text)) found.push(reply)
-  }
-  return found
+  const reply = await helper.ask({ ...request, explicit: true, alternatives: ALTERNATIVES }, onCancel)
+  if (!reply) return []
+  return [reply.text, ...(reply.alternatives || [])].map((text) => ({ text, id: reply.id }))
 }
 
 const provider = {
   async provideInlineCompletionItems(document, position, context, token) {
-    if (nextEdit || !isEnabled(document)) return []
     const chosen = context.selectedCompletionInfo
+    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke
+    const byKey = settings().get('trigger') === 'key'
+    if (nextEdit || !isEnabled(document) || (byKey && (chosen || !byHand))) return []
     const request = requestAt(document, position, chosen)
     const rest = wholeOf(document, request)
-    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke
+    const offset = document.offsetAt(position)
+    // By key, alternatives only when it is pressed again.
+    const again = !byKey || (asked && asked.document === document && asked.offset === offset)
     // The next ghost after a whole one may have been generated ahead.
     const accepted = given && given.document === document && given.end === request.prefix
     const delay = pace.delay(settings().get('delay'), settings().get('maxDelay'))
     if (!rest && !accepted && !byHand && !(await rests(delay, token))) return []
-    if (!rest) asked = { document, offset: document.offsetAt(position) }
+    if (!rest) asked = { document, offset }
     const replies = rest
       ? [rest]
-      : byHand
+      : byHand && again
         ? await alternatives(request, token)
         : [await firstLineOrAll(document, request, token)]
     const found = replies.filter(({ text }) => text.trim())
@@ -181,6 +181,7 @@ function cursorMoved(editor) {
   resting = setTimeout(() => {
     if (!isEnabled(document) || document.isClosed) return
     const position = editor.selection.active
+    related.define(document, position)
     related.moved(document, position)
     related.visited(document, position.line)
     if (!settings().get('readAhead')) return
@@ -248,6 +249,7 @@ function shown(editor) {
 
 function saved(document) {
   const at = given && given.document === document ? given.offset : related.offsets.get(String(document.uri))
+  related.defined.delete(String(document.uri))
   if (isEnabled(document) && at !== undefined) related.remember(document, document.positionAt(at).line)
 }
 

@@ -1,0 +1,25 @@
+"""One completion, in the thread that calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, time_limit
+from akunu_py.types import SamplingOptions
+
+
+def complete(
+    completer: Completer,
+    request: CompletionRequest,
+    ended: EndCheck | None = None,
+    on_text: Callable[[str], None] = lambda text: None,
+    sampling: SamplingOptions | None = None,
+) -> Completion:
+    """ended: default: the time limit of the request."""
+    ended = ended or time_limit(request.seconds)
+    sampling = sampling or SamplingOptions()
+    run = completer.begin(completer.session, request, ended, on_text, sampling)
+    while run.request is not None:
+        run.add(run.request.step())
+    return run.completion()
