@@ -22,8 +22,8 @@ from akunu_py.models.store import model_store
 from akunu_py.types import LoadOptions
 from tests.support.engines import altered
 
-# How long an example takes says something about the machine, not about us.
-hypothesis.settings.register_profile("akunu", deadline=None)
+# Examples have no deadline: their duration depends on the load of the machine.
+hypothesis.settings.register_profile("akunu", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("akunu")
 
 TESTS = Path(__file__).parent

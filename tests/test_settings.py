@@ -46,13 +46,14 @@ def test_what_is_saved_is_loaded() -> None:
     assert saved.system == "You rhyme."
 
 
+@pytest.mark.long
 @given(
     changes=st.fixed_dictionaries(
         {"system_prompt": texts, "personas": st.dictionaries(texts, texts, max_size=3)},
         optional={"answer_cache": st.booleans(), "model": texts, "temperature": st.floats(0, 5)},
     )
 )
-@hypothesis_settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=32, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_survives(changes: dict[str, Any]) -> None:
     before = asdict(load_settings())
     assert asdict(save_settings(changes)) == asdict(load_settings()) == before | changes

@@ -327,6 +327,7 @@ def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyP
     assert "ended with 1" in line.note
 
 
+@pytest.mark.long
 def test_interrupt_keeps_finished_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_finished_comparisons_are_skipped(shallow_starter: Engine) -> None:
     assert len(list(compare_answers(shallow_starter, prompts[:1], 3, done=first))) == len(MODES)
 
 
+@pytest.mark.long
 def test_different_answer_is_reported(
     shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_different_answer_is_reported(
         assert difference.margin > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 3.0])
 def test_sampled_token_has_the_best_score(shallow_starter: Engine, temperature: float) -> None:
     prompt = shallow_starter.tokens.encode("Once upon a time")
@@ -118,6 +120,7 @@ def test_sampled_token_has_the_best_score(shallow_starter: Engine, temperature: 
 # The command
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("loaded_shallow_starter")
 def test_command_resumes_an_interrupted_run(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"

@@ -87,7 +87,7 @@ def test_unfinished_block_does_not_include_next_message(unfinished: str) -> None
     assert headings(as_markdown(tree)) == ["Go on", "You", "starter", "You"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text(alphabet="a `~<>!-#*\n\t?[]/pre", max_size=40))
 def test_any_markdown_is_self_contained(text: str) -> None:
     around = f"# before\n\n{self_contained(text)}\n\n# after\n"

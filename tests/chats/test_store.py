@@ -176,8 +176,9 @@ def test_snippets_and_marks(store: ConversationStore) -> None:
     assert (found.hit.message, found.hit.snippet) == (None, "")
 
 
+@pytest.mark.long
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @example("\x03:0", "0")
 @example("\x02\x02 0 \x03", "0")

@@ -59,6 +59,7 @@ def test_unknown_parents_are_refused() -> None:
         tree.add(tree["queue-0"])
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.data())
 def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:

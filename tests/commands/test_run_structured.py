@@ -18,6 +18,7 @@ def model(starter_engine: Engine, loaded_shallow_starter: Engine) -> str:
     return str(loaded_shallow_starter.path)
 
 
+@pytest.mark.long
 def test_the_answer_is_one_of_the_choices(model: str) -> None:
     options = ("--model", model, "--choice", "a b", "--choice", "cd", "--temperature", "1")
     done = run_here("run", "Which?", *options)

@@ -51,7 +51,7 @@ PLACES = [
 
 
 @pytest.mark.long
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from(PROSE), max_size=3).map("".join),
     st.sampled_from(PLACES),

@@ -173,6 +173,7 @@ def test_limits(tiny: Completer) -> None:
             complete(tiny, bad)
 
 
+@pytest.mark.long
 def test_never_half_a_character(tmp_path: Path) -> None:
     """The tiny model's tokens are bytes, and random ones are hardly ever whole characters."""
     tiny = Completer(load_tiny(tmp_path, [END]))

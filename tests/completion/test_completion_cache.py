@@ -65,6 +65,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(nested)
 @pytest.mark.parametrize("opening", ["(", "["])
 def test_what_the_editor_closed_is_not_given_again(opening: str, inner: str) -> None:

@@ -142,6 +142,7 @@ def host(directory: Path) -> Any:
     assert made.queue.close(60)
 
 
+@pytest.mark.long
 def test_a_newer_request_ends_the_older_within_one_pass(host: Host) -> None:
     asked_at: list[int] = []
 
@@ -248,6 +249,7 @@ def test_closing_answers_everybody(directory: Path) -> None:
     assert {host.reason(name) for name in names} == {"cancelled"}
 
 
+@pytest.mark.long
 def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

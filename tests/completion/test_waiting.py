@@ -24,6 +24,7 @@ from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.complete import complete
+from tests.support.slow import slow
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -139,6 +140,7 @@ def whole(engine: Engine) -> Completion:
     return done
 
 
+@pytest.mark.long
 def test_a_remembered_answer_waits_for_nobody(host: Host) -> None:
     """Another document's request is in the middle of a pass, and stays there."""
     first = host.answer(ASKED)
@@ -303,6 +305,7 @@ def test_a_pause_has_the_next_one_made(engine: Engine, whole: Completion) -> Non
     assert host.queue.close(60)
 
 
+@pytest.mark.long
 def test_what_was_read_ahead_is_not_read_again(host: Host, engine: Engine) -> None:
     request = CompletionRequest(LONG, max_tokens=4)
     read = host.answer(replace(request, max_tokens=0))
@@ -313,6 +316,7 @@ def test_what_was_read_ahead_is_not_read_again(host: Host, engine: Engine) -> No
     assert done.text == complete(Completer(engine), request).text
 
 
+@pytest.mark.long
 def test_reading_another_file_ahead_does_not_lose_what_was_read(host: Host) -> None:
     request = CompletionRequest(LONG, max_tokens=4)
     host.answer(request)
@@ -403,7 +407,7 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_whatever_is_asked_is_answered_once_and_as_the_model_completes(
     engine: Engine, host: Host, seed: int
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support import family_answers
 from tests.support.families import build, every_family, families_of_each_kind, kinds, leaves
 from tests.support.family_answers import COUNT, greedy, plain, prompt_of
 from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND, WINDOW
+from tests.support.slow import slow
 from tests.support.targets import tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
 
@@ -52,6 +53,7 @@ def test_there_is_one_of_each_kind() -> None:
     assert all(kinds(kv_cache.new_cache(build(name))) in mixtures for name in FAMILIES)
 
 
+@pytest.mark.long
 def test_every_mixture_of_kinds_in_mlx_lm_is_tested() -> None:
     tested = {kinds_in_source(family.module) for family in FAMILIES.values()}
     made = {module: kinds_in_source(module) for module in modules()}
@@ -72,7 +74,7 @@ def test_the_sources_are_read_right() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("long", [False, *slow(True)])
 @families_of_each_kind(quick=("llama-sliding", "qwen3_next"))
 def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:
     """And an answer of something else would not pass for it."""
@@ -117,6 +119,7 @@ def drafts_and_changes_nothing(name: str, long: bool) -> None:
         assert offsets <= {len(target.tokens)}
 
 
+@pytest.mark.long
 @families_of_each_kind()
 def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
     prompt, truth = prompt_of(name, False), greedy(name, False)
@@ -135,7 +138,7 @@ def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
         assert [*tokens_of(target, known, Adversary(known, expected), 20)] == expected
 
 
-@every_family
+@families_of_each_kind()
 def test_each_layer_that_is_not_rolled_back_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

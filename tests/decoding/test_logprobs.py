@@ -21,6 +21,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return load_tiny(Path(tmp_path_factory.mktemp("tiny")), ["<|end|>"])
 
 
+@pytest.mark.long
 @settings(max_examples=12)
 @given(
     st.text("ab ", min_size=1, max_size=20),

@@ -14,7 +14,7 @@ from akunu_py.decoding import kv_cache, output_rows
 from akunu_py.decoding.generate import batched_pass
 from akunu_py.decoding.generate.batched_pass import Part
 from akunu_py.decoding.target import Target
-from tests.support.families import UNSHARED, Cached, build, every_family
+from tests.support.families import UNSHARED, Cached, build, every_family, families_of_each_kind
 from tests.support.targets import read, some
 from tests.support.tiny import VOCABULARY
 
@@ -67,7 +67,7 @@ def test_the_head_computes_the_wanted_rows(name: str) -> None:
         target.roll_back(before, len(rows), 0)
 
 
-@every_family
+@families_of_each_kind()
 def test_a_shared_pass_computes_the_wanted_rows_of_each_request(name: str) -> None:
     model = model_of(name)
     caches = [kv_cache.new_cache(model) for _ in range(2)]

@@ -141,6 +141,7 @@ def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
     assert min(values) > 1e-4
 
 
+@pytest.mark.long
 def test_a_planted_bug_is_found() -> None:
     assert min(p_values("temperature", forgetful_rule)) < 1e-6
 
@@ -231,6 +232,7 @@ def test_positions_draw_independently() -> None:
     assert neighbours_p_value(100) < 1e-6  # a planted bug
 
 
+@pytest.mark.long
 def test_logits_that_round_differently_draw_the_same_tokens() -> None:
     """Passes over one row and over many differ in the last bits. With a long tail, as real
     vocabularies have it, one uniform number for the cumulated distribution would not forgive."""
@@ -267,6 +269,7 @@ def test_filters_are_those_of_the_definition(fifths: list[int], name: str) -> No
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lenience", [0.3, 0.7])
 def test_lenience_accepts_as_often_as_promised(lenience: float) -> None:
     logits = mx.log(mx.array([[0.2, 0.5, 0.3]] * 2))

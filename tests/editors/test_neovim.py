@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,16 +45,20 @@ pytestmark = [
 ]
 
 
+@cache
+def printed_config() -> str:
+    return subprocess.run(PRINT_CONFIG, capture_output=True, text=True, check=True).stdout
+
+
 def start(terminal: Terminal, directory: Path) -> Path:
     """Neovim on a file; returns its path as soon as the server has started."""
-    printed = subprocess.run(PRINT_CONFIG, capture_output=True, text=True, check=True).stdout
     ready = (
         "vim.o.ttimeoutlen = 50\n"
         "vim.api.nvim_create_autocmd('LspProgress', {pattern = 'end', callback = function(its)\n"
         "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
         "end})\n"
     )
-    (directory / "init.lua").write_text(printed + ready)
+    (directory / "init.lua").write_text(printed_config() + ready)
     path = directory / "a.py"
     path.write_text(CODE)
     nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua"

@@ -226,6 +226,7 @@ def test_the_delay_follows_typing_and_latency() -> None:
     assert 1.3 * 150 <= slow_answers <= 1.3 * 300
 
 
+@pytest.mark.long
 @needs_node
 def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
     here = {"text": CODE, "line": 4, "character": 0}

@@ -39,7 +39,7 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=1, max_size=5), st.integers())
 @example({"oneOf": [{"minimum": 2}, {"multipleOf": 7}]}, [1, 2, 7, 0, "a"], 1)
 @example({"contains": {"const": 1}, "maxItems": 2}, [[1], [1, 1], [2], [1, 2], [2, 2, 1]], 1)
@@ -147,7 +147,7 @@ def test_an_object_may_have_thousands_of_free_properties(layout: Layout) -> None
     assert allows(schema, json.dumps(members, separators=(",", ":")), layout)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(
     st.recursive(
         st.sampled_from(ATOMS),
@@ -215,6 +215,7 @@ def test_bounds_of_numbers(
     assert found == [is_valid(schema, json.loads(text)) for text in texts]
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 7, 10, 12, 0.5, 2.5, 0.01]), min_size=1, max_size=2),

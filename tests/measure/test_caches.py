@@ -45,6 +45,7 @@ def test_large_budget_needs_no_second_prefill(policy: str) -> None:
     assert (alone.read, alone.again) == (len(last) - outputs, 0)
 
 
+@pytest.mark.long
 def test_own_policy_prefills_less_again_than_lru() -> None:
     ours = oldest = 0
     for aside in (False, True):

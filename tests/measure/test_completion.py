@@ -41,6 +41,7 @@ def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engin
         assert counts[FILES].cost < counts[BUFFER].cost < counts[PREFIX].cost
 
 
+@pytest.mark.long
 def test_keystrokes(shallow_starter: Engine) -> None:
     place = completion.load_places()[8]  # a small one
     counted = completion.count_keystrokes(shallow_starter, CompleteOptions(), place)

@@ -28,6 +28,7 @@ from tests.measure.device import (
     replay_on_device,
 )
 from tests.support.decoding import decode
+from tests.support.slow import cover
 from tests.support.tiny import Adversary
 
 CURVE = parse_curve("1:1,2:1.5,5:3")
@@ -106,6 +107,7 @@ def test_output_equals_the_trace_for_any_draft() -> None:
     assert counts.drafted > counts.accepted > 0
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_figures() -> None:
     words = random.Random(2).choices(range(12), k=900)
     trace = Trace("t", {"words": (TraceItem(tuple(words[:450]), tuple(words[450:])),)})
@@ -127,8 +129,8 @@ def spoiled_costs() -> CostCurve:
     return costs
 
 
-@pytest.mark.parametrize("gap", [0.0, 0.15, 0.3])
-@pytest.mark.parametrize("name", ["m5max", "m1"])
+@pytest.mark.long
+@pytest.mark.parametrize(("gap", "name"), cover([0.0, 0.15, 0.3], ["m5max", "m1"]))
 def test_wrong_curve_recovers_within_a_thousand_tokens(name: str, gap: float) -> None:
     source = random.Random(4).choices(range(1000), k=2000)
     edited = [token if i % 40 else 5000 + i for i, token in enumerate(source)]
@@ -181,8 +183,7 @@ def written(kind: str, seed: int) -> TraceItem:
     return TraceItem(tuple(source[:800]), tuple(source[800:]))
 
 
-@pytest.mark.parametrize("gap", [0.0, 0.15, 0.3])
-@pytest.mark.parametrize("name", ["m5max", "m1"])
+@pytest.mark.parametrize(("gap", "name"), cover([0.0, 0.15, 0.3], ["m5max", "m1"]))
 def test_drafting_costs_little_without_any_gain(name: str, gap: float) -> None:
     """Costs are learned from nothing, from noisy times with outliers and slow first uses, and so
     is that in words without order there is nothing to draft."""

@@ -30,6 +30,7 @@ from tests.measure.neural_drafters import (
     replay_mixture,
     replay_simulated,
 )
+from tests.support.slow import cover
 
 MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
 DEAR = DrafterFigures("model", 0.9, (0.5, 0.2))
@@ -55,8 +56,7 @@ def score(trace: Trace, curve: str, mode: str, *neural_drafters: DrafterFigures)
     return float(found["text"]["score"])
 
 
-@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
-@pytest.mark.parametrize("copied", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize(("curve", "copied"), cover(["m5max", "m4pro", "m1"], [0.0, 0.3, 0.8]))
 def test_the_mixture_is_as_good_as_the_better_part(curve: str, copied: float) -> None:
     trace = text(copied)
     alone = score(trace, curve, "ngram"), score(trace, curve, "mtp", MTP)
@@ -145,6 +145,7 @@ def test_neural_drafter_recovers_from_early_rejections(
     assert min(scores[answers:]) >= least, scores
 
 
+@pytest.mark.long
 def test_costs_are_learned_from_the_clock() -> None:
     """The planner starts without costs, on a device with noisy times."""
     trace, curve = text(0.3), parse_curve("m4pro")

@@ -67,5 +67,6 @@ def test_a_replay_in_the_readme_is_counted_again(tmp_path: Path) -> None:
     assert "old" not in text
 
 
+@pytest.mark.long
 def test_our_readme_agrees_with_its_results() -> None:
     assert regenerate(README) == README.read_text()

@@ -3,6 +3,7 @@ drafted from before other text."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ ANSWERS = [END, NEWLINE, START, ASSISTANT, NEWLINE]
 texts = st.lists(st.integers(5, 7) | st.just(NEWLINE), max_size=8)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(texts, texts), max_size=5), texts)
 def test_what_follows_an_earlier_header_is_an_answer(
     turns: list[tuple[list[int], list[int]]], last: list[int]

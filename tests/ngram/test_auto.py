@@ -64,7 +64,7 @@ def test_a_candidate_learns_from_being_right_and_wrong() -> None:
     assert sigmoid(model.skip[NO_OUTCOMES]) < before
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(
     st.lists(st.integers(0, 5), max_size=60),
     st.lists(st.integers(0, 5), min_size=1, max_size=60),

@@ -64,7 +64,7 @@ def drafter_of(text: Sequence[int], **options: object) -> AutoDrafter:
     return drafter
 
 
-@settings(max_examples=80)
+@settings(max_examples=32)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.booleans(), st.data())
 def test_predictions_after_a_predicted_token_stay_the_same(
     text: list[int], guided: bool, data: st.DataObject

@@ -155,6 +155,7 @@ def test_each_band_of_context_has_its_own_times() -> None:
     assert curve.table(BANDS[-1])[3] == pytest.approx(0.045, rel=0.05)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.integers(1, MAX_ROWS), st.floats(1e-4, 1.0), st.integers(0, 40000)),

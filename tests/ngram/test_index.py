@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def test_a_distant_long_match_is_found_behind_many_short_ones() -> None:
     assert (len(passage), len(passage)) in index.matches()
 
 
+@pytest.mark.long
 @given(st.integers(0, 2000), st.integers(0, 2**32))
 def test_digits_of_two_kinds_are_found_where_they_were(start: int, seed: int) -> None:
     digits = random.Random(seed).choices((0, 1), k=2100)
@@ -79,7 +81,8 @@ def test_digits_of_two_kinds_are_found_where_they_were(start: int, seed: int) ->
     assert (start + 24, 24) in index.matches()
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.long
+@settings(max_examples=80, deadline=None)
 @given(more_tokens, more_tokens, more_tokens, st.booleans())
 def test_a_rewound_index_equals_one_that_was_never_extended(
     first: list[int], forgotten: list[int], then: list[int], one_by_one: bool

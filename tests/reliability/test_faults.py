@@ -29,6 +29,7 @@ from tests.reliability import (
     faults_writers,
 )
 from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
+from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
 from tests.support.tiny_model import tiny_directory
 
@@ -57,7 +58,7 @@ def test_an_answer_that_is_killed(home: Home) -> None:
     good(faults_commands.signalled(home, run, number, 1.0))
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 0.6])
+@pytest.mark.parametrize("seconds", [0.05, 0.3, *slow(0.15, 0.6)])
 def test_an_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
     """Not while modules are imported, either."""
     good(

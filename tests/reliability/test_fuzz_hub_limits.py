@@ -21,6 +21,7 @@ from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
+from tests.support.slow import every_other_slow
 
 NAME = "model.safetensors"
 
@@ -70,7 +71,7 @@ POURED = {
 }
 
 
-@pytest.mark.parametrize("what", POURED)
+@pytest.mark.parametrize("what", every_other_slow(POURED))
 @pytest.mark.parametrize("where", WHERE)
 def test_an_answer_without_an_end_takes_little_memory(
     server: Hub, monkeypatch: pytest.MonkeyPatch, where: str, what: str
@@ -110,7 +111,7 @@ DRIPPED = {
 }
 
 
-@pytest.mark.parametrize("what", DRIPPED)
+@pytest.mark.parametrize("what", every_other_slow(DRIPPED))
 @pytest.mark.parametrize("where", WHERE)
 def test_a_trickle_is_given_up(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str

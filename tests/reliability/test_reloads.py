@@ -106,7 +106,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_a_few_loads_leave_no_objects_and_no_bytes(server: Server) -> None:
     tracemalloc.start()
     try:
-        held = [server.load_answer_unload() for _ in range(8)]
+        held = [server.load_answer_unload() for _ in range(6)]
     finally:
         tracemalloc.stop()
     first, last = held[3], held[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +61,7 @@ def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.lists(answers(), min_size=1, max_size=3), st.booleans())
 def test_accumulated_chunks_equal_complete_reply(choices: list[list[Event]], usage: bool) -> None:

@@ -67,6 +67,7 @@ def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("loaded_shallow_starter")
 def test_text_equals_run(server: Server) -> None:
     words = ("run", "Say hello.", "--max-tokens", "12")

@@ -81,6 +81,7 @@ def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
+@pytest.mark.long
 @given(answers(), st.booleans())
 def test_accumulated_stream_equals_complete_reply(
     events: list[Event], shows_thinking: bool

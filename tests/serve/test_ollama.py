@@ -30,7 +30,7 @@ def lines(reply: Reply) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.body.splitlines()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(answers())
 def test_lines_add_up_to_the_reply(events: list[Event]) -> None:
     """With heartbeats between the lines, in the form of both endpoints."""

@@ -108,7 +108,7 @@ def idle(tiny: Served) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(CODE, CODE, st.sampled_from(["", "\r\n"]), st.integers(0, 20), st.integers(0, 2))
 def test_completions_equal_local_completions(
     tiny: Served, client: ServerClient, prefix: str, suffix: str, end: str, tokens: int, lines: int
@@ -136,6 +136,7 @@ def test_other_files_are_prompt_and_draft_context(tiny: Served, client: ServerCl
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 100
 
 
+@pytest.mark.long
 def test_next_edit_equals_local_next_edit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="sweep-next-edit")
     edits = (BufferEdit("b.py", "old\n", "new\n", 3),)
@@ -180,6 +181,7 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
         assert done.stats.generated_tokens < whole.stats.generated_tokens >= 300
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "request_",
     [CompletionRequest("a", max_tokens=4000), CompletionRequest("a", temperature=-1.0)],
@@ -246,6 +248,7 @@ def test_matching_server_compares_model_and_options(
             ServerClient(wrong)
 
 
+@pytest.mark.long
 def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
     """The first request after the stop is answered, too."""
     engine = tiny.model.service().engine
@@ -367,6 +370,7 @@ def test_tool_calls_cross_the_connection(
         assert served.thread.close(60)
 
 
+@pytest.mark.long
 def test_stopped_answer_then_next_answer(tiny: Served, client: ServerClient) -> None:
     heard = Heard(lambda: RemoteLoop(client, client.facts().model))
     whole = merged(heard.ask(replace(CHAT, max_tokens=60)))[0]
@@ -446,6 +450,7 @@ def test_a_side_request_ends_when_another_client_needs_the_model(
         assert each.thread.close(60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("may_store", [True, False])
 def test_no_answer_cache_is_honored(client: ServerClient, may_store: bool) -> None:
     """Even if the server has an answer cache."""

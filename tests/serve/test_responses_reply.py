@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,6 +123,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
     return response | times | {"id": "", "output": items}
 
 
+@pytest.mark.long
 @given(answers(), st.booleans())
 def test_accumulated_stream_equals_complete_reply(
     events: list[Event], include_encrypted: bool

@@ -231,7 +231,7 @@ async def check_turns(
     ("name", "kind"), [*zip(CONVERSATIONS, itertools.cycle(["qwen3_next", "llama"]), strict=False)]
 )
 async def test_turn_prefills_only_new_tokens(name: str, kind: str, directory: Path) -> None:
-    await check_turns(name, kind, 1200, directory)
+    await check_turns(name, kind, 700, directory)
 
 
 @pytest.mark.slow

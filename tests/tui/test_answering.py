@@ -110,6 +110,7 @@ async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
         ]
 
 
+@pytest.mark.long
 async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
     async with chat() as it:
         await it.send("first")
@@ -236,6 +237,7 @@ async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
         assert it.notices == [note]
 
 
+@pytest.mark.long
 async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("akunu_py.tui.app.clipboard_command", lambda: None)
     async with chat() as it:
@@ -263,6 +265,7 @@ async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatc
         assert it.app.return_code == 0
 
 
+@pytest.mark.long
 async def test_one_message_line_above_the_prompt() -> None:
     """It covers nothing, shows one message at a time, and refusals in red."""
     async with chat() as it:
@@ -289,6 +292,7 @@ async def test_one_message_line_above_the_prompt() -> None:
         assert (line.display, it.transcript.size.height) == (False, height)
 
 
+@pytest.mark.long
 async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
     async with chat() as it:
         await it.send("/system You are a pirate.")
@@ -339,6 +343,7 @@ async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
         assert transcript.scroll_y == transcript.max_scroll_y
 
 
+@pytest.mark.long
 async def test_the_box_keeps_the_focus() -> None:
     async with chat() as it:
         await it.press("tab", "a")
@@ -350,6 +355,7 @@ async def test_the_box_keeps_the_focus() -> None:
         assert it.text() == "bc"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(20, 5), (40, 10), (200, 60)])
 async def test_any_size(size: tuple[int, int]) -> None:
     async with chat(size=size) as it:
@@ -361,6 +367,7 @@ async def test_any_size(size: tuple[int, int]) -> None:
         assert it.phase() == "stopped"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [5, 6, 8, 12, 30])
 async def test_the_line_that_is_typed_is_seen(rows: int) -> None:
     async with chat(size=(90, 30)) as it:

@@ -98,6 +98,7 @@ async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
         )  # without a store there is nothing to open
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_directories")
 async def test_what_fails_or_is_deleted_behind() -> None:
     async with chat() as it:

@@ -15,7 +15,7 @@ from tests.support.tui_chat import chat
 LINES = st.text(st.sampled_from("ab (,;中é\U0001f469"), max_size=60)
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=28, deadline=None)
 @given(line=LINES, width=st.integers(6, 40), start=st.integers(0, 12).map(lambda step: 8 * step))
 def test_a_cut_line_has_a_mark_where_there_is_more(line: str, width: int, start: int) -> None:
     content = Content(line)
@@ -27,7 +27,7 @@ def test_a_cut_line_has_a_mark_where_there_is_more(line: str, width: int, start:
         assert shown.plain == line
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=28, deadline=None)
 @given(line=LINES, width=st.integers(6, 40))
 def test_a_wrapped_line_is_whole(line: str, width: int) -> None:
     lines = wrap_line(Content(line), width, 0, Style())
@@ -69,6 +69,7 @@ async def test_long_code_is_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "w unwrap" in it.screen_text()
 
 
+@pytest.mark.long
 async def test_a_block_that_is_copied_in_mid_stream_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

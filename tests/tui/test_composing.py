@@ -57,6 +57,7 @@ async def test_names_are_marked_counted_and_directories_listed(directory: Path) 
     assert split_files(join_files("what?", [listing]))[1] == [listing]
 
 
+@pytest.mark.long
 async def test_a_long_paste_is_folded_and_sent_whole(directory: Path) -> None:
     async with chat(directory=directory) as it:
         it.app.post_message(events.Paste(LONG))

@@ -17,6 +17,7 @@ from akunu_py.tui.app import ChatApp
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
+from tests.support.slow import slow
 from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
 
 LEAST = 4.5
@@ -158,7 +159,7 @@ STEPS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("theme", ["dark", "light", "dark-256", "light-256"])
+@pytest.mark.parametrize("theme", ["dark", "light-256", *slow("light", "dark-256")])
 async def test_all_that_is_written_can_be_read(
     theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ async def test_the_status_line_reads_at_any_width(
         assert ":" not in str(it.status.render())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["f2", "ctrl+t"])
 async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
     async with chat() as it:

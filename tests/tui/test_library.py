@@ -143,6 +143,7 @@ async def test_arrows_choose_while_one_types(path: Path) -> None:
     assert app.results == [ChosenConversation("list")]
 
 
+@pytest.mark.long
 async def test_f1_shows_the_keys(path: Path) -> None:
     store = StoreThread(path)
     async with chat(store=store) as it:
@@ -257,6 +258,7 @@ async def test_export(path: Path, tmp_path: Path, keys: list[str], name: str) ->
         assert app.screen is app.list
 
 
+@pytest.mark.long
 async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
     async with shown(path, (120, 40)) as (app, pilot):
         text = app.list.query_one("#text", Static)

@@ -16,6 +16,7 @@ from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
+from tests.support.slow import slow
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 
@@ -144,7 +145,7 @@ def seen(it: Chat) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("height", [24, 50])  # the second shows the end of what is mounted too
+@pytest.mark.parametrize("height", [50, *slow(24)])  # 50 shows the end of what is mounted too
 async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> None:
     async with chat(size=(80, height)) as it:
         await it.app.library.show(conversation(100), "r50")
@@ -174,17 +175,17 @@ async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> No
 
 @pytest.mark.long
 async def test_sections_of_a_list_look_like_one_list() -> None:
-    async with chat(size=(80, 60)) as it:
+    async with chat(size=(80, 40)) as it:
         await it.send("go")
-        text = "".join(f"- item {number}\n" for number in range(90))
+        text = "".join(f"- item {number}\n" for number in range(70))
         for start in range(0, len(text), 297):
             await it.piece(text[start : start + 297])
         await it.post(AnswerFinished(1, "stop", STATS))
         await until(it.pilot, lambda: is_quiet(it))
         shown = [line for line in on_screen(it).splitlines() if "item" in line]
-        assert len(shown) > 40
+        assert len(shown) > 25
         numbers = [int(line.split()[2]) for line in shown]
-        assert numbers == list(range(90 - len(shown), 90))
+        assert numbers == list(range(70 - len(shown), 70))
         lines = on_screen(it).splitlines()
         first = lines.index(shown[0])
         assert lines[first : first + len(shown)] == shown, "no gap at a cut"

@@ -94,6 +94,7 @@ async def test_a_click_chooses_a_message_and_its_actions_can_be_clicked() -> Non
         assert "again" not in it.screen_text(), "a second click leaves it"
 
 
+@pytest.mark.long
 async def test_a_folded_prompt_unfolds() -> None:
     text = "\n".join(f"line {number}" for number in range(100))
     async with chat(size=(80, 24)) as it:

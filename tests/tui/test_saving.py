@@ -104,6 +104,7 @@ async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None
     assert [message.text for message in saved(path)] == ["one", "whole"]
 
 
+@pytest.mark.long
 async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
     path.mkdir()
     store_thread = StoreThread(path)
@@ -175,6 +176,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
     assert store_thread.close(10)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_directories")
 async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
     """And deletes what models have read of it."""
@@ -198,6 +200,7 @@ async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
     assert store_thread.close(10)
 
 
+@pytest.mark.long
 async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
     async with chat(directory=tmp_path) as it:
         await it.act("export()")
@@ -213,6 +216,7 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
         assert "exists" in it.notifications[-1]
 
 
+@pytest.mark.long
 async def test_earlier_prompts_are_searched() -> None:
     async with chat() as it:
         await it.press("ctrl+r")

@@ -40,6 +40,7 @@ def said(shown: SettingsScreen) -> str:
     return str(line.render())
 
 
+@pytest.mark.long
 async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
     host, shown = form(save_settings({"draft_model": "small"}))
     async with host.run_test(size=(80, 24)) as pilot:
@@ -66,6 +67,7 @@ async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
     assert "model =" not in settings_file().read_text(), "only what was changed is written"
 
 
+@pytest.mark.long
 async def test_escape_saves_nothing_and_undoes_the_theme() -> None:
     host, shown = form()
     async with host.run_test() as pilot:
@@ -77,6 +79,7 @@ async def test_escape_saves_nothing_and_undoes_the_theme() -> None:
     assert not settings_file().exists()
 
 
+@pytest.mark.long
 async def test_a_new_persona_has_a_prompt_of_its_own() -> None:
     host, _ = form(save_settings({"system_prompt": "plain"}))
     async with host.run_test(size=(80, 24)) as pilot:
@@ -88,6 +91,7 @@ async def test_a_new_persona_has_a_prompt_of_its_own() -> None:
     assert saved.system_prompt == "plain"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("leave", [["tab"], ["enter"], []])
 async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -> None:
     host, _ = form(save_settings({"system_prompt": "plain"}))
@@ -100,6 +104,7 @@ async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -
     assert saved.system_prompt == "plain"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50)])
 async def test_a_list_of_choices_shows_several_rows(size: tuple[int, int]) -> None:
     host, shown = form()
@@ -132,6 +137,7 @@ async def test_the_gallery_previews_a_theme_that_stays_with_enter_only() -> None
     assert load_settings().theme == "gruvbox"
 
 
+@pytest.mark.long
 async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
     host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
     async with host.run_test() as pilot:
@@ -145,6 +151,7 @@ async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
     assert load_settings().persona == "poet"
 
 
+@pytest.mark.long
 async def test_a_persona_can_be_deleted_and_the_plain_prompt_cannot() -> None:
     host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
     async with host.run_test() as pilot:
@@ -302,6 +309,7 @@ def test_the_environment_tells_where_the_terminal_does_not() -> None:
         assert terminal._from_environment({"COLORFGBG": value}) == expected
 
 
+@pytest.mark.long
 async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
     host, shown = form()
     async with host.run_test() as pilot:
@@ -315,6 +323,7 @@ async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
         assert (levels, blinks) == (["none", "full"], [False, True])
 
 
+@pytest.mark.long
 @sizes_and_themes("light", "terminal-dark")
 def test_picture(
     snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], theme: str

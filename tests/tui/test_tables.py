@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -33,6 +34,7 @@ def columns(line: str) -> list[str]:
     return line.split("│")
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(table=tables(), width=st.integers(4, 160))
 def test_every_word_is_there_and_no_line_is_too_long(
@@ -49,7 +51,7 @@ def test_every_word_is_there_and_no_line_is_too_long(
             assert "".join(text.split()) == "".join(expected.split())
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=28, deadline=None)
 @given(
     wanted=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=9),
     room=st.integers(9, 200),
@@ -86,6 +88,7 @@ WIDE = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 async def test_a_wide_table_takes_the_free_columns_and_grows() -> None:
     async with chat(size=(160, 40)) as it:
         await it.send("go")
@@ -125,6 +128,7 @@ The end.
 """
 
 
+@pytest.mark.long
 async def test_tables_and_code_in_lists_and_quotes_are_as_elsewhere() -> None:
     """As wide as they need, whole, and as close to each other as they were written."""
     table = WIDE.replace("\n", "\n   ")

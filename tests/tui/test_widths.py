@@ -48,7 +48,7 @@ def agreed(letter: str) -> int | None:
     return cell_len(letter) if pin_columns(data) == data else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=8),
     widths=st.dictionaries(st.characters(), st.integers(0, 2)),

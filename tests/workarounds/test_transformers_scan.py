@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import transformers
 from transformers.utils import import_utils
 
@@ -13,6 +14,7 @@ from akunu_py.workarounds.transformers_scan import QuickScan
 MODELS = Path(transformers.__path__[0], "models")
 
 
+@pytest.mark.long
 def test_every_file_exports_what_transformers_finds_in_it() -> None:
     quick = import_utils.fetch__all__
     names = 0

@@ -174,7 +174,7 @@ def test_large_buffers_nul_windows_ends_and_edges(helper: Helper) -> None:
 def test_interleaved_and_superseded(helper: Helper) -> None:
     helper.send({"id": "plain", "prefix": "import numpy as n", "suffix": "\n#"})
     words = "def describe(items):\n    for item in items:\n        print(item)"
-    ends = range(21, len(words), 2)
+    ends = range(21, len(words), 4)
     for end in ends:
         helper.send({"id": end, "prefix": words[:end], "channel": "c", "stream": True})
         time.sleep(0.05)

@@ -192,6 +192,7 @@ async def test_the_position_encoding_is_negotiated(
     assert (await editor.asked("file:///a", 0, column))["prefix"] == "😀"
 
 
+@pytest.mark.long
 async def test_stdout_carries_nothing_but_the_protocol(editor: Editor) -> None:
     await editor.start(ECHO)
     editor.open("file:///a", "print")
@@ -411,6 +412,7 @@ async def test_a_range_ends_with_its_line(editor: Editor, encoding: str) -> None
         assert item.range == lsp.Range(lsp.Position(*end), lsp.Position(*end))
 
 
+@pytest.mark.long
 async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
     await editor.start(ECHO)
     editor.open("file:///a", "wait")

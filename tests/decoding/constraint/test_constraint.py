@@ -38,6 +38,7 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.json_schema import exactly, is_valid, schemas
+from tests.support.slow import cover
 from tests.support.tiny import Adversary, tiny_llama
 
 SCHEMA = {
@@ -109,8 +110,8 @@ def naive(engine: Engine, prompt: list[int], sampling: SamplingOptions, grammar:
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "temperature"), cover(CONSTRAINTS, [0.8, 0.0]))
 def test_the_tokens_are_those_of_masked_plain_decoding(
     engine: Engine, name: str, temperature: float
 ) -> None:
@@ -127,7 +128,7 @@ def test_the_tokens_are_those_of_masked_plain_decoding(
 
 
 @pytest.mark.long
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.sampled_from([0.0, 0.8]))
 @example(
     {"oneOf": [{"type": "object", "required": ["a"]}, {"properties": {"a": {"not": {}}}}]}, 0.8
@@ -181,6 +182,7 @@ def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Ans
     return Session(engine).generate(prompt, options).answer()
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @example(["\x7f"], None)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5, unique=True), st.data())

@@ -21,6 +21,7 @@ from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.json_schema.regex import limits
 from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid
+from tests.support.slow import cover
 from tests.support.tool_call_formats import EXAMPLES
 
 SIGNS = {"mistral": "[ARGS]", "deepseek v3": "```json"}  # of a template
@@ -152,8 +153,7 @@ def held(value: Any, ends: tuple[str, ...]) -> bool:
     return not any(end in json.dumps(value, ensure_ascii=False) for end in ends)
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize(("special", "name"), cover([True, False], WRITTEN))
 @settings(
     max_examples=2,
     deadline=None,

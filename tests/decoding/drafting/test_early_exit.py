@@ -139,6 +139,7 @@ def test_whatever_they_say_the_answer_is_the_targets(
     assert seen >= set(range(1, LONGEST))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 def test_guesses_come_before_their_tokens_and_behind_them(sampling: SamplingOptions) -> None:
     """What the first layers have read, and what only the guesses bring, is verified together."""
@@ -155,6 +156,7 @@ def test_guesses_come_before_their_tokens_and_behind_them(sampling: SamplingOpti
     assert ends >= {1, 2, 3}
 
 
+@pytest.mark.long
 def test_families_are_run_in_two_parts_or_refused() -> None:
     """Refused where a layer's cache cannot be ahead of another's: those that only grow can."""
     offered, plain = set(), set()

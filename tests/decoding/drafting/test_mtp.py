@@ -126,6 +126,7 @@ def plain(model: Any, sampling: SamplingOptions, count: int = COUNT) -> list[int
     return answer(model, sampling, lambda target: NoDrafter(), count)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whatever_it_says_the_answer_is_the_targets(family: str) -> None:
     """A head of random weights, which is nearly always wrong, alone and beside the n-grams."""
@@ -165,6 +166,7 @@ def test_its_cache_follows_the_targets(
     assert made[0]._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_guesses_come_before_its_tokens_and_behind_them(family: str) -> None:
     """The states that the target has behind them are the head's next ones."""

@@ -29,6 +29,7 @@ from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import greedy, prompt_of
 from tests.support.mixture import Mixture
+from tests.support.slow import cover
 from tests.support.targets import Counting, Timeless, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
@@ -113,8 +114,7 @@ def test_its_cache_goes_back_with_the_targets(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(("temperature", "name"), cover([0.0, 0.9], ["llama", "qwen3_next"]))
 def test_whatever_it_says_the_answer_is_the_targets(name: str, temperature: float) -> None:
     """Another model, which is nearly always wrong, and the target itself, which never is, because
     it draws from the same noise."""
@@ -153,6 +153,7 @@ def test_guesses_come_before_its_tokens_and_behind_them(name: str, temperature: 
     assert ends >= {1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_perfect_one_gives_long_drafts() -> None:
     _, _, accepted = answer("llama", build("llama"), SamplingOptions(), 0.0, count=200)
     assert max(accepted) > 10
@@ -232,6 +233,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return replace(engine, draft_model=replace(engine.draft_model, relative_cost=1e-6))
 
 
+@pytest.mark.long
 def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
     """As the target does, which would else have had other tokens nine times of ten."""
     for temperature in (0.0, 1.0):
@@ -247,6 +249,7 @@ def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
         assert drafted.stats.acceptance_rate > 0.9
 
 
+@pytest.mark.long
 def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     """Beside the target's history: another session that goes on with that reads what is new."""
     assert copied.draft_model is not None

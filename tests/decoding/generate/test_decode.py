@@ -14,6 +14,7 @@ from akunu_py.ngram.auto import PROBE_LENGTH, AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, Piece
 from tests.support.decoding import decode
+from tests.support.slow import every_other_slow
 from tests.support.targets import read
 from tests.support.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
 
@@ -159,7 +160,7 @@ def test_accept_and_cut() -> None:
     assert cut([1, 2, 3], ()) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("length", range(33))
+@pytest.mark.parametrize("length", every_other_slow(range(33)))
 def test_every_length_of_the_planner_changes_nothing(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

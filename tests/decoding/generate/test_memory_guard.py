@@ -65,6 +65,7 @@ def test_the_bytes_of_a_token_are_those_of_the_model(tiny: Engine) -> None:
     assert session.target.history.nbytes == pytest.approx(TOKEN * 768)
 
 
+@pytest.mark.long
 def test_other_texts_go_first(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_with(tiny, 1700, monkeypatch)
     for seed in (1, 2, 3):

@@ -74,6 +74,7 @@ def text_of(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
+@pytest.mark.long
 def test_jobs_submitted_before_the_model_is_loaded_are_answered(served: Served) -> None:
     answers = [served.submit(text_job(PROMPT))[1] for _ in range(3)]
     served.scheduler.start()
@@ -221,6 +222,7 @@ def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:
         served.scheduler.call(lambda engine: 1 // 0).result(60)
 
 
+@pytest.mark.long
 def test_failing_step_loop_fails_its_jobs_and_no_later_ones(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +346,7 @@ def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
     assert served.scheduler.close()
 
 
+@pytest.mark.long
 def test_an_idle_model_saves_all_prompt_caches_then_unloads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

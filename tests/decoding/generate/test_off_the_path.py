@@ -65,6 +65,7 @@ def shown_job(engine: Engine, messages: list[Message], options: GenerateOptions)
     return AnnotatedAnswerJob(messages, options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", [chat_job, shown_job])
 def test_the_models_thread_renders_no_turn_and_writes_no_file(
     job: Callable[[Engine, list[Message], GenerateOptions], Job],

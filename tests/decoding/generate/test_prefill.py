@@ -17,6 +17,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
+from tests.support.slow import cover
 from tests.support.targets import Timed, answer, fresh, read, some
 
 NAMES = ["llama", "llama-sliding", "llama4", "llama-kv8", "qwen3_next", "mamba2"]
@@ -69,8 +70,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("speed", [30.0, 250.0, 3000.0])
+@pytest.mark.parametrize(("name", "speed"), cover(NAMES, [30.0, 250.0, 3000.0]))
 def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: float) -> None:
     prompt, target = some(LONG, 3), Timed(build(name), speed)
     target.reuse_prefix(prompt)
@@ -92,8 +92,7 @@ def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: floa
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("after", [0, 320])
+@pytest.mark.parametrize(("name", "after"), cover(NAMES, [0, 320]))
 def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> None:
     prompt, target = some(LONG, 3), Timed(build(name), 30_000.0)
     target.reuse_prefix(prompt)

@@ -28,6 +28,7 @@ from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import UNSHARED, build, families_of_each_kind
+from tests.support.slow import cover
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
 
@@ -209,6 +210,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fine")
 @families_of_each_kind(quick=KINDS)
 @settings(
@@ -359,8 +361,7 @@ def test_structured_answers_in_shared_passes(tiny: Engine) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fine")
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-@pytest.mark.parametrize("memory", [PLENTY, 0])
+@pytest.mark.parametrize(("memory", "name"), cover([PLENTY, 0], ["llama", "qwen3_next"]))
 def test_what_another_is_reading_is_waited_for(name: str, memory: int, tiny: Engine) -> None:
     first, second = Asked([*BASE, 1]), Asked([*BASE, 2, 3], after=3)
     engine = engine_of(tiny, name, memory)
@@ -447,6 +448,7 @@ def check_shares(passes: Sequence[float], alone: float, late: float) -> None:
     assert max(at - least for at, least in zip(behind, earliest, strict=True)) <= late
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("writers", "pass_s"), [(1, 0.1), (3, 0.3)])
 def test_a_long_prompt_beside_answers_that_are_really_written(
     writers: int, pass_s: float, still: Clock, tiny: Engine, monkeypatch: pytest.MonkeyPatch
@@ -491,6 +493,7 @@ def test_few_new_prompt_tokens_join_the_first_decode_pass(tiny: Engine, new_toke
     assert later.tokens == Session(engine).generate(prompt, GenerateOptions(1)).answer().tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["planning", "pass"])
 def test_failed_shared_pass_fails_its_requests_and_no_later_ones(
     part: str, tiny: Engine, monkeypatch: pytest.MonkeyPatch

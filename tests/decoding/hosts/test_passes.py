@@ -37,6 +37,7 @@ _QUICK = ("llama", "llama-sliding", "llama4", "deepseek_v41", "qwen3_next")
 _TOKENS = st.lists(st.integers(0, 200_000), max_size=600)
 
 
+@pytest.mark.long
 @given(_COMMANDS, _TOKENS)
 def test_a_decoded_message_equals_the_encoded_one(
     commands: list[tuple[int, ...]], tokens: list[int]

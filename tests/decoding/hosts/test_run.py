@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(model: Path) -> str:
     """A long answer of one process."""
     done = subprocess.run(
-        command(model, "", "--draft", "off", tokens=400),
+        command(model, "", "--draft", "off", tokens=120),
         capture_output=True,
         text=True,
         check=True,
@@ -44,7 +44,7 @@ def whole(model: Path) -> str:
 
 def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
     done = subprocess.run(
-        command(model, "2", "--format", "json", tokens=80),
+        command(model, "2", "--format", "json", tokens=24),
         capture_output=True,
         text=True,
         timeout=120,
@@ -52,7 +52,7 @@ def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert whole.startswith(answer["text"])
-    assert len(answer["tokens"]) == 80
+    assert len(answer["tokens"]) == 24
     stats, hosts = answer["stats"], answer["hosts"]
     assert hosts["ranks"][1]["passes"] == hosts["messages"] - 1  # the last message is IDLE
     assert hosts["messages"] <= stats["target_passes"] + 3
@@ -112,7 +112,7 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
                 assert b"was killed by SIGKILL" in stream.read()
             _wait_for(process.stderr, "restarting")
             _wait_for(process.stderr, "akunu serves")
-            with _ask(address, model.name, 100, stream=False) as reply:
+            with _ask(address, model.name, 20, stream=False) as reply:
                 text = json.load(reply)["choices"][0]["text"]
             assert whole.startswith(text)
             others += ranks(process)
@@ -126,7 +126,7 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
 
 def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     write_talking(tmp_path)
-    options = ["--hosts", "2", "--model", str(tmp_path), "--workload", "chat", "--max-tokens", "24"]
+    options = ["--hosts", "2", "--model", str(tmp_path), "--workload", "chat", "--max-tokens", "8"]
     options += ["--draft", "auto", "--repeats", "1"]
     done = subprocess.run(
         [*AKUNU, "bench", "speed", *options, "-p", "8", "--format", "json"],

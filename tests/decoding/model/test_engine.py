@@ -19,9 +19,11 @@ from tests.support.jobs import chat_request
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
-# Code, another script, repetition; the slow run takes all. Where hardly a draft is accepted, 8
-# tokens take as long as 48 of the repetition.
-_QUICK = {11: 8, 18: 8, 23: 48}
+# Code, another script, and repetition. The first two accept few drafts, so 8 tokens in one draft
+# mode take as long as 48 tokens of the repetition. The slow tests take all prompts in all modes.
+_QUICK: list[tuple[int, int, tuple[DraftMode, ...]]] = [
+    (11, 8, ("fixed",)), (18, 8, ("auto",)), (23, 48, MODES),
+]  # fmt: skip
 
 
 def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
@@ -35,18 +37,28 @@ def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
-    ("index", "count"),
+    ("index", "count", "modes"),
     [
-        *_QUICK.items(),
-        *(pytest.param(index, 128, marks=pytest.mark.slow) for index in range(len(VARIED_PROMPTS))),
+        *_QUICK,
+        *(
+            pytest.param(index, 128, MODES, marks=pytest.mark.slow)
+            for index in range(len(VARIED_PROMPTS))
+        ),
     ],
 )
-def test_greedy_tokens_equal_mlx_lm(starter_engine: Engine, index: int, count: int) -> None:
+def test_greedy_tokens_equal_mlx_lm(
+    starter_engine: Engine,
+    request: pytest.FixtureRequest,
+    index: int,
+    count: int,
+    modes: tuple[DraftMode, ...],
+) -> None:
+    if modes == MODES:
+        request.getfixturevalue("compiled")
     prompt = starter_engine.tokens.encode_chat([Message("user", VARIED_PROMPTS[index])])
     expected = mlx_lm_greedy(starter_engine, prompt, count)
-    for mode in MODES:
+    for mode in modes:
         options = GenerateOptions(max_tokens=count, draft=mode)
         answer = Session(starter_engine).generate(prompt, options).answer()
         assert list(answer.tokens) == expected, mode

@@ -30,6 +30,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import (
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.types import GenerateOptions
 from tests.support.engines import altered
+from tests.support.slow import slow
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
@@ -154,7 +155,7 @@ def ended(events: list[Event]) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [2, *slow(0, 1)])
 def test_only_stored_requests_of_existing_conversations_reach_the_disk(
     tiny: Engine, seed: int
 ) -> None:

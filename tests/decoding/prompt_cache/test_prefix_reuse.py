@@ -14,7 +14,7 @@ from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
 from tests.support.decoding import plain_step
-from tests.support.families import build, every_family, families_of_each_kind
+from tests.support.families import build, families_of_each_kind
 from tests.support.family_table import WINDOW
 from tests.support.targets import Counting, answer, fresh, read, some
 
@@ -81,7 +81,7 @@ def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) 
     )
 
 
-@every_family
+@families_of_each_kind()
 def test_a_checkpoint_is_immune_to_later_writes(name: str) -> None:
     """Checkpoint, write passes of all sizes, restore, and all of it again."""
     model = build(name)
@@ -112,6 +112,7 @@ def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) 
         known = [*prompt[:-3], *truth[10:], *some(40, turn)]  # `ask` was 2 of 5 tokens shared
 
 
+@pytest.mark.long
 def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_module, "CHECKPOINT_EVERY", 100)
     target = Target(build("qwen3_next"))
@@ -152,6 +153,7 @@ def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
     assert not kv_cache.needs_checkpoints([Other()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", [4, 8])
 def test_drafting_and_rolling_back_change_nothing_where_rows_are_quantized(bits: int) -> None:
     model, prompt = build("llama-kv8").model, some(FIRST, 1)

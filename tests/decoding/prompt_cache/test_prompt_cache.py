@@ -158,6 +158,7 @@ def test_other_files_are_refused(starter: StoredModel, shallow_starter: Engine) 
     refuse(shallow_starter, starter.path / "none.safetensors", StoreError, "No such file")
 
 
+@pytest.mark.long
 def test_a_file_of_another_model_or_layout_is_refused(
     starter: StoredModel, shallow_starter: Engine, talked: Path
 ) -> None:

@@ -24,13 +24,15 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import build
+from tests.support.slow import slow
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
 # Plain, sliding window, chunked, recurrent hybrid, latent attention, quantized.
-KINDS = ["llama", "llama-sliding", "llama4", "qwen3_next", "deepseek_v3", "llama-kv8"]
+QUICK_KINDS = ["llama-sliding", "qwen3_next", "llama-kv8"]
+SLOW_KINDS = ["llama", "llama4", "deepseek_v3"]
 LIMITS = DiskLimits(reserve=0)
 GREEDY = GenerateOptions(max_tokens=6)
 SEEDED = GenerateOptions(
@@ -180,7 +182,7 @@ def hold(engine: Engine, path: Path, length: int, switches: int, checked: Collec
 
 @pytest.mark.long
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*QUICK_KINDS, *slow(*SLOW_KINDS)])
 def test_five_conversations(name: str, tiny: Engine, tmp_path: Path) -> None:
     hold(engine_of(tiny, name), tmp_path, 300, 7, (6, 15, 19))
 
@@ -188,6 +190,6 @@ def test_five_conversations(name: str, tiny: Engine, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*QUICK_KINDS, *SLOW_KINDS])
 def test_five_conversations_of_16000_tokens(name: str, tiny: Engine, tmp_path: Path) -> None:
     hold(engine_of(tiny, name), tmp_path, 16_000, 20, (9, 26, 33))

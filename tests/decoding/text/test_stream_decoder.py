@@ -17,6 +17,7 @@ from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
 from tests.support.jobs import chat_request
 from tests.support.prompts import REWRITE
+from tests.support.slow import cover
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 LENGTH = 28  # tokens of a senseless answer in which all stop sequences below come
@@ -106,8 +107,9 @@ def whole(generation: Answering) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("stop", ["ChannelTypeMeta", "nfoIntfCh", "fireh", "rom"])
+@pytest.mark.parametrize(
+    ("mode", "stop"), cover(MODES, ["ChannelTypeMeta", "nfoIntfCh", "fireh", "rom"])
+)
 def test_a_stop_sequence_ends_the_answer_before_it(
     shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode, stop: str
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_stop_sequence_ends_the_answer_before_it(
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
 
 
+@pytest.mark.long
 def test_what_looked_like_a_stop_sequence_is_given_out(generation: Answering, whole: str) -> None:
     almost = whole[-20:] + "¶"
     made = generation(GenerateOptions(max_tokens=LENGTH, stop=(almost,)))

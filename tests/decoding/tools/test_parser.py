@@ -205,7 +205,7 @@ def test_damage_loses_nothing(name: str, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from(sorted(FORMATS)), PIECES.map("".join), CUTS)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_no_text_is_too_odd(name: str, text: str, cuts: list[int]) -> None:
     whole = joined(parse(FORMATS[name], [text]))
     assert joined(parse(FORMATS[name], chopped(text, cuts))) == whole

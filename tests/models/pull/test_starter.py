@@ -47,6 +47,7 @@ def test_activations_stay_in_half_precision(starter: StoredModel) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.slow  # in numpy; tiny models of every kind are in tests/models/gguf/test_convert.py
 def test_logits_equal_a_forward_pass_on_the_gguf(starter: StoredModel, gguf_path: Path) -> None:
     golden = json.loads(GREEDY.read_text("utf-8"))
     assert sha256_file(gguf_path) == golden["gguf_sha256"]
