@@ -38,7 +38,7 @@ class RankProcess:
     """The process of one rank."""
 
     def __init__(self, hosts: Hosts, rank: int, arguments: dict[str, Any]) -> None:
-        self.rank, self.host = rank, hosts.names[rank]
+        self.host = hosts.names[rank]
         self.label = hosts.label(rank)
         command = ["-P", "-m", "akunu_py.decoding.hosts.partition_worker", json.dumps(arguments)]
         python = hosts.env.get("AKUNU_PYTHON", sys.executable)
