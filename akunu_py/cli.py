@@ -20,7 +20,7 @@ from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.parser import Parser
 from akunu_py.sigint import exit_on_interrupt, raise_on_interrupt
 from akunu_py.text import escape_unencodable, print_warnings
-from akunu_py.version import __version__
+from akunu_py.version import __version__, package_version
 
 _TOP_LEVEL = ("-h", "--help", "--version")
 _COMMANDS = {  # name: summary; bench has its own parser, the others are modules in commands/
@@ -106,8 +106,6 @@ class _PrintVersions(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)  # type: ignore[arg-type]
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from akunu_py.commands.info import package_version
-
         libraries = ", ".join(f"{name} {package_version(name)}" for name in ("mlx", "mlx-lm"))
         print(f"akunu {__version__} ({libraries})")
         parser.exit()

@@ -16,13 +16,7 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.text import is_size, print_warnings
-from akunu_py.types import (
-    DEFAULT_MODEL,
-    DEFAULT_WIRE,
-    MAX_TEMPERATURE,
-    NO_TOKEN_LIMIT,
-    WIRE_MODES,
-)
+from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, MAX_TEMPERATURE, NO_TOKEN_LIMIT, WIRE_MODES
 
 if TYPE_CHECKING:  # imported only to save settings
     from tomlkit import TOMLDocument

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -14,11 +14,11 @@ WireMode = Literal["off", "weights", "all"]
 DEFAULT_WIRE: WireMode = "weights"
 ThinkingMode = Literal["default", "on", "off", "low", "medium", "high"]
 
-DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
+DRAFT_MODES: tuple[DraftMode, ...] = get_args(DraftMode)
 NEURAL_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
-WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
-WIRE_MODES: tuple[WireMode, ...] = ("off", "weights", "all")
-THINKING_MODES: tuple[ThinkingMode, ...] = ("default", "on", "off", "low", "medium", "high")
+WEIGHT_MODES: tuple[WeightMode, ...] = get_args(WeightMode)
+WIRE_MODES: tuple[WireMode, ...] = get_args(WireMode)
+THINKING_MODES: tuple[ThinkingMode, ...] = get_args(ThinkingMode)
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 MAX_TEMPERATURE = 5.0  # of the command line and the settings; above, models write nonsense

@@ -1,1 +1,11 @@
 __version__ = "0.1.0"
+
+
+def package_version(package: str) -> str:
+    """Return the installed version of a package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -186,14 +186,12 @@ def chat_client(
             loaded = model and model_name == model.name
             stored = model if loaded else model_store.resolve(model_name)
         may_store = settings.answer_cache and not args.no_answer_cache
-        if hosts_server is not None:
-            from akunu_py.serve.own.remote_loop import RemoteLoop
-
-            client, served = hosts_server.connect(stored or model_store.resolve(model_name))
-            note = "\n".join(filter(None, (hosts_server.partitions(), served.model.note)))
-            facts = replace(served.model, server="", note=note)
-            return RemoteLoop(client, facts, may_store=may_store)
-        if found := server_for(choice, model_name, stored, loading):
+        found = (
+            hosts_server.connect(stored or model_store.resolve(model_name))
+            if hosts_server is not None
+            else server_for(choice, model_name, stored, loading)
+        )
+        if found is not None:
             from akunu_py.serve.own.remote_loop import RemoteLoop
 
             client, served = found

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py import paths
-from akunu_py.arguments import (
-    add_drafting,
-    add_loading,
-    add_model,
-    loading_from,
-)
+from akunu_py.arguments import add_drafting, add_loading, add_model, as_arguments, loading_from
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.completion_queue import QueueOptions
@@ -31,7 +26,7 @@ from akunu_py.completion.request import (
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
-from akunu_py.parser import Parser, add_values, positive
+from akunu_py.parser import Parser, add_values, count, positive
 from akunu_py.program import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
@@ -171,16 +166,11 @@ def changed_options(args: argparse.Namespace) -> list[str]:
     """Return the options that differ from their defaults, for the editor's configuration."""
     parser = Parser()
     add_options(parser)
-    found = []
-    for name, default in vars(parser.parse_args([])).items():
-        value = getattr(args, name)
-        if value == default or name in ("print_config", "lsp"):
-            continue
-        if name in ("model", "draft_model") and Path(value).exists():
-            value = Path(value).resolve()  # editors start in any directory
-        option = f"--{name.replace('_', '-')}"
-        found += [option] if value is True else [option, str(value)]
-    return found
+    others = argparse.Namespace(**vars(args) | {"print_config": None})
+    for name in ("model", "draft_model"):
+        if (value := getattr(args, name)) and Path(value).exists():
+            setattr(others, name, str(Path(value).resolve()))  # editors start in any directory
+    return as_arguments(parser, others)
 
 
 def _add_modes(parser: argparse.ArgumentParser) -> None:
@@ -228,19 +218,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
         ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
         ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
-        ("--suffix-tokens", "N", _non_negative, 512, "Maximum prompt tokens after the cursor"),
-        (
-            "--file-tokens",
-            "N",
-            _non_negative,
-            3072,
-            "Maximum prompt tokens from other files",
-        ),
+        ("--suffix-tokens", "N", count, 512, "Maximum prompt tokens after the cursor"),
+        ("--file-tokens", "N", count, 3072, "Maximum prompt tokens from other files"),
     )
-
-
-def _non_negative(text: str) -> int:
-    return 0 if text == "0" else positive(text)
 
 
 _DIRECTORY = Path(__file__).parents[1] / "editors"

@@ -16,7 +16,7 @@ from akunu_py.models.store import model_store
 from akunu_py.serve.own.discovery import RunningServer, running_servers
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import human_size, say
-from akunu_py.version import __version__
+from akunu_py.version import __version__, package_version
 
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")
 
@@ -79,13 +79,3 @@ def _settings() -> str:
     defaults = asdict(Settings())
     changed = [name for name, value in asdict(settings).items() if value != defaults[name]]
     return f"{path} (sets {', '.join(changed) or 'nothing'})"
-
-
-def package_version(package: str) -> str:
-    """Return the installed version of a package."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

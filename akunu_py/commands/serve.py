@@ -15,12 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import (
-    add_drafting,
-    add_hosts,
-    add_loading,
-    loading_from,
-)
+from akunu_py.arguments import add_drafting, add_hosts, add_loading, loading_from
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
@@ -186,9 +181,7 @@ def _options(
     return ServeOptions(
         access=access,
         defaults=GenerateOptions(
-            draft=args.draft,
-            draft_tokens=args.draft_tokens,
-            thinking_budget=args.thinking_budget,
+            draft=args.draft, draft_tokens=args.draft_tokens, thinking_budget=args.thinking_budget
         ),
         temperature=args.temperature,
         max_tokens=args.max_tokens,

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from akunu_py.arguments import add_hosts, add_loading, as_arguments
@@ -159,7 +160,10 @@ class HostsServer:
         self._process: ServeProcess | None = None
 
     def connect(self, model: StoredModel) -> tuple[ServerClient, ServerFacts]:
-        """Return a client of the server, restarted for another model. Raises AkunuError."""
+        """Return a client of the server, restarted for another model. Raises AkunuError.
+
+        The note of the facts has the partition of each rank.
+        """
         name = model.name if model.manifest is not None else str(model.path.resolve())
         if self._process is None or not self._process.running or name != self._model:
             self._stop()
@@ -177,12 +181,11 @@ class HostsServer:
                         return client, client.facts()
             return None
 
-        return process.wait_for(find, self._closing)
-
-    def partitions(self) -> str:
-        """Return the partition of each rank, one per line."""
-        lines = self._process.stderr_lines() if self._process else []
-        return "\n".join(line.removeprefix("akunu: ") for line in lines if " holds " in line)
+        client, served = process.wait_for(find, self._closing)
+        partitions = [line for line in process.stderr_lines() if " holds " in line]
+        lines = [line.removeprefix("akunu: ") for line in partitions]
+        note = "\n".join(filter(None, (*lines, served.model.note)))
+        return client, replace(served, model=replace(served.model, server="", note=note))
 
     def close(self) -> None:
         """Stop the server with all its hosts."""

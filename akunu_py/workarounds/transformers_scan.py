@@ -11,31 +11,20 @@ Remove when: `import transformers` takes less than 0.2 s without the patch.
 from __future__ import annotations
 
 import os
-import sys
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-_SCANNER = "transformers.utils.import_utils"
+SCANNER = "transformers.utils.import_utils"
 
 
-class QuickScan:
-    """A finder that patches one module when it is imported, then removes itself."""
+def adapt(loader: Any) -> None:
+    """Make the loader of SCANNER patch the module."""
+    execute = loader.exec_module
 
-    @classmethod
-    def find_spec(cls, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _SCANNER:
-            return None
-        sys.meta_path.remove(cls)
-        spec = PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            execute: Any = spec.loader.exec_module
+    def execute_and_alter(module: Any) -> None:
+        execute(module)
+        _alter(module)
 
-            def execute_and_alter(module: Any) -> None:
-                execute(module)
-                _alter(module)
-
-            spec.loader.exec_module = execute_and_alter  # type: ignore[method-assign]
-        return spec
+    loader.exec_module = execute_and_alter
 
 
 def _alter(module: Any) -> None:
@@ -56,8 +45,3 @@ def _alter(module: Any) -> None:
     fetch_last.__wrapped__ = fetch  # type: ignore[attr-defined]
     module.fetch__all__ = fetch_last
     module.create_import_structure_from_path = scan_once
-
-
-def install() -> None:
-    """Patch transformers when it is imported."""
-    sys.meta_path.insert(0, QuickScan)

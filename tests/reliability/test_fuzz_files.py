@@ -1,12 +1,11 @@
 """Files that people and programs may have altered: each is read, or refused in one clear line.
 
-Traces, settings, the catalog, descriptions of models, results of the bench; what is learned is in
+Traces, settings, descriptions of models, results of the bench; what is learned is in
 `test_fuzz_learned`. Whatever is raised beside our own errors fails the test.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import tomllib
@@ -24,7 +23,6 @@ from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_result
 from akunu_py.bench.trace import load_trace
 from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
-from akunu_py.models import catalog
 from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.models.store.model_store import note_usage, read_usage
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
@@ -129,23 +127,6 @@ def test_settings_that_are_saved_come_back(examples: int) -> None:
 
     texts = {"model": TEXTS, "system_prompt": TEXTS, "personas": st.dictionaries(TEXTS, TEXTS)}
     explore(check, examples, st.fixed_dictionaries({}, optional=texts))
-
-
-# The catalog
-
-
-@lengths(100)
-def test_catalog_rows(examples: int) -> None:
-    with Path(catalog.__file__).with_name("catalog.toml").open("rb") as file:
-        rows = tomllib.load(file)["model"]
-
-    def check(row: Any) -> None:
-        if not isinstance(row, dict):
-            return
-        with contextlib.suppress(ValueError):
-            catalog.read_entry(row).memory()
-
-    explore(check, examples, st.one_of([changed(row) for row in rows[:3]]))
 
 
 # The store and the bench

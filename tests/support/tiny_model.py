@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.gguf.convert import plan_import
 from tests.support.tiny_gguf import write_tiny
 
 
@@ -12,7 +12,7 @@ def tiny_directory(work: Path) -> Path:
     """The model as the store keeps one, made in `work`."""
     directory = work / "model"
     directory.mkdir()
-    import_gguf(write_tiny(work / "tiny.gguf"), directory)
+    plan_import(write_tiny(work / "tiny.gguf")).write(directory)
     return directory
 
 

@@ -9,8 +9,6 @@ import pytest
 import transformers
 from transformers.utils import import_utils
 
-from akunu_py.workarounds.transformers_scan import QuickScan
-
 MODELS = Path(transformers.__path__[0], "models")
 
 
@@ -31,8 +29,3 @@ def test_every_file_exports_what_transformers_finds_in_it() -> None:
 def test_a_directory_is_read_once_however_it_is_named() -> None:
     scan, auto = import_utils.create_import_structure_from_path, MODELS / "auto"
     assert scan(auto) is scan(os.fspath(auto)) is scan(os.fspath(auto / "__init__.py"))
-
-
-def test_it_is_in_nobodys_way_afterwards() -> None:
-    assert QuickScan.find_spec("json", None) is None
-    assert transformers.LlamaConfig.model_type == "llama"

@@ -20,7 +20,7 @@ from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.constraint.token_tables import forced_tokens, tables_key, token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
-from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.decoding.text.thinking import thinking_markers, unfinished_thinking
 from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
 from akunu_py.json_schema import grammar as json_grammar
@@ -64,7 +64,7 @@ class ConstraintMatcher(TokenMasks):
         self._structure: list[int] = []  # tokens consumed by the matcher
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
-        if self._end and prompt_opens_thinking(codec.tokenizer, prompt):
+        if self._end and unfinished_thinking(codec.tokenizer, prompt) is not None:
             self._state = "thinking"
         self._thinking_tail: tuple[int, ...] = ()  # the last tokens of the thinking
 

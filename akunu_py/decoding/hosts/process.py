@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections import deque
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
@@ -27,7 +26,7 @@ from akunu_py.decoding.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
 from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular
 from akunu_py.models.manifest import FILE_NAME, read_manifest
-from akunu_py.version import __version__
+from akunu_py.version import __version__, package_version
 
 MESSAGE_PREFIX = "@akunu "  # prefix of messages
 _HEARTBEAT = "."
@@ -38,7 +37,7 @@ class RankProcess:
     """The process of one rank."""
 
     def __init__(self, hosts: Hosts, rank: int, arguments: dict[str, Any]) -> None:
-        self.rank, self.host = rank, hosts.names[rank]
+        self.host = hosts.names[rank]
         self.label = hosts.label(rank)
         command = ["-P", "-m", "akunu_py.decoding.hosts.partition_worker", json.dumps(arguments)]
         python = hosts.env.get("AKUNU_PYTHON", sys.executable)
@@ -146,11 +145,7 @@ _PACKAGES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
 def host_fingerprint(model: Path) -> dict[str, str]:
     """Return versions and the files' digest, which must be equal on all hosts, by name."""
     versions = {"akunu": __version__, "Python": platform.python_version()}
-    for package, name in _PACKAGES.items():
-        try:
-            versions[name] = version(package)
-        except PackageNotFoundError:
-            versions[name] = "none"
+    versions |= {name: package_version(package) for package, name in _PACKAGES.items()}
     return versions | {"the model's files": files_digest(model)}
 
 

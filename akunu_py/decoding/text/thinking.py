@@ -72,11 +72,6 @@ def opens_thinking(prompt_text: str, markers: Markers | None) -> bool:
     return markers is not None and prompt_text.rstrip().endswith(markers[0])
 
 
-def prompt_opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """Return whether a prompt in token ids ends inside thinking."""
-    return unfinished_thinking(tokenizer, prompt) is not None
-
-
 def unfinished_thinking(tokenizer: Any, prompt: Sequence[int]) -> int | None:
     """Return how many tokens of unfinished thinking a prompt ends with; None: no open block.
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.load.safetensors import read_header
 from tests.support.tiny_gguf import (
     HEADS,
@@ -32,7 +32,7 @@ def convert(directory: Path, tiny: Tiny) -> tuple[Path, Path]:
     source = write_tiny(directory / "tiny.gguf", tiny)
     target = directory / "model"
     target.mkdir()
-    import_gguf(source, target)
+    plan_import(source).write(target)
     return source, target
 
 

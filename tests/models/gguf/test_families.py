@@ -14,7 +14,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.convert import FAMILIES, import_gguf, plan_import
+from akunu_py.models.gguf.convert import FAMILIES, plan_import
 from akunu_py.models.gguf.file import read_gguf
 from tests.support.paths import GOLDEN
 from tests.support.slow import cover
@@ -38,7 +38,7 @@ LLAMA_CPP_LOGITS = 0.02  # its gelu is a table in half precision
 def imported(directory: Path, source: Path) -> Path:
     target = directory / "imported"
     target.mkdir()
-    import_gguf(source, target)
+    plan_import(source).write(target)
     return target
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import convert
-from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import GgufFile, read_gguf
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
@@ -41,7 +41,7 @@ def test_unsupported_file_is_rejected_before_writing(
     directory = tmp_path / "model"
     directory.mkdir()
     with pytest.raises(UnsupportedModel, match=message) as caught:
-        import_gguf(source, directory)
+        plan_import(source).write(directory)
     assert "\n" not in str(caught.value)
     assert not list(directory.iterdir())
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
-from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.paths import GOLDEN
 from tests.support.tiny_gguf import Tiny, vocabulary, write_tiny
@@ -64,7 +64,7 @@ def test_loading_needs_no_torch(tokenizer: Any) -> None:
 
 
 def test_user_defined_tokens_stay_whole_but_are_not_special(tmp_path: Path) -> None:
-    import_gguf(write_tiny(tmp_path / "tiny.gguf"), directory := _directory(tmp_path))
+    plan_import(write_tiny(tmp_path / "tiny.gguf")).write(directory := _directory(tmp_path))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     ids = tokenizer.encode("a<tool>b<|im_end|>").ids
     tokens = vocabulary()
@@ -76,7 +76,7 @@ def test_an_end_of_turn_token_ends_answers_too(tmp_path: Path) -> None:
     tiny = Tiny(
         metadata={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2},
     )
-    import_gguf(write_tiny(tmp_path / "tiny.gguf", tiny), directory := _directory(tmp_path))
+    plan_import(write_tiny(tmp_path / "tiny.gguf", tiny)).write(directory := _directory(tmp_path))
     config = json.loads((directory / "config.json").read_text())
     assert config["eos_token_id"] == [0, 2]
     loaded = load_tokenizer(directory, eos_token_ids=config["eos_token_id"])
@@ -84,7 +84,7 @@ def test_an_end_of_turn_token_ends_answers_too(tmp_path: Path) -> None:
 
 
 def test_digits_are_split_one_by_one_and_merges_are_ranked(tmp_path: Path) -> None:
-    import_gguf(write_tiny(tmp_path / "tiny.gguf"), directory := _directory(tmp_path))
+    plan_import(write_tiny(tmp_path / "tiny.gguf")).write(directory := _directory(tmp_path))
     encoded = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("a the 123 ing")
     assert encoded.tokens == ["a", "Ġthe", "Ġ", "1", "2", "3", "Ġ", "ing"]
 
