@@ -191,6 +191,19 @@ def watch_memory(pool: ModelPool) -> list[int]:
     return most
 
 
+async def ask_hello(app: ASGIApp, model: str, **options: Any) -> Reply:
+    return await ask(app, CHAT, body_of(CHAT, model, "x"), **options)
+
+
+@contextmanager
+def two_models(
+    directories: list[Path], size: int
+) -> Iterator[tuple[ModelPool, ASGIApp, ServedModel, ServedModel]]:
+    """Serve two models with memory for one."""
+    with pool_of(directories[:2], *limited(size)) as pool:
+        yield pool, app_of(pool), *pool.models  # type: ignore[misc]
+
+
 def limited(size: int) -> tuple[str, str]:
     """Return the option for the memory of one model."""
     return "--memory-limit", f"{1.2 * size / 1e9:.9f}GB"
@@ -202,22 +215,21 @@ async def test_the_least_recently_used_idle_model_is_unloaded(
     with pool_of(directories, "--memory-limit", f"{2.6 * size / 1e9:.9f}GB") as pool:
         app, (a, b, c) = app_of(pool), pool.models
         for name in ("a", "b", "a", "c"):
-            await ask(app, CHAT, body_of(CHAT, name, "x"))
+            await ask_hello(app, name)
         assert [model.memory > 0 for model in pool.models] == [True, False, True]
         async with pool.use(a):  # used longest ago, but busy
-            await ask(app, CHAT, body_of(CHAT, "b", "x"))
+            await ask_hello(app, "b")
         assert [model.memory > 0 for model in pool.models] == [True, True, False]
         assert (a.loads, b.loads, c.loads) == (1, 2, 1)
 
 
 async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], size: int) -> None:
     """The next model waits for it; new requests wait behind that, so it comes to an end."""
-    with pool_of(directories[:2], *limited(size)) as pool:
-        app, (a, b) = app_of(pool), pool.models
+    with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            second = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "b", "x")))
+            second = asyncio.create_task(ask_hello(app, "b"))
             await until(lambda: a.unloading)
-            third = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+            third = asyncio.create_task(ask_hello(app, "a"))
             await until(lambda: len(pool._waiting) == 2)
             assert (a.memory > 0, b.loads) == (True, 0)
             text = (await ask(app, "/metrics")).body.decode()
@@ -232,13 +244,12 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
 async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
     directories: list[Path], size: int
 ) -> None:
-    with pool_of(directories[:2], *limited(size)) as pool:
-        app, (a, b), hung_up = app_of(pool), pool.models, asyncio.Event()
+    hung_up = asyncio.Event()
+    with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            asked = ask(app, CHAT, body_of(CHAT, "b", "x"), hung_up=hung_up)
-            second = asyncio.create_task(asked)
+            second = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
             await until(lambda: a.unloading)
-            third = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+            third = asyncio.create_task(ask_hello(app, "a"))
             await until(lambda: len(pool._waiting) == 2)
             hung_up.set()
             assert (await second).status == 0
@@ -250,11 +261,10 @@ async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
     directories: list[Path], size: int
 ) -> None:
     """Ending a request waits for no model, and reaches all of them."""
-    with pool_of(directories[:2], *limited(size)) as pool:
-        app, (a, b), hung_up = app_of(pool), pool.models, asyncio.Event()
+    hung_up = asyncio.Event()
+    with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            next_one = ask(app, CHAT, body_of(CHAT, "b", "x"), hung_up=hung_up)
-            waiting = asyncio.create_task(next_one)
+            waiting = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
             await until(lambda: a.unloading)
             reply = await asyncio.wait_for(ask(app, "/akunu/end", {"id": "first"}), 30)
             assert reply.status == 200
@@ -302,13 +312,13 @@ async def test_the_embedding_model_shares_the_memory_limit(
         most = watch_memory(pool)
         app, (chat, embedding) = app_of(pool), pool.all_models
         for loads in range(1, 3):
-            assert text_of(await ask(app, CHAT, body_of(CHAT, "a", "x")))[0] == "a"
+            assert text_of(await ask_hello(app, "a"))[0] == "a"
             assert (chat.memory > 0, embedding.memory) == (True, 0)
             assert (await ask(app, EMBEDDINGS, texts)).json() == alone
             assert (chat.memory, embedding.memory > 0) == (0, True)
             assert (chat.loads, embedding.loads) == (loads, loads)
         async with pool.use(embedding):
-            waiting = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+            waiting = asyncio.create_task(ask_hello(app, "a"))
             await until(lambda: embedding.unloading)
             assert embedding.memory
         assert text_of(await waiting)[0] == "a"
@@ -323,8 +333,8 @@ async def test_a_client_disconnects_while_its_model_loads(
     directories: list[Path], size: int
 ) -> None:
     loading, go_on = threading.Event(), threading.Event()
-    with pool_of(directories[:2], *limited(size)) as pool:
-        app, (a, b), hung_up = app_of(pool), pool.models, asyncio.Event()
+    hung_up = asyncio.Event()
+    with two_models(directories, size) as (_, app, a, b):
         load = b._load
 
         def slow(reserved: int) -> ModelLoop:
@@ -333,9 +343,9 @@ async def test_a_client_disconnects_while_its_model_loads(
             return load(reserved)
 
         b._load = slow
-        first = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "b", "x"), hung_up=hung_up))
+        first = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
         assert await asyncio.to_thread(loading.wait, 60)
-        other = asyncio.create_task(ask(app, CHAT, body_of(CHAT, "a", "x")))
+        other = asyncio.create_task(ask_hello(app, "a"))
         hung_up.set()
         await first
         go_on.set()
@@ -352,7 +362,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
         app = app_of(pool)
         config = json.loads((broken / "config.json").read_text())
         (broken / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
-        replies = [await ask(app, CHAT, body_of(CHAT, name, "x")) for name in ("broken", "a")]
+        replies = [await ask_hello(app, name) for name in ("broken", "a")]
         assert replies[0].status == 503
         message = replies[0].json()["error"]["message"]
         assert message.startswith("cannot load broken: ")
@@ -372,12 +382,12 @@ async def test_a_model_that_never_fits_is_refused_and_the_others_stay(
     write_tiny_llama(large, vocab_size=200_000, hidden_size=8)
     with pool_of([directories[0], large], *limited(size)) as pool:
         app = app_of(pool)
-        await ask(app, CHAT, body_of(CHAT, "a", "x"))
-        reply = await ask(app, CHAT, body_of(CHAT, "large", "x"))
+        await ask_hello(app, "a")
+        reply = await ask_hello(app, "large")
         assert reply.status == 503
         assert "cannot load large: " in reply.json()["error"]["message"]
         assert "needs about" in reply.json()["error"]["message"]
-        await ask(app, CHAT, body_of(CHAT, "a", "x"))
+        await ask_hello(app, "a")
         assert pool.models[0].loads == 1
 
 

@@ -150,40 +150,34 @@ class RequestRecords:
 
         models: the metrics in `_MODEL_HELP` of each model, by its name.
         """
-        lines = []
-        single = (
-            ("requests_running", "gauge", "Running requests.", self.running),
-            ("requests_waiting", "gauge", "Waiting requests.", self.waiting),
-            (
-                "shared_passes_total",
-                "counter",
-                "Decode passes of several requests.",
-                counts.shared_passes,
-            ),
-            (
-                "shared_pass_requests_total",
-                "counter",
-                "Requests in these passes.",
-                counts.shared_requests,
-            ),
-        )
-        for name, kind, help, number in single:
+        lines: list[str] = []
+
+        def add(name: str, kind: str, help: str, values: Mapping[str, object]) -> None:
+            """Add a metric. values: by their labels."""
             full = f"akunu_{name}"
-            lines += [f"# HELP {full} {help}", f"# TYPE {full} {kind}", f"{full} {number}"]
+            lines.extend([f"# HELP {full} {help}", f"# TYPE {full} {kind}"])
+            lines.extend(f"{full}{labels} {value}" for labels, value in values.items())
+
+        add("requests_running", "gauge", "Running requests.", {"": self.running})
+        add("requests_waiting", "gauge", "Waiting requests.", {"": self.waiting})
+        passes = {"": counts.shared_passes}
+        add("shared_passes_total", "counter", "Decode passes of several requests.", passes)
+        requests = {"": counts.shared_requests}
+        add("shared_pass_requests_total", "counter", "Requests in these passes.", requests)
         for name, help in _HELP.items():
-            full = f"akunu_{name}_total"
-            lines += [f"# HELP {full} {help}", f"# TYPE {full} counter"]
-            for series, value in self._sums.items():
-                metric, brace, labels = series.partition("{")
-                if metric == name:
-                    lines.append(f"{full}{brace}{labels} {value:.9g}")
+            sums = {
+                series.removeprefix(name): f"{value:.9g}"
+                for series, value in self._sums.items()
+                if series.partition("{")[0] == name
+            }
+            add(f"{name}_total", "counter", help, sums)
         for name, (kind, help) in _MODEL_HELP.items():
-            full = f"akunu_{name}"
-            lines += [f"# HELP {full} {help}", f"# TYPE {full} {kind}"]
-            lines += [
-                f'{full}{{model="{_escaped(model)}"}} {values[name]}'
-                for model, values in models.items()
-            ]
+            add(
+                name,
+                kind,
+                help,
+                {f'{{model="{_escaped(model)}"}}': each[name] for model, each in models.items()},
+            )
         return "\n".join(lines) + "\n"
 
 

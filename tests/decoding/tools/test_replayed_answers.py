@@ -183,7 +183,6 @@ def test_an_answer_that_ends_at_any_character_is_the_same_in_any_pieces(name: st
             assert isinstance(values, str) or values in ({}, EDITED[1], SHORT_EDITED[1])
 
 
-@pytest.mark.long
 def test_only_one_call_of_thinking_if_calls_are_not_parallel() -> None:
     events = events_of("qwen3_coder", in_pieces(f"Hm.{NOW}{NOW}", 3), one_call=True)
     assert collected(events) == ("", [("now", {})])
