@@ -20,7 +20,7 @@ from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import add_values, count, positive
+from akunu_py.parser import Parser, add_values, count, positive
 from akunu_py.settings import DEFAULT_PORT, ServeSettings, load_settings, serve_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions, LoadOptions
@@ -107,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
     if args.install or args.uninstall or args.status:
         from akunu_py.commands.serve_service import manage_service
 
-        return manage_service(args)
+        parser = Parser()
+        add_options(parser)
+        return manage_service(parser, args, lambda: served_models(args, serve_settings()))
     settings = serve_settings()
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from akunu_py.arguments import as_arguments, loading_from
-from akunu_py.commands.serve import add_options, served_models
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
-from akunu_py.parser import Parser
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.discovery import running_servers
 from akunu_py.serve.own.system_service import (
@@ -25,11 +25,18 @@ from akunu_py.text import say
 _OTHER_MODELS = ("embedding_model", "draft_model")
 
 
-def manage_service(args: argparse.Namespace) -> int:
-    """Install or remove the service, or show what runs. args: of `akunu serve`."""
+def manage_service(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    served_models: Callable[[], Sequence[StoredModel]],
+) -> int:
+    """Install or remove the service, or show what runs.
+
+    parser: of `akunu serve`. served_models: returns the models that it would serve now.
+    """
     manager = service_manager()
     if args.install:
-        _install(manager, args)
+        _install(manager, parser, args, served_models)
     elif args.uninstall:
         removed = manager.uninstall()
         say(f"removed {manager.file}" if removed else "the service is not installed")
@@ -38,7 +45,12 @@ def manage_service(args: argparse.Namespace) -> int:
     return 0
 
 
-def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
+def _install(
+    manager: ServiceManager,
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    served_models: Callable[[], Sequence[StoredModel]],
+) -> None:
     """Check the options that a service would fail with, then install it."""
     if "/Cellar/" in sys.prefix:
         raise UsageError("Homebrew manages this installation; run: brew services start akunu")
@@ -51,7 +63,7 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
         raise UsageError("--until-eof cannot be combined with --install: a service has no stdin")
     settings = serve_settings()
     loading_from(args)
-    models = served_models(args, settings)
+    models = served_models()
     # A service has another working directory.
     args.model = [_absolute(name) for name in args.model or ()] or None
     for name in _OTHER_MODELS:
@@ -60,8 +72,6 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
     if args.hosts and Path(args.hosts).exists():
         args.hosts = str(Path(args.hosts).resolve())
     args.install = False
-    parser = Parser()
-    add_options(parser)
     manager.install(ServiceCommand(tuple(as_arguments(parser, args)), own_environment()))
     host = args.host or settings.host
     port = settings.port if args.port is None else args.port

@@ -237,7 +237,8 @@ def _copied(tree: Any) -> Any:
     def copied(part: Any) -> Any:
         if not isinstance(part, mx.array):
             return part
-        return mx.contiguous(part) if part.size else mx.zeros_like(part)  # nobody evaluates it
+        # An empty array is never evaluated.
+        return mx.contiguous(part) if part.size else mx.zeros_like(part)
 
     return tree_map(copied, tree)
 
