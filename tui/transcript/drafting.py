@@ -76,7 +76,7 @@ class DraftedSection(Widget):
         return align_tables(content, struck, self.size.width)
 
     def _rejected(self, end: int) -> Iterator[tuple[int, str]]:
-        """Yield rejected drafts on one line each; behind what a line starts with."""
+        """Yield rejected drafts, one line each, after the start of a line they would shift."""
         answer, rejected = self._turn.answer, self._turn.rejected
         first = bisect_left(rejected, self.start, key=lambda each: each[0])
         last = len(rejected)
