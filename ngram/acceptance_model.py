@@ -89,8 +89,9 @@ CALIBRATION_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 pe
 CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
 SOURCE_COUNT = 7  # sources of predictions: FROM_... in `prediction`
 
-_MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
-_ANSWER_CLASS = [0, 0, 1, 2, *[3] * 4, *[4] * 24]
+# By the length of a match: the classes of MATCH and IN_ANSWERS.
+MATCH_CLASS = (0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8, 9)
+ANSWER_CLASS = (0, 0, 1, 2, *[3] * 4, *[4] * 24, 5)
 _RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
 
 
@@ -106,16 +107,6 @@ def sigmoid(logit: float) -> float:
 def push(outcomes: Outcomes, hit: bool) -> Outcomes:
     """Append a result to `outcomes`, keeping the last three."""
     return outcomes << 1 | hit if outcomes < 8 else 8 | ((outcomes << 1 | hit) & 7)
-
-
-def match_class(length: int) -> int:
-    """Return the class of MATCH for `length` (at least 1)."""
-    return _MATCH_CLASS[length] if length < 32 else 9
-
-
-def answer_class(length: int) -> int:
-    """Return the class of IN_ANSWERS for `length` (at least 1)."""
-    return _ANSWER_CLASS[length] if length < 32 else 5
 
 
 def run_class(run: int) -> int:

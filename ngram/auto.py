@@ -15,7 +15,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.chain import Continuation, PredictionChain
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve, RecentGain
-from akunu_py.ngram.index import SuffixIndex, earlier_answers
+from akunu_py.ngram.index import SuffixIndex
 from akunu_py.ngram.neural_plan import (
     DraftChooser,
     DraftPlan,
@@ -33,7 +33,6 @@ MAX_DRAFT = 32
 HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus token
 
 MAX_OUTCOMES = 1 << 15  # per kind; each takes about 60 bytes
-PROBE_INTERVAL, MAX_PROBE_INTERVAL = 64, 2048  # plain passes between probes; each doubles it
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
 
@@ -55,6 +54,8 @@ class Proposal:
     def tokens(self) -> list[int]:
         """The draft tokens."""
         leading = [each.token for each in self.predictions[self.start : self.end]]
+        if self.neural_drafter is None:
+            return leading
         return [*leading, *self.neural_tokens, *[each.token for each in self.trailing]]
 
     def rest(self, known: int) -> Proposal:
@@ -102,9 +103,6 @@ class AutoDrafter:
         self._drafted = 0  # tokens drafted for the last observed pass
         self._answering = False
         self._recent = 0  # see `TokenPrediction.recent`
-        self._searched = 0  # leading history tokens already searched for earlier answers
-        self._since_probe = 0
-        self._probe_interval = PROBE_INTERVAL
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the history and learn from them.
@@ -153,7 +151,6 @@ class AutoDrafter:
         self.index.rewind(length)
         for each in self.neural_drafters:
             each.unchanged = min(each.unchanged, max(0, length - self.draft_only_tokens))
-        self._searched = min(self._searched, length)
         self.tracker.begin_answer(max(0, length - 1))
         self._proposal = Proposal()
         self._drafted = 0
@@ -193,8 +190,13 @@ class AutoDrafter:
         found, upcoming = len(chances), chances[ahead:]
         gain = self._gain.value  # tokens per pipelined step's time
         context = self._context
-        costs = self._pass_costs(gain, upcoming, context)
-        rate = gain / self.curve.pipelined(context)
+        costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
+        self.pipelines = False
+        if self.can_pipeline and self.guide is None:
+            cost = self._pipelining.plain_cost(costs, pipelined, gain, upcoming)
+            if cost < costs[0]:
+                self.pipelines, costs = True, [cost, *costs[1:]]
+        rate = gain / pipelined
         ongoing = found == HORIZON + ahead
         if ahead:  # the draft counts only if the running step's token was predicted too
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
@@ -220,10 +222,7 @@ class AutoDrafter:
     def _look_ahead(self, most: int) -> list[TokenPrediction]:
         """Return up to `most` predictions after the history, the last one maybe without a token."""
         if not self._answering:
-            start = self.tracker.answer_start
-            for answer in earlier_answers(self.index.tokens, start, self._searched):
-                self.index.mark_answer(*answer)
-            self._searched = start
+            self.index.mark_earlier_answers(self.tracker.answer_start)
         return self.chain.after_history(self._recent, most, self.guide) if self._ngrams else []
 
     def _planning_limits(
@@ -263,20 +262,9 @@ class AutoDrafter:
         """Mark the generated tokens as an earlier answer."""
         if self._answering:
             self.index.mark_answer(self.tracker.answer_start, self.index.size)
-            self._searched = self.index.size
             self._answering = False
             self.model.drop_oldest(MAX_OUTCOMES)
             self.tracker.drop_oldest(MAX_OUTCOMES)
-
-    def _pass_costs(self, gain: float, chances: Sequence[float], context: int) -> list[float]:
-        """Return the costs of passes over 1, 2, ... rows. chances: of the upcoming predictions."""
-        costs = self.curve.table(context)
-        if self.guide is not None or not self.can_pipeline:
-            self.pipelines = False
-            return costs
-        cost = self._pipelining.plain_cost(context, gain, chances)
-        self.pipelines = cost < costs[0]
-        return [cost, *costs[1:]] if self.pipelines else costs
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
@@ -287,12 +275,10 @@ class AutoDrafter:
         if neural_drafter is not None:
             seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
             reused = neural_drafter.neural_drafter.reused
-        costs = curve.table(context)
         pipelined_cost = curve.pipelined(context)
-        hidden = costs[0] - pipelined_cost if pipelined else 0.0
+        hidden = curve.table(context)[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._proposal.is_probe:
-            self._since_probe = 0
-            self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
+            curve.probed()
         if not reused and not curve.first_use(rows):  # reuse makes passes cheaper than usual
             if pipelined and rows == 1:
                 curve.observe(PIPELINED, seconds, context)
@@ -311,12 +297,13 @@ class AutoDrafter:
     def _learn(self, prediction: TokenPrediction, token: int) -> None:
         for candidate in prediction.candidates:
             candidate.learn(token)
-        hit = prediction.token == token
-        if prediction.source == FROM_GRAMMAR and prediction.token >= 0:
-            self.chain.learn_forced(prediction, hit)
-        elif prediction.token >= 0:
-            weights = self.model.calibration[prediction.source]
-            weights[prediction.bucket] += CALIBRATION_RATE * (hit - prediction.probability)
+        if prediction.token >= 0:
+            hit = prediction.token == token
+            if prediction.source == FROM_GRAMMAR:
+                self.chain.learn_forced(prediction, hit)
+            else:
+                weights = self.model.calibration[prediction.source]
+                weights[prediction.bucket] += CALIBRATION_RATE * (hit - prediction.probability)
         self._advance(prediction, token)
 
     def _advance(self, prediction: TokenPrediction, token: int) -> None:
@@ -337,9 +324,6 @@ class AutoDrafter:
         The cost curve may be wrong: never measured, or measured while the machine was busy.
         """
         length = min(PROBE_LENGTH, longest, len(predictions))
-        if not length or self.curve.preset:
-            return 0
-        self._since_probe += 1
-        if self._since_probe < self._probe_interval or predictions[0].probability < PROBE_CHANCE:
+        if not length or not self.curve.probe_is_due() or predictions[0].probability < PROBE_CHANCE:
             return 0
         return length

@@ -146,9 +146,9 @@ class CopyTracker:
         return None
 
     def predict_edit(self, copy: Copy) -> EditPrediction | None:
-        """Return the next token of `copy` if a known edit repeats."""
+        """Return the next token of `copy`, which runs, if a known edit repeats."""
         position, run, resumed, written, _ = copy
-        if written or not run or not self.edits.by_key or position >= len(self.tokens):
+        if written or not self.edits.by_key or position >= len(self.tokens):
             return None
         found = self.edits.find(position)
         if found is None:
@@ -186,8 +186,8 @@ class CopyTracker:
         """Return `copies` after draft token `token`; restart a broken copy from the answer."""
         first, second = copies
         if second is None or not second.run:
-            match = self._match_in_answer(token, matches, NEW_COPY_IN_DRAFT)
-            if match is not None:
+            match = self._longest_matches(token, matches, NEW_COPY_IN_DRAFT)[1]
+            if match >= 0:
                 second = Copy(match + 1, 1, IN_PLACE)
         return first, second
 
@@ -209,17 +209,17 @@ class CopyTracker:
             self._learn_edit(0, token, first, edits[0])
         if second is not None:
             self._learn_edit(1, token, second, edits[1])
-        broken = (first is None or not first.run, second is None or not second.run)
-        if broken[0]:
-            match = self._longest_match(token, matches, NEW_COPY, 0, self.answer_start)
-            if match is not None:
-                first = Copy(match + 1, 1, IN_PLACE)
-            elif first is not None and broken[1]:
-                first = self._first_skip(first, token, pair)
-        if broken[1]:
-            match = self._match_in_answer(token, matches, NEW_COPY)
-            if match is not None:
-                second = Copy(match + 1, 1, IN_PLACE)
+        first_runs = first is not None and first.run
+        second_runs = second is not None and second.run
+        if not (first_runs and second_runs):
+            before, inside = self._longest_matches(token, matches, NEW_COPY)
+            if not first_runs:
+                if before >= 0:
+                    first = Copy(before + 1, 1, IN_PLACE)
+                elif first is not None and not second_runs:
+                    first = self._first_skip(first, token, pair)
+            if not second_runs and inside >= 0:
+                second = Copy(inside + 1, 1, IN_PLACE)
         self.copies = first, second
         if any(self._breaks):
             self._complete_edit(0, first)
@@ -257,22 +257,22 @@ class CopyTracker:
             self.edits.begin(old.position, token)
             self._breaks[index] = old.position, len(self.tokens)
 
-    def _match_in_answer(
+    def _longest_matches(
         self, token: int, matches: Sequence[SuffixMatch], least: int
-    ) -> int | None:
-        return self._longest_match(token, matches, least, self.answer_start, len(self.tokens))
+    ) -> tuple[int, int]:
+        """Return the places of `token` before and in the answer, -1 for none.
 
-    def _longest_match(
-        self, token: int, matches: Sequence[SuffixMatch], least: int, start: int, end: int
-    ) -> int | None:
-        """Return the place of `token` in [start, end) after the longest match of >= `least`."""
-        tokens, found = self.tokens, None
+        Each follows the longest match of at least `least` tokens, the latest of equals.
+        """
+        tokens, start = self.tokens, self.answer_start
+        before = inside = -1, -1  # (length, position)
         for position, length in matches:
-            if length < least or not start <= position < end or tokens[position] != token:
-                continue
-            if found is None or length > least or position > found:
-                least, found = length, position
-        return found
+            if length >= least and tokens[position] == token:
+                if position < start:
+                    before = max(before, (length, position))
+                else:
+                    inside = max(inside, (length, position))
+        return before[1], inside[1]
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
         """Return `copy`, resumed after the next `token` in the source; learn its delimiter."""

@@ -12,11 +12,11 @@ from typing import Any
 
 MAX_ROWS = 64  # of all requests in a pass
 BANDS = (1024, 4096, 16384, 32768, 65536, 131072)  # ends of the bands of context length, in tokens
-_FEWEST_BANDS = 4  # in files of earlier versions
 MAX_TIMES = 9  # per row count; the lower quartile ignores slow outliers
 _SAVED_COSTS = 1e-9, 1e9  # valid range of a saved cost
 _MAX_SAVED_TIMES = 3  # per row count in a file: the machine may have been busy
 _TOLERANCE = 0.02  # smaller changes do not rebuild the table
+PROBE_INTERVAL, _MAX_PROBE_INTERVAL = 256, 4096  # plain passes between probes; each doubles it
 _BUSY_FACTOR = 3.0  # a time faster by this factor: the machine was busy before
 _FEW_TIMES = 4  # up to this many times per row count, every time rebuilds the table
 # A time's influence on other row counts: 1/e at this difference of logarithms. Faster times reach
@@ -61,6 +61,7 @@ class CostCurve:
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
         self._pipelined: list[float | None] = [None] * (len(BANDS) + 1)
         self._used: set[int] = set()
+        self._since_probe, self._probe_interval = 0, PROBE_INTERVAL
         self.prefill_rate: float | None = None  # prompt tokens per second
         self.slices = SliceCost()
         self.load_rate: float | None = None  # bytes of a prompt cache read from disk per second
@@ -125,6 +126,19 @@ class CostCurve:
         self._used.add(rows)
         return first
 
+    def probe_is_due(self) -> bool:
+        """Count a plain pass; return whether a probe should replace it, at most once an interval.
+
+        All conversations share the costs and therefore the interval.
+        """
+        self._since_probe += 1
+        return not self.preset and self._since_probe >= self._probe_interval
+
+    def probed(self) -> None:
+        """Record a probe; the next one waits twice as long."""
+        self._since_probe = 0
+        self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
+
     def measured(self, rows: int) -> bool:
         """Return whether the cost of `rows` rows is preset or observed in any band."""
         return self.preset or any(rows in typical for typical in self._typical)
@@ -160,8 +174,8 @@ class CostCurve:
                 }
                 for band in content["bands"]
             ]
-            for name in ("prefill_rate", "load_rate"):  # earlier versions had none
-                rate = content.get(name)
+            for name in ("prefill_rate", "load_rate"):
+                rate = content[name]
                 setattr(curve, name, None if rate is None else float(rate))
             low, high = _SAVED_COSTS
             rates = [curve.prefill_rate, curve.load_rate and curve.load_rate / 1000]  # in kB
@@ -174,9 +188,9 @@ class CostCurve:
                 raise ValueError("a cost beyond all bounds")
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as err:
             raise ValueError(f"expected a saved cost curve, found {content!r:.80}") from err
-        if not _FEWEST_BANDS <= len(bands) <= len(BANDS) + 1:
+        if len(bands) != len(BANDS) + 1:
             raise ValueError(f"expected {len(BANDS) + 1} bands of a cost curve, found {len(bands)}")
-        for band, context in zip(bands, (0, *BANDS), strict=False):
+        for band, context in zip(bands, (0, *BANDS), strict=True):
             for rows, times in band.items():
                 for time in times:
                     curve.observe(rows, time, context)
@@ -314,13 +328,10 @@ class RecentGain:
 
     def __init__(self) -> None:
         self._tokens = self._cost = _GAIN_PRIOR
-
-    @property
-    def value(self) -> float:
-        """Tokens per cost, at least 1."""
-        return max(self._tokens / self._cost, 1.0)
+        self.value = 1.0  # tokens per cost, at least 1
 
     def add(self, tokens: float, cost: float) -> None:
         """Add a pass. cost: in plain steps."""
         self._tokens = self._tokens * _GAIN_DECAY + tokens
         self._cost = self._cost * _GAIN_DECAY + cost
+        self.value = max(self._tokens / self._cost, 1.0)

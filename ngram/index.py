@@ -96,6 +96,11 @@ class SuffixIndex:
             head[last] = position
         self._answers_end = max(self._answers_end, end)
 
+    def mark_earlier_answers(self, start: int) -> None:
+        """Mark the answers before the one at `start` that are not marked yet."""
+        for answer in earlier_answers(self.tokens, start, self._answers_end):
+            self.mark_answer(*answer)
+
     def drop_tentative(self) -> None:
         del self.tokens[self.size :]
 

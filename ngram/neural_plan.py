@@ -109,7 +109,7 @@ class LearnedDrafter:
                 name: [float(value) for value in content[name]]
                 for name in ("expected", "tests", "calibration", "by_depth")
             }
-            attempts, saved = float(content["attempts"]), float(content.get("saved", 0.0))
+            attempts, saved = float(content["attempts"]), float(content["saved"])
             values = [*lists["expected"], *(rate / _MAX_TESTS for rate in lists["tests"])]
             sizes = [len(values) for values in lists.values()]
             if (

@@ -23,15 +23,16 @@ class Pipelining:
         self._plain_steps = 0  # since the last draft
         self._redraft_chances = list(_REDRAFT_CHANCES)
 
-    def plain_cost(self, context: int, gain: float, chances: Sequence[float]) -> float:
+    def plain_cost(
+        self, costs: Sequence[float], pipelined: float, gain: float, chances: Sequence[float]
+    ) -> float:
         """Return the expected cost of a plain step in seconds, at most the unpipelined time.
 
-        It is the pipelined time, plus the expected loss if a draft appears while the next step
-        runs. context: tokens. gain: see `RecentGain`. chances: of the upcoming predictions.
+        It is the `pipelined` time, plus the expected loss if a draft appears while the next step
+        runs. costs: by rows. gain: see `RecentGain`. chances: of the upcoming predictions.
         """
         curve = self._curve
-        plain, two, three = curve.table(context)[:3]
-        pipelined = curve.pipelined(context)
+        plain, two, three = costs[:3]
         chance = self._redraft_chances[min(self._plain_steps, len(_REDRAFT_CHANCES) - 1)]
         lost = _LATE_DRAFT_LOSS * chance * (gain - 1.0 + _FIRST_TOKEN_CHANCE)  # in tokens
         if len(chances) > 1 and curve.measured(2) and curve.measured(3):

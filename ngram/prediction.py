@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from math import inf
 
 from akunu_py.ngram.acceptance_model import (
+    ANSWER_CLASS,
     BOTH_ANSWERS,
     CONTEXT_1,
     COPY_RATE,
     EARLIER_ANSWER,
     KNOWN_SKIP,
+    MATCH_CLASS,
     NO_OUTCOMES,
     OUTSIDE,
     PRESENT_ANSWER,
@@ -24,8 +26,6 @@ from akunu_py.ngram.acceptance_model import (
     AcceptanceModel,
     Candidate,
     Feature,
-    answer_class,
-    match_class,
 )
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.copies import (
@@ -100,12 +100,11 @@ class TokenPredictor:
         copy_prediction = other_copy_prediction = None
         edit = other_edit = None
         if first is not None:
-            copy_prediction, edit = tracker.predict(0, first), tracker.predict_edit(first)
+            copy_prediction = tracker.predict(0, first)
+            edit = tracker.predict_edit(first) if first.run else None
         if second is not None:
-            other_copy_prediction, other_edit = (
-                tracker.predict(1, second),
-                tracker.predict_edit(second),
-            )
+            other_copy_prediction = tracker.predict(1, second)
+            other_edit = tracker.predict_edit(second) if second.run else None
         copy_predictions, edits = (copy_prediction, other_copy_prediction), (edit, other_edit)
         prediction = TokenPrediction(pair, recent, matches, copies, copy_predictions, edits)
         if matches:
@@ -143,7 +142,7 @@ class TokenPredictor:
             token,
             RATE,
             [
-                (model.match, match_class(length)),
+                (model.match, MATCH_CLASS[length]),
                 (model.agreeing, agreeing),
                 (model.opposing, opposing),
                 (model.share, share),
@@ -190,7 +189,7 @@ class TokenPredictor:
         else:
             place = SHORTER_IN_ANSWER if agreeing else OUTSIDE
         return (
-            (self.model.in_answers, place + answer_class(length)),
+            (self.model.in_answers, place + ANSWER_CLASS[length]),
             (self.model.answers_for, 4 * min(agreeing, 3) + min(opposing, 3)),
         )
 
@@ -202,32 +201,22 @@ class TokenPredictor:
             return tokens[position], length, 0, 0, 0
         answers, start = self.index.answers, self.tracker.answer_start
         votes: dict[int, float] = {}
-        longest: dict[int, int] = {}
         for position, length in matches:
             token = tokens[position]
             vote = _VOTES[length]
             if answers and (position >= start or position - 1 in answers):
                 vote *= _ANSWER_VOTES
-            if token not in votes:
-                votes[token], longest[token] = vote, length
-                continue
-            votes[token] += vote
-            if length > longest[token]:
-                longest[token] = length
+            votes[token] = votes[token] + vote if token in votes else vote
         share = 0
         if len(votes) > 1:
             token = max(votes, key=votes.__getitem__)
             part = votes[token] / sum(votes.values())
             share = 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
-        length = longest[token]
-        least = min(length, 3)
-        agreeing = opposing = 0
-        for position, match_length in matches:
-            if match_length >= least:
-                if tokens[position] == token:
-                    agreeing += 1
-                else:
-                    opposing += 1
+        length = max([length for position, length in matches if tokens[position] == token])
+        least = length if length < 3 else 3
+        long = [tokens[position] for position, match_length in matches if match_length >= least]
+        agreeing = long.count(token)
+        opposing = len(long) - agreeing
         return (
             token,
             length,

@@ -170,26 +170,29 @@ def test_a_probe_that_a_plain_step_came_before_is_run_next() -> None:
             run.append(i)
         drafter.observe(drafted, 0, 1 + drafted, 0.01)
         drafter.extend([token])
-    assert len(run) == 3
-    assert 60 < run[0] < 90
+    assert len(run) == 2
+    assert 250 < run[0] < 280
 
 
 def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
-    passage = random.Random(1).sample(range(3000), 900)
-    drafter = AutoDrafter(Discouraging())
+    passage = random.Random(1).sample(range(3000), 1500)
+    curve = Discouraging()
+    drafter = AutoDrafter(curve)
     drafter.extend(passage)
     probes = []
     for i, token in enumerate(passage):
+        if i == 200:  # another conversation on the same machine
+            drafter = AutoDrafter(curve)
+            drafter.extend([*passage, *passage[:i]])
         draft = drafter.propose(8)
         if draft:
             probes.append(i)
             assert len(draft) == 4
         drafter.observe(len(draft), 0, 1 + len(draft), 0.01)
         drafter.extend([token])
-    assert len(probes) == 3
-    assert 60 < probes[0] < 90
-    assert 120 < probes[1] - probes[0] < 150
-    assert 250 < probes[2] - probes[1] < 290
+    assert len(probes) == 2
+    assert 250 < probes[0] < 280
+    assert 510 < probes[1] - probes[0] < 560
 
 
 def test_a_preset_curve_is_not_probed() -> None:

@@ -172,6 +172,7 @@ def test_every_length_of_the_planner_changes_nothing(
         return min(length, limit, len(chances)), []
 
     monkeypatch.setattr("akunu_py.ngram.auto.best_draft", forced)
+    monkeypatch.setattr("akunu_py.ngram.cost.PROBE_INTERVAL", COUNT // 3)
     drafter = AutoDrafter()
     altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(truth())]
     drafter.extend([*PROMPT, *altered])
