@@ -22,21 +22,9 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from akunu_py.bench import mac_checks
 from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
-from akunu_py.bench.mac_checks import (
-    HEAD_ROWS,
-    TIE_ROWS,
-    bandwidth_line,
-    counted_memory,
-    head_rows,
-    identity_s,
-    metal_buffers,
-    near_ties,
-    run_soak,
-    sampling_speed,
-    schema_line,
-)
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -274,7 +262,7 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
 
 def check_device(plan: CheckPlan, check: Check) -> None:
     """Compare what akunu assumes of this chip with a measurement."""
-    ratio, note = bandwidth_line(plan.bandwidth_bytes)
+    ratio, note = mac_checks.bandwidth_line(plan.bandwidth_bytes)
     name, here = "assumed memory bandwidth compared with the measured one", device.on_metal()
     check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 
@@ -321,18 +309,19 @@ def check_model(
     _check_sampling(engine, plan, check, show)
     _check_ties(engine, plan, check, show)
     show("memory")
-    ratio, unused = counted_memory(engine, max(plan.prompts[:2]))
-    name = "memory of a prompt compared with the bytes counted"
-    check.add(model.name, name, ratio, MAX_UNCOUNTED, unit="x")
-    name = "unused buffers after a prompt compared with their limit"
-    check.add(model.name, name, unused, 1, unit="x")
-    name = "computing what its prompt caches are tied to"
-    check.add(model.name, name, identity_s(engine), MAX_IDENTITY_S, unit="s")
+    counted, unused = mac_checks.counted_memory(engine, max(plan.prompts[:2]))
+    tied = mac_checks.identity_s(engine)
+    for name, value, limit, unit in (
+        ("memory of a prompt compared with the bytes counted", counted, MAX_UNCOUNTED, "x"),
+        ("unused buffers after a prompt compared with their limit", unused, 1, "x"),
+        ("computing what its prompt caches are tied to", tied, MAX_IDENTITY_S, "s"),
+    ):
+        check.add(model.name, name, value, limit, unit=unit)
     most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
     name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
-    check.add(model.name, name, metal_buffers(engine), most // 2, here=here)
+    check.add(model.name, name, mac_checks.metal_buffers(engine), most // 2, here=here)
     show("schema")
-    again, note = schema_line(engine)
+    again, note = mac_checks.schema_line(engine)
     name = "compiling a schema of 300 properties again"
     check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
     show("idle")
@@ -345,11 +334,11 @@ def _check_sampling(
     """Check the cost of logprobs and top-p, and the output head after a prompt."""
     for name, plain, asked in _SAMPLING:
         show(name)
-        rate = sampling_speed(engine, plan.max_tokens, plain, asked)
+        rate = mac_checks.sampling_speed(engine, plan.max_tokens, plain, asked)
         name = f"decoding with {name} compared with none"
         check.add(engine.name, name, rate, MIN_SAMPLING, unit="x", least=True)
-    name = f"rows of logits after the last {HEAD_ROWS} tokens of a prompt"
-    check.add(engine.name, name, head_rows(engine), 1)
+    name = f"rows of logits after the last {mac_checks.HEAD_ROWS} tokens of a prompt"
+    check.add(engine.name, name, mac_checks.head_rows(engine), 1)
 
 
 def _check_ties(engine: Engine, plan: CheckPlan, check: Check, show: Callable[[str], None]) -> None:
@@ -357,9 +346,9 @@ def _check_ties(engine: Engine, plan: CheckPlan, check: Check, show: Callable[[s
     for kind in FORMATS:
         name = str(kind).removeprefix("mlx.core.")
         show(f"near-ties in {name}")
-        found = near_ties(engine, kind, plan.tie_positions)
+        found = mac_checks.near_ties(engine, kind, plan.tie_positions)
         note = f"{found.flipped} of {found.positions} tokens; {found.close} are near-ties"
-        name = f"tokens that {TIE_ROWS} rows change, {name}"
+        name = f"tokens that {mac_checks.TIE_ROWS} rows change, {name}"
         check.add(engine.name, name, found.rate, MAX_FLIPPED, here=device.on_metal(), note=note)
 
 
@@ -377,17 +366,9 @@ def _time_start(model: model_store.StoredModel, check: Check, show: Callable[[st
 def run_process(model: Path, directory: str) -> None:
     """Run `akunu run` for one token, with its data in `directory`. Raises AkunuError."""
     directories = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
-    arguments = [
-        "run",
-        "Say hello.",
-        "--model",
-        str(model),
-        "--max-tokens",
-        "1",
-        "--no-answer-cache",
-    ]
+    words = "--max-tokens 1 --no-answer-cache"
     done = subprocess.run(
-        [sys.executable, "-m", "akunu_py", *arguments],
+        [sys.executable, "-m", "akunu_py", "run", "hello", "--model", str(model), *words.split()],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=os.environ | directories,
@@ -489,7 +470,7 @@ def check_soak(
 ) -> None:
     """Run two streams of requests with evictions, and record the minutes that they ran."""
     progress(f"{model.name}: two streams for {seconds / 60:g} minutes")
-    found = run_soak(load_stored(model, LoadOptions()), seconds, plan.soak_tokens)
+    found = mac_checks.run_soak(load_stored(model, LoadOptions()), seconds, plan.soak_tokens)
     note = f"{found.requests} requests, {found.prompt_tokens:,} prompt tokens"
     note += f"; {one_line(found.error)}" if found.error else ""
     minutes = 0.0 if found.error else found.seconds / 60

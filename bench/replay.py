@@ -274,7 +274,7 @@ def replay_item(
         counts.draft_s += process_time() - clock
         if len(draft) > limit:
             raise ValueError(f"expected at most {limit} drafted tokens, got {len(draft)}")
-        accepted = count_accepted(draft, output, done)
+        accepted = common_prefix(draft, output[done : done + len(draft)])
         cost = curve(1 + len(draft))
         yielded = output[done : done + accepted + 1]
         clock = process_time()
@@ -287,11 +287,6 @@ def replay_item(
         counts.drafted += len(draft)
         counts.accepted += accepted
         counts.cost += cost
-
-
-def count_accepted(draft: Sequence[int], output: Sequence[int], start: int) -> int:
-    """Return how many tokens of `draft` match the output from `start` on."""
-    return common_prefix(draft, output[start : start + len(draft)])
 
 
 class PromptLookupDrafter(NoDrafter):
@@ -324,11 +319,6 @@ class PromptLookupDrafter(NoDrafter):
             if start is not None:
                 return self.history[start : start + min(limit, self.DRAFT_TOKENS)]
         return []
-
-    def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
-    ) -> None:
-        """Do nothing."""
 
 
 def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:

@@ -170,8 +170,8 @@ def restore(cache: Cache, point: Checkpoint) -> None:
         if isinstance(state, int):
             _trim(entry, entry.offset - state)
         else:
-            appended = {name: state[name] for name in _APPENDED if name in state}
-            grown = {name: rows and vars(entry)[name][:, :rows] for name, rows in appended.items()}
+            rows = {name: state[name] for name in _APPENDED if state.get(name)}
+            grown = {name: vars(entry)[name][:, :count] for name, count in rows.items()}
             vars(entry).update(_new_handles(state) | grown)
 
 
@@ -234,13 +234,10 @@ def nbytes(cache: Cache) -> int:
 
 
 def _copied(tree: Any) -> Any:
-    def copied(part: Any) -> Any:
-        if not isinstance(part, mx.array):
-            return part
-        # An empty array is never evaluated.
-        return mx.contiguous(part) if part.size else mx.zeros_like(part)
+    def copied(part: Any) -> Any:  # an empty array is never evaluated and would keep its inputs
+        return (mx.contiguous if part.size else mx.zeros_like)(part)
 
-    return tree_map(copied, tree)
+    return tree_map(lambda part: copied(part) if isinstance(part, mx.array) else part, tree)
 
 
 def _arrays(cache: Cache) -> list[mx.array]:
@@ -355,10 +352,10 @@ def _without_past(entry: Any) -> dict[str, Any] | int:
         entry = copy.copy(entry)
         entry.maybe_trim_front()
     state = _checkpoint_entry(entry)
-    if isinstance(state, int) or not _is_recurrent(entry):
+    if isinstance(state, int):
         return state
-    grown = {name: state[name] for name in _APPENDED if name in state}
-    return state | {name: None if part is None else part.shape[1] for name, part in grown.items()}
+    grown = {name: state[name] for name in _APPENDED if state.get(name) is not None}
+    return state | {name: part.shape[1] for name, part in grown.items()}
 
 
 def _new_handles(state: dict[str, Any]) -> dict[str, Any]:

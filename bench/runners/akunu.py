@@ -12,6 +12,7 @@ from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
@@ -90,6 +91,7 @@ class UnsavedState(LearnedState):
     ) -> None:
         self.curve, self.neural_drafters = curve, {} if neural_drafters is None else neural_drafters
         self.answer_cache = answer_cache
+        self.weights = SharedWeights()  # repetitions learn nothing from each other
         self.warnings = []
 
     def add_answer(self, tokens: Sequence[int]) -> None:

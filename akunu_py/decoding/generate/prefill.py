@@ -136,16 +136,8 @@ def _wait(target: Target, chunk: _Chunk, sizes: ChunkSizes, before: int, started
     """
     mx.eval(chunk.done)
     sizes.observe(before + chunk.tokens, target.clock() - started, last=chunk.last)
-    _release_buffers()
-
-
-def _release_buffers() -> None:
-    """Release the buffers that MLX keeps if they are many.
-
-    Requests that are decoding use the same ones.
-    """
     if mx.get_cache_memory() > unused_limit():
-        mx.clear_cache()
+        mx.clear_cache()  # by need only: requests that are decoding use the same buffers
 
 
 def unused_limit() -> int:
