@@ -136,7 +136,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
             "SIZE",
             _size,
             None,
-            "Limit for prompt caches (default: the remaining memory)",
+            "Limit for prompt caches (default: the rest; completions: 1/16 of the memory)",
         ),
     )
     group.add_argument(

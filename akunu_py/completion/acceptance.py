@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.files import read_json, write_atomically
+from akunu_py.files import locked, read_json, write_atomically
 from akunu_py.text import on_one_line
 
 _MAX_FILE = 1 << 20  # bytes
@@ -40,10 +39,8 @@ class Acceptance:
         self._path = path
         self._lock = threading.Lock()
         self._unsaved_counts: dict[Kind, Counter[str]] = {}  # not in the file yet
-        self._by_end: OrderedDict[Hashable, ShownCompletion] = (
-            OrderedDict()
-        )  # by the text they end in
-        self._by_id: OrderedDict[Hashable, ShownCompletion] = OrderedDict()
+        self._by_end = OrderedDict[Hashable, ShownCompletion]()  # by the text they end in
+        self._by_id = OrderedDict[Hashable, ShownCompletion]()
         self._unsaved = 0
 
     def shown(
@@ -85,7 +82,8 @@ class Acceptance:
             new, self._unsaved_counts, self._unsaved = self._unsaved_counts, {}, 0
         if self._path is None or not new:
             return
-        with contextlib.suppress(OSError), _locked(self._path):
+        lock = self._path.with_name(f".lock-{self._path.name}")
+        with contextlib.suppress(OSError), locked(lock):
             counts = read_counts(self._path)
             for kind, more in new.items():
                 counts.setdefault(kind, Counter()).update(more)
@@ -150,11 +148,3 @@ def stats_table(counts: dict[Kind, Counter[str]]) -> list[str]:
         cells[2:] = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".lock-{path.name}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from zlib import adler32
 from akunu_py import paths
 from akunu_py.decoding.prompt_cache.prompt_cache_store import PromptCacheStore
 from akunu_py.errors import StoreError
-from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
+from akunu_py.files import locked, parse_json, read_bounded, temporary_prefix, write_atomically
 from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
@@ -99,13 +98,13 @@ class LearnedState:
         self._writer.shutdown()
 
     def _write_costs(self, content: bytes) -> None:
-        with contextlib.suppress(OSError), _locked(self.directory):
+        with contextlib.suppress(OSError), locked(self.directory / "lock"):
             _write(self._curve_file, content)
 
     def _store_answer(self, tokens: Sequence[int]) -> None:
         """Append an answer to the journal, and move a long journal to the answer file."""
         try:
-            with _locked(self.directory):
+            with locked(self.directory / "lock"):
                 _append(self._journal, tokens)
                 if self._journal.stat().st_size > _JOURNAL_TOKENS * _TOKEN_BYTES:
                     # Reload: another process may have added answers.
@@ -163,7 +162,7 @@ def delete_answer_cache(model: Path) -> int:
     freed = 0
     try:
         if (directory := directory_of(model)).exists():
-            with _locked(directory):
+            with locked(directory / "lock"):
                 freed = answer_cache_bytes(model)
                 for path in _answer_files(directory):
                     path.unlink()
@@ -180,18 +179,6 @@ def answer_cache_bytes(model: Path) -> int:
 def _answer_files(directory: Path) -> list[Path]:
     """Return all files with answers, also unfinished ones."""
     return [*directory.glob(f"{_ANSWERS_PREFIX}*"), *directory.glob(f".{_ANSWERS_PREFIX}*")]
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Lock the directory against other writers."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def directory_of(model: Path) -> Path:

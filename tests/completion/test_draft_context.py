@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import GenerateOptions
 from tests.support.tiny_fim import load_tiny
@@ -83,6 +84,7 @@ def test_completions_are_not_remembered(engine: Engine) -> None:
     class Kept:
         answer_cache, curve, caches = None, AutoDrafter().curve, None
         neural_drafters: ClassVar[dict[str, Any]] = {}
+        weights = SharedWeights()
         remembered = 0
 
         def add_answer(self, tokens: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from akunu_py.completion.prompt.layout import find_root
@@ -37,6 +37,7 @@ _PHP = re.compile(
     r"""\b(?:require|include)(?:_once)?[ \t(]*(?:__DIR__[ \t]*\.[ \t]*)?['"]/?([^'"\n]+)"""
 )
 
+_MODULES = (".py", "/__init__.py", ".pyi")
 Candidates = Iterator[list[str]]  # for each import, the paths to try in order
 
 
@@ -47,18 +48,18 @@ def _python(text: str, path: str, roots: list[str]) -> Candidates:
             bases = [os.path.join(os.path.dirname(path), *[".."] * (len(dots) - 1))]
         for name in re.split(r"[\s,]+", modules):
             if name:
-                yield _modules(bases, name)
+                yield _below(bases, name, _MODULES)
         if module or dots:
             members = re.findall(r"\w+", re.sub(r"\bas[ \t]+\w+", "", names))
-            yield _modules(bases, module) if module else []
+            yield _below(bases, module, _MODULES) if module else []
             for member in members:
-                yield _modules(bases, f"{module}.{member}".lstrip("."))
+                yield _below(bases, f"{module}.{member}".lstrip("."), _MODULES)
 
 
-def _modules(bases: list[str], name: str) -> list[str]:
-    """Return the paths that the Python module `name` may have below `bases`."""
-    stems = [os.path.join(base, *name.split(".")) for base in bases]
-    return [stem + end for stem in stems for end in (".py", "/__init__.py", ".pyi")]
+def _below(bases: list[str], name: str, ends: Sequence[str], separator: str = ".") -> list[str]:
+    """Return the paths below `bases` that a name, such as `a.b`, may have with each of `ends`."""
+    stems = [os.path.join(base, *name.split(separator)) for base in bases]
+    return [stem + end for stem in stems for end in ends]
 
 
 def _in_same_directory(
@@ -73,12 +74,6 @@ def _in_same_directory(
             yield [each + end for each in (stem, bare) for end in ends]
 
     return find
-
-
-def _include(text: str, path: str, roots: list[str]) -> Candidates:
-    """Yield the paths of C headers that `#include` may mean."""
-    for name in _INCLUDE.findall(text):
-        yield [os.path.join(base, name) for base in roots]
 
 
 def _rust(text: str, path: str, roots: list[str]) -> Candidates:
@@ -102,13 +97,14 @@ def _style(text: str, path: str, roots: list[str]) -> Candidates:
         yield [os.path.join(directory, each) for each in names]
 
 
-def _dotted(pattern: re.Pattern[str], *ends: str) -> Callable[[str, str, list[str]], Candidates]:
-    """Return a function that finds files by dotted names below a source root."""
+def _below_roots(
+    pattern: re.Pattern[str], *ends: str, separator: str = "."
+) -> Callable[[str, str, list[str]], Candidates]:
+    """Return a function that finds files by their names below the source roots."""
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
         for name in pattern.findall(text):
-            stems = [os.path.join(base, *name.split(".")) for base in roots]
-            yield [stem + end for stem in stems for end in ends]
+            yield _below(roots, name, ends, separator)
 
     return find
 
@@ -120,13 +116,16 @@ _FINDERS: dict[str, Callable[[str, str, list[str]], Candidates]] = {
         (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
         _in_same_directory(_QUOTED, *_SCRIPTS),
     ),
-    **dict.fromkeys((".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm"), _include),
+    **dict.fromkeys(
+        (".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm"),
+        _below_roots(_INCLUDE, "", separator="/"),
+    ),
     ".rs": _rust,
     ".rb": _in_same_directory(_RUBY, "", ".rb"),
     **dict.fromkeys((".scss", ".less", ".sass"), _style),
     **dict.fromkeys((".sh", ".bash", ".zsh"), _in_same_directory(_SHELL, "")),
-    ".lua": _dotted(_LUA, ".lua", "/init.lua"),
-    **dict.fromkeys((".java", ".kt"), _dotted(_JAVA, ".java", ".kt")),
+    ".lua": _below_roots(_LUA, ".lua", "/init.lua"),
+    **dict.fromkeys((".java", ".kt"), _below_roots(_JAVA, ".java", ".kt")),
     ".php": _in_same_directory(_PHP, ""),
 }
 
