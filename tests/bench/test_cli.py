@@ -171,7 +171,7 @@ def test_speed_rejects_impossible_measurements(quick: str) -> None:
 def test_module_prints_tables_and_saves_results(quick: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = subprocess.run(
-        [sys.executable, "-m", "akunu_py", "bench", "--max-tokens", "2", "--repeats", "1",
+        [sys.executable, "-m", "akunu_py.bench", "--max-tokens", "2", "--repeats", "1",
          "--workload", "story", "--draft", "off", "--format", "md", "-o", str(out),
          "--model", quick],
         capture_output=True, text=True, check=True,

@@ -210,7 +210,7 @@ def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> Non
     model = write_quick_model(tmp_path / "quick", starter.path)
     out = tmp_path / "partial.json"
     child = subprocess.Popen(
-        [sys.executable, "-m", "akunu_py", "bench", "--workload", "story", "--draft", "off",
+        [sys.executable, "-m", "akunu_py.bench", "--workload", "story", "--draft", "off",
          "--max-tokens", "8", "--repeats", "5000", "--format", "json", "-o", str(out),
          "--model", model],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
