@@ -23,7 +23,9 @@ from akunu_py.types import DEFAULT_MODEL, Stats
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.model_host import ModelLoop
     from akunu_py.decoding.model.engine import Engine
+    from akunu_py.tui.app import ChatApp
     from akunu_py.tui.workers.chat_client import ChatClient
+    from akunu_py.tui.workers.store_thread import StoreThread
 
 
 _ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
@@ -105,28 +107,33 @@ def run(args: argparse.Namespace) -> int:
     )
     app.run()
     save_ui_state(paths.chat_file(), app.ui_state)
-    code = app.return_code or 0
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)
-    all_saved = store_thread.close(_TIMEOUT_S)
-    if not all_saved:
-        code = code or 1
-        why = store_thread.error or "the disk does not respond"
-        print_warnings([f"some messages could not be saved: {why}"])
-    if all_saved and app.conversation.turns:
-        name = app.conversation.tree.conversation[:_ID_DIGITS]
-        say(f"to continue this chat: {shell_command()} --resume {name}", error=True)
+    loading = session.is_loading
+    all_saved = close_store(app, store_thread)
     if hosts_server is not None:
         hosts_server.close()
-    loading = session.is_loading
-    tools_closed = tools is None or tools.close(_TIMEOUT_S)
-    closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
-    closed = closed and tools_closed
-    if closed:
+    closers = [app.close_downloads, session.close, *([tools.close] if tools else [])]
+    closed = [close(_TIMEOUT_S) for close in closers]
+    code = app.return_code or int(not all_saved)
+    all_closed = all_saved and all(closed)
+    if all_closed:
         print_warnings(warnings)
-    if loading or not closed:  # MLX's threads may still run after a load
+    if loading or not all_closed:  # MLX's threads may still run after a load
         exit_without_teardown(code)  # the screen is restored and everything is written
     return code
+
+
+def close_store(app: ChatApp, store_thread: StoreThread) -> bool:
+    """Wait until the chat is saved, and print how to continue it; return False if it is not."""
+    if not store_thread.close(_TIMEOUT_S):
+        why = store_thread.error or "the disk does not respond"
+        print_warnings([f"some messages could not be saved: {why}"])
+        return False
+    if app.conversation.turns:
+        name = app.conversation.tree.conversation[:_ID_DIGITS]
+        say(f"to continue this chat: {shell_command()} --resume {name}", error=True)
+    return True
 
 
 def start_hosts_server(args: argparse.Namespace) -> HostsServer | None:
