@@ -7,7 +7,8 @@ tokens per unit of cost; plain decoding scores 1.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -209,15 +210,22 @@ def replay(
     counts, weights = ReplayCounts(), SharedWeights()
     for item in items:
         drafter = make_drafter()
-        model = drafter.model if isinstance(drafter, AutoDrafter) else None
-        if model is not None:
-            weights.load_into(model)
-        replay_item(item, drafter, curve, counts, rewrites)
-        if model is not None:
-            weights.learn(model)
+        with sharing(weights, drafter):
+            replay_item(item, drafter, curve, counts, rewrites)
         if memory is not None:
             memory.learn(item.output)
     return counts.as_dict()
+
+
+@contextlib.contextmanager
+def sharing(weights: SharedWeights, drafter: Drafter) -> Iterator[None]:
+    """Begin an answer of `auto` with the shared weights, and learn from it at its end."""
+    model = drafter.model if isinstance(drafter, AutoDrafter) else None
+    if model is not None:
+        weights.load_into(model)
+    yield
+    if model is not None:
+        weights.learn(model)
 
 
 @dataclass(slots=True)

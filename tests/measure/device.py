@@ -18,12 +18,19 @@ from typing import Any
 
 from akunu_py.bench.command import add_format, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
-from akunu_py.bench.replay import ReplayCounts, add_draft_options, load_selected, print_replay
+from akunu_py.bench.replay import (
+    ReplayCounts,
+    add_draft_options,
+    load_selected,
+    print_replay,
+    sharing,
+)
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
@@ -190,7 +197,8 @@ def replay_on_device(
     """Return counts and rates by workload, each on its own device.
 
     The score is the speed relative to pipelined plain decoding on the same device. Each item gets a
-    new drafter with the learned costs of earlier items, and with their outputs if `memory` is set.
+    new drafter with the costs and weights learned from earlier items, and with their outputs if
+    `memory` is set.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, items in trace.workloads.items():
@@ -215,7 +223,7 @@ def replay_items(
     neural_drafters: SimulatedDrafters | None = None,
 ) -> ReplayCounts:
     """Decode the items one after the other on one device and return the counts."""
-    device = Device(curve, options)
+    device, weights = Device(curve, options), SharedWeights()
     counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedDrafters()
     neural_drafters.spend, neural_drafters.clock = device.draft, lambda: device.observed.now
     for item in items:
@@ -226,12 +234,13 @@ def replay_items(
         limit = len(item.output) - 1
         target = SimulatedTarget(device, item)
         output = [item.output[0]]
-        for piece in decode(target, drafter, limit, ()):
-            output += piece.tokens
-            counts.passes += 1
-            counts.drafted += piece.accepted + len(piece.rejected)
-            counts.accepted += piece.accepted
-            device.deliver_piece()
+        with sharing(weights, drafter):
+            for piece in decode(target, drafter, limit, ()):
+                output += piece.tokens
+                counts.passes += 1
+                counts.drafted += piece.accepted + len(piece.rejected)
+                counts.accepted += piece.accepted
+                device.deliver_piece()
         if output != list(item.output):
             raise AssertionError("the output differs from the trace")
         counts.items += 1
