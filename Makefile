@@ -26,7 +26,7 @@ WORKERS := 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 ALONE = $(PYTEST) --dist worksteal -m "not slow and alone" \
   $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
-# Extensions of a VS Code on a busy machine answer too late.
+# VS Code on a busy machine stops requesting completions.
 WINDOW = $(BIN)/python -m pytest tests/editors/test_vscode_window.py
 
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)

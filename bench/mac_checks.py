@@ -85,7 +85,7 @@ def sampling_speed(
 
 
 def head_rows(engine: Engine) -> int:
-    """Return the rows of logits that a pass computes where the last of `HEAD_ROWS` is wanted."""
+    """Return the rows of logits that a pass over `HEAD_ROWS` tokens computes if one is needed."""
     widths = []
 
     def last(rows: mx.array) -> mx.array:
@@ -98,7 +98,7 @@ def head_rows(engine: Engine) -> int:
 
 
 def identity_s(engine: Engine) -> float:
-    """Return the seconds to compute what the prompt caches of a model are tied to."""
+    """Return the seconds to compute the digest that identifies a model's prompt caches."""
     started = time.perf_counter()
     model_digest(engine.plan.path, engine.plan.weights)
     return time.perf_counter() - started

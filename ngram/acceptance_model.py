@@ -15,7 +15,7 @@ Feature = tuple[list[float], int]  # (weights, index)
 
 RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2  # learning rates
 
-_SHARING_RATE = 0.4  # weight of the latest answer in the shared weights
+_SHARING_RATE = 0.4  # share of the latest answer in the moving average
 _MAX_WEIGHT = 1000.0  # logits; a valid weight is far smaller
 
 # Priors in logits.
@@ -212,18 +212,18 @@ class AcceptanceModel:
 
 
 class SharedWeights:
-    """Weights averaged over the answers of all drafters of a model, where new answers begin."""
+    """Moving average of acceptance weights over all answers; each answer starts from it."""
 
     def __init__(self) -> None:
         self._weights = AcceptanceModel().weights
 
     def load_into(self, model: AcceptanceModel) -> None:
-        """Set the weights of `model`, whose next answer begins."""
+        """Copy the shared weights into `model` before an answer."""
         for own, shared in zip(model.weights, self._weights, strict=True):
             own[:] = shared
 
     def learn(self, model: AcceptanceModel) -> None:
-        """Move towards the weights of `model`, after an answer."""
+        """Add the weights of `model` to the average after an answer."""
         for own, shared in zip(model.weights, self._weights, strict=True):
             shared[:] = [
                 old + _SHARING_RATE * (new - old) for old, new in zip(shared, own, strict=True)

@@ -146,7 +146,7 @@ class CopyTracker:
         return None
 
     def predict_edit(self, copy: Copy) -> EditPrediction | None:
-        """Return the next token of `copy`, which runs, if a known edit repeats."""
+        """Return the next token of a running copy if a known edit repeats."""
         position, run, resumed, written, _ = copy
         if written or not self.edits.by_key or position >= len(self.tokens):
             return None

@@ -127,7 +127,7 @@ class CostCurve:
         return first
 
     def probe_is_due(self) -> bool:
-        """Count a plain pass; return whether a probe should replace it, at most once an interval.
+        """Count a plain pass; return whether a probe should replace it.
 
         All conversations share the costs and therefore the interval.
         """
@@ -135,7 +135,7 @@ class CostCurve:
         return not self.preset and self._since_probe >= self._probe_interval
 
     def probed(self) -> None:
-        """Record a probe; the next one waits twice as long."""
+        """Record a probe and double the interval to the next one."""
         self._since_probe = 0
         self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
 

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def close_store(app: ChatApp, store_thread: StoreThread) -> bool:
-    """Wait until the chat is saved, and print how to continue it; return False if it is not."""
+    """Save the chat and print how to resume it; return False if saving fails."""
     if not store_thread.close(_TIMEOUT_S):
         why = store_thread.error or "the disk does not respond"
         print_warnings([f"some messages could not be saved: {why}"])

@@ -199,9 +199,10 @@ def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
         return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
     except ServerGone:
         return None
-    except (AkunuError, LookupError, TypeError, ValueError) as error:
-        reason = error if isinstance(error, AkunuError) else f"the server at {url} is not akunu"
-        raise UsageError(f"{reason}; use another --port") from error
+    except AkunuError as error:
+        raise UsageError(str(error)) from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"the server at {url} is not akunu; use another --port") from error
 
 
 @contextlib.contextmanager

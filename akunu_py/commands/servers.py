@@ -162,7 +162,7 @@ class HostsServer:
     def connect(self, model: StoredModel) -> tuple[ServerClient, ServerFacts]:
         """Return a client of the server, restarted for another model. Raises AkunuError.
 
-        The note of the facts has the partition of each rank.
+        The note of the served model lists the partition of each rank.
         """
         name = model.name if model.manifest is not None else str(model.path.resolve())
         if self._process is None or not self._process.running or name != self._model:

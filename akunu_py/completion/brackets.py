@@ -436,7 +436,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
     """Return True if `suffix` closes `kind` before it opens another one."""
     closer = closer_of(kind)
     if kind.endswith("\n"):
-        return scan(suffix, syntax=syntax)[1] == kind  # read as code, its closing quote opens one
+        return scan(suffix, syntax=syntax)[1] == kind  # as code, a closing quote opens a new string
     if closer == kind:
         return suffix.count(closer) % 2 == 1
     end = _find_end(suffix, kind, 0)

@@ -55,7 +55,7 @@ _RESERVED = 1024  # tokens of the context for the completion
 _REPLACEMENT = "\ufffd"  # decoded from invalid bytes
 _SECTION = 12  # tokens of the format around a piece of another file
 _CHEAP = 64  # tokens of the buffer that may need prefill again
-_CACHES_SHARE = 16  # prompt caches may use this part of the machine's memory: 1 GB of 16 GB
+_CACHES_DIVISOR = 16  # prompt caches use at most 1/16 of the machine's memory
 _DEFAULT = CompleteOptions()
 _GREEDY = SamplingOptions()
 _SLICE_S = 0.1  # maximum duration of a prefill chunk, to notice time limits and new requests
@@ -372,9 +372,9 @@ class _CompletionSteps:
 
 
 def with_small_caches(engine: Engine) -> Engine:
-    """Return the engine with little memory for prompt caches, for a helper that always runs."""
+    """Return the engine with a low limit of prompt caches, for a helper that always runs."""
     plan = engine.plan
-    memory = min(plan.prompt_cache_memory, device.total_memory() // _CACHES_SHARE)
+    memory = min(plan.prompt_cache_memory, device.total_memory() // _CACHES_DIVISOR)
     return replace(engine, plan=replace(plan, prompt_cache_memory=memory))
 
 

@@ -68,7 +68,7 @@ class Ticket:
     channel: str = ""  # a newer request supersedes those on its channel; not on ""
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
-    is_sample: bool = False  # an alternative: it supersedes nothing
+    is_alternative: bool = False  # never supersedes another ticket
     sent: int = 0  # characters passed to on_text
     done: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -161,7 +161,7 @@ class CompletionQueue:
                 self._waiting.add(ticket)
                 if ticket.channel:
                     self._latest[ticket.channel] = ticket
-            if ticket.is_sample and previous is not None:  # a newer request
+            if ticket.is_alternative and previous is not None:  # a newer request stays
                 self._latest[ticket.channel], previous = previous, ticket
         if previous is not None:
             previous.cancel()
@@ -173,7 +173,10 @@ class CompletionQueue:
             self._make_next(ticket, cached)
 
     def submit_with_alternatives(self, ticket: Ticket, count: int) -> None:
-        """Submit a request, then `count` samples of it; `on_done` gets all of them together."""
+        """Submit a request, then `count` alternatives one after the other.
+
+        `on_done` gets one completion with all of them, or the first failure.
+        """
         temperature = ticket.request.temperature or _TEMPERATURE
         sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
         found: list[Completion] = []
@@ -184,7 +187,7 @@ class CompletionQueue:
                 return
             found.append(done)
             if len(found) <= count:
-                more = Ticket(sample, add, ticket.channel, is_sample=True)
+                more = Ticket(sample, add, ticket.channel, is_alternative=True)
                 more.cancelled = ticket.cancelled  # shared
                 self.submit(more)
                 return

@@ -153,7 +153,7 @@ def needs_checkpoints(cache: Cache) -> bool:
 def checkpoint(cache: Cache, length: int) -> Checkpoint:
     """Return a checkpoint at `length` tokens, valid until the cache is trimmed below."""
     # Copy: recurrent state may be a view that would keep a large array alive.
-    entries = _copied([_without_past(entry) for entry in leaves(cache)])
+    entries = _copied([_compact_entry(entry) for entry in leaves(cache)])
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
     mx.async_eval(arrays)  # arrays that are not launched would keep their inputs alive
     point = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
@@ -170,9 +170,9 @@ def restore(cache: Cache, point: Checkpoint) -> None:
         if isinstance(state, int):
             _trim(entry, entry.offset - state)
         else:
-            rows = {name: state[name] for name in _APPENDED if state.get(name)}
-            grown = {name: vars(entry)[name][:, :count] for name, count in rows.items()}
-            vars(entry).update(_new_handles(state) | grown)
+            counts = {name: state[name] for name in _APPENDED if state.get(name)}
+            trimmed = {name: vars(entry)[name][:, :count] for name, count in counts.items()}
+            vars(entry).update(_new_handles(state) | trimmed)
 
 
 def no_prompt_cache_reason(cache: Cache) -> str | None:
@@ -346,8 +346,11 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
     return state
 
 
-def _without_past(entry: Any) -> dict[str, Any] | int:
-    """Return `_checkpoint_entry` without rows that no later pass reads or that only accumulate."""
+def _compact_entry(entry: Any) -> dict[str, Any] | int:
+    """Return the checkpoint of an entry without rows that no later pass reads.
+
+    Arrays that passes only append to are stored as their numbers of rows.
+    """
     if type(entry) is ChunkedKVCache:
         entry = copy.copy(entry)
         entry.maybe_trim_front()

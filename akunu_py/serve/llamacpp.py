@@ -75,7 +75,7 @@ class InfillBody(Body):
 
 
 def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,

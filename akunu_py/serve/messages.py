@@ -60,7 +60,7 @@ _TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
 
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     format = body.output_config.format if body.output_config else None
     constraint = schema_constraint(format.schema_) if format else None
     thinking = thinking_of(body, service)

@@ -171,7 +171,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Mapping[str, Any]:
-    """Return the job and the encoder, or the whole reply if `body` has no messages.
+    """Return the prepared request, or the whole reply if `body` has no messages.
 
     Raises RequestError.
     """
@@ -189,7 +189,7 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
 def prepare_generate(
     body: OllamaGenerateBody, service: Service
 ) -> PreparedRequest | Mapping[str, Any]:
-    """Return the job and the encoder, or the whole reply if `body` has neither prompt nor images.
+    """Return the prepared request, or the whole reply if `body` has neither prompt nor images.
 
     Raises RequestError.
     """

@@ -207,7 +207,7 @@ def test_the_caches_of_a_helper_are_bounded(
 ) -> None:
     """After 40 files too; an option sets another limit."""
     directory = write_model(tmp_path / "tiny", sentence_piece([END]), end=END)
-    monkeypatch.setattr(completer_module, "_CACHES_SHARE", device.total_memory() >> 20)
+    monkeypatch.setattr(completer_module, "_CACHES_DIVISOR", device.total_memory() >> 20)
 
     def load(*options: str) -> Completer:
         parser = Parser()

@@ -284,7 +284,7 @@ def test_requests_have_the_files_that_define_names_at_the_cursor(
 
 
 def test_ghosts_by_key_and_alternatives(terminal: Terminal, tmp_path: Path) -> None:
-    """None before the key, nor beside a popup menu."""
+    """No ghost before the key, nor with a popup menu."""
     (tmp_path / "model").touch()
     path = open_with_ghosts(
         terminal, tmp_path, "trigger = 'key'", text="slow\nslower\n", at="slower"

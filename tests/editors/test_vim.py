@@ -327,7 +327,7 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
 
 
 def test_ghosts_by_key(terminal: Terminal, tmp_path: Path) -> None:
-    """Nothing is requested before the key, and after an acceptance; none is beside a popup menu."""
+    """No request before the key or after an acceptance; no ghost with a popup menu."""
     code = HELPER.replace("    text =", "    sys.stderr.write('asked\\n')\n    text =")
     settings = helper(tmp_path, code).replace("']", f"', '{tmp_path}/log']")
     (tmp_path / "helper.py").write_text(

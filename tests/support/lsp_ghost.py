@@ -2,7 +2,7 @@
 
 Run as `python -m tests.support.lsp_ghost DIRECTORY`. Loading waits for the file `model` there, and
 fails while there is one called `missing`; what is accepted is counted in `counts`. It completes
-lines that are empty, with "uno" as an alternative; on others it goes on until nobody waits, and
+lines that are empty, with "uno" as an alternative; on others it runs until cancelled, and
 where "die" was written it is killed. Behind "slow" it says TEXT word by word, each when a file
 `word1`, `word2`... is there, and behind "teh" two words. The next edit is to write "new" for "old"
 in the next line where that is, once somebody did. With --jsonl it speaks JSON lines.

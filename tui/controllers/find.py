@@ -10,7 +10,7 @@ from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.find import HitMarks, pattern_of, plain_text
 from akunu_py.tui.transcript.view import Part
 
-Hit = tuple[ChatTurn, Part, int]  # found text: the number of the hit in a part of a turn
+Hit = tuple[ChatTurn, Part, int]  # the last: number of the hit in that part
 
 
 @dataclass(eq=False)

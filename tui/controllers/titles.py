@@ -30,7 +30,7 @@ _NO_TITLE = re.compile(
     r"|\btitle (of|for)\b|\bthis conversation\b",
     re.IGNORECASE,
 )
-_ATTEMPTS = 3  # the model may write the title after one of so many first answers
+_ATTEMPTS = 3  # first answers after each of which the model may write a title
 
 
 @dataclass(eq=False)

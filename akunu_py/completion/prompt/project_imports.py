@@ -144,8 +144,10 @@ def imported_files(request: CompletionRequest) -> tuple[SourceFile, ...]:
     roots = [each for each in _above(path, root) if os.path.isdir(each)]
     for candidates in finder(text[:_HEAD], path, roots):
         for candidate in candidates:
-            real = os.path.realpath(candidate) if "\0" not in candidate else ""
-            head = closed_file(candidate, _CHARACTERS) if real.startswith(within) else None
+            if not os.path.isfile(candidate):  # most candidates; resolving links takes longer
+                continue
+            real = os.path.realpath(candidate)
+            head = head_of_file(candidate, _CHARACTERS) if real.startswith(within) else None
             if head is not None:
                 if real not in seen and head:
                     seen.add(real)
@@ -156,7 +158,7 @@ def imported_files(request: CompletionRequest) -> tuple[SourceFile, ...]:
     return tuple(found)
 
 
-def closed_file(path: str, characters: int) -> str | None:
+def head_of_file(path: str, characters: int) -> str | None:
     """Return whole lines of the head of a file, "" if it is no text, None if there is no file."""
     try:
         status = os.stat(path)
@@ -171,7 +173,7 @@ def closed_file(path: str, characters: int) -> str | None:
 
 @lru_cache(_KEPT)
 def _read_head(path: str, characters: int, version: tuple[int, int]) -> str:
-    """See `closed_file`. version: of the file, for the cache. Raises OSError."""
+    """Return the head of a file. version: part of the cache's key. Raises OSError."""
     with open(path, "rb") as file:
         data = file.read(4 * characters)
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")[:characters]

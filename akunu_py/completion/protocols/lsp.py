@@ -49,7 +49,7 @@ from akunu_py.completion.completion_queue import (
     Ticket,
 )
 from akunu_py.completion.prompt.next_edit import RecentEdits
-from akunu_py.completion.prompt.project_imports import closed_file
+from akunu_py.completion.prompt.project_imports import head_of_file
 from akunu_py.completion.request import (
     Completion,
     CompletionRequest,
@@ -123,7 +123,7 @@ class InlineCompletions:
         self.pause: asyncio.TimerHandle | None = None
         self.edits = RecentEdits()
         self.recent: tuple[str, ...] = ()  # texts that the client sent
-        self.closed_files: tuple[str, ...] = ()  # paths of files to read from disk
+        self.head_of_files: tuple[str, ...] = ()  # paths of files to read from disk
         self.wants_edits = False  # the client requests next edits, not text at the cursor
         self.shows_parts = False  # the client shows parts of an unfinished answer
         self.partial: _PartialAnswer | None = None  # the last one
@@ -168,7 +168,7 @@ class InlineCompletions:
         @feature(CONTEXT)
         def context(params: Any) -> None:
             self.recent = _texts(params, "recent")
-            self.closed_files = _texts(params, "files")[:_MAX_FILES]
+            self.head_of_files = _texts(params, "files")[:_MAX_FILES]
 
         @feature(NEXT_EDIT)
         async def next_edit(params: Any) -> dict[str, Any] | None:
@@ -302,8 +302,8 @@ class InlineCompletions:
             if other is not document and other.source
         )
         known = {file.path for file in files} | {_path(document)}
-        for path in self.closed_files:
-            if path not in known and (text := closed_file(path, _MAX_FILE)):
+        for path in self.head_of_files:
+            if path not in known and (text := head_of_file(path, _MAX_FILE)):
                 files += (SourceFile(path, text),)
         return replace(
             self.base,

@@ -76,7 +76,7 @@ class OtherPart(Body):
 
 
 class ByType:
-    """Chooses a member of a union by the `type` of the value; the last member has all others."""
+    """Selects the member of a union by the value's `type`; unknown types go to the last one."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

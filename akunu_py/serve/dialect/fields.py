@@ -129,16 +129,16 @@ class SamplingFields(Body):
 
 
 class ConversationFields(Body):
-    """Whether the model continues an answer at the end of the conversation, which it always does.
+    """Fields of vLLM about a partial answer at the end of the conversation.
 
-    The names are vLLM's.
+    The model always continues it, so other values have no effect.
     """
 
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
     def check_continuation(self, messages: list[Message]) -> list[Message]:
-        """Return the conversation; name the fields that request something else."""
+        """Return the conversation; report fields that contradict it as ignored."""
         continues = continues_answer(messages)
         if self.continue_final_message not in (None, continues):
             self.ignore("continue_final_message")

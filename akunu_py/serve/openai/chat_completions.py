@@ -49,7 +49,7 @@ from akunu_py.types import Constraint, TokenLogprobs
 
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
-    """Return the jobs and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     messages = body.check_continuation(messages_of(body.messages))
     limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
     if body.top_logprobs and not body.logprobs:

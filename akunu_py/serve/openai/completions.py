@@ -70,7 +70,7 @@ class _PromptRequest:
 
 
 def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
-    """Return the jobs and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     count = body.n or 1
     prompts = _prompts(body, service)
     if len(prompts) * count > _MAX_CHOICES:

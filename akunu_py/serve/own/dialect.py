@@ -70,7 +70,7 @@ def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
 
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     request = _parse_dataclass(CompletionRequest, body.request, "request")
     options = _parse_dataclass(CompleteOptions, body.options, "options")
     job = CompletionJob(
@@ -82,7 +82,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     messages = _parse_dataclass(list[Message], body.messages, "messages")
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")

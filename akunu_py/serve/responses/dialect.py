@@ -61,7 +61,7 @@ _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
-    """Return the job and the encoder. Raises RequestError."""
+    """Return the prepared request. Raises RequestError."""
     _refuse(body)
     tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():

@@ -75,13 +75,13 @@ export def Enter()
 enddef
 
 # Whether ghosts are shown only after a key.
-def IsSubtle(): bool
+def IsByKey(): bool
   return get(g:, 'akunu_trigger', 'auto') ==# 'key'
 enddef
 
 def AskSoon()
   timer_stop(timer)
-  if IsSubtle()
+  if IsByKey()
     return
   endif
   timer = timer_start(pace.Delay(), (_) => Ask())
@@ -462,7 +462,7 @@ export def Accepted()
   accepted_to = spot
   if rest_to_show !=# ''
     Show(rest_to_show)
-  elseif !IsSubtle()
+  elseif !IsByKey()
     Ask()  # the next ghost was generated ahead
   endif
 enddef
@@ -475,7 +475,7 @@ const KEYS = {
 const ASK_KEY = '<C-Space> <C-@>' # two names, by terminal
 
 export def MapKeys()
-  const defaults = IsSubtle() ? KEYS->extendnew({ask: ASK_KEY}) : KEYS
+  const defaults = IsByKey() ? KEYS->extendnew({ask: ASK_KEY}) : KEYS
   for [action, keys] in defaults->extendnew(get(g:, 'akunu_keys', {}))->items()
     for key in split(keys, ' ')
       Map(key, action)
@@ -483,7 +483,7 @@ export def MapKeys()
   endfor
 enddef
 
-# Without a ghost, a key keeps its earlier function. The key that asks for a ghost asks for another.
+# Without a ghost, a key keeps its earlier function. With a ghost, the key of "ask" shows another one.
 def Map(key: string, action: string)
   if action ==# 'ask'
     execute $'imap <expr> {key} akunu#IsShown() ? "\<Plug>(akunu-another)" : "\<Plug>(akunu-ask)"'
