@@ -34,7 +34,6 @@ from akunu_py.types import Stats
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
-    from akunu_py.decoding.blas_threads import BlasThreads
     from akunu_py.decoding.generate.session import Session
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
@@ -107,7 +106,6 @@ class CompletionQueue:
         self._pause: threading.Timer | None = None  # queues it
         self._load = load
         self._completer: Completer | None = None
-        self._threads: BlasThreads | None = None
         self._cache = CompletionCache()
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
@@ -231,16 +229,13 @@ class CompletionQueue:
         loaded = self._load()
         if isinstance(loaded, ModelLoop):
             return loaded
-        from akunu_py.decoding.blas_threads import BlasThreads
         from akunu_py.decoding.generate.step_loop import StepLoop
 
-        self._completer, self._threads = loaded, BlasThreads()
+        self._completer = loaded
         return StepLoop(loaded.session, 1)
 
     def _get_completer(self, session: Session) -> Completer:
         assert self._completer is not None
-        assert self._threads is not None
-        self._threads.adapt()
         return self._completer
 
     def _put(self, ticket: Ticket) -> None:

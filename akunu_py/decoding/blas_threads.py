@@ -7,7 +7,7 @@ product on the remaining threads.
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from pathlib import Path
 from akunu_py.workarounds import openblas
 
 _INTERVAL_S = 0.25  # the kernel counts hundredths of a second
-_IDLE = 0.25  # of a core, in use although nothing runs for long
 
 
 class BlasThreads:
@@ -35,22 +34,32 @@ class BlasThreads:
 
     def adapt(self) -> None:
         """Set the number of threads by the load since the last call. Cheap; call before a pass."""
-        if self._most < 2 or self._clock() < self._last[0] + _INTERVAL_S:
-            return
         then, busy, own = self._last
+        if self._most < 2 or self._clock() < then + _INTERVAL_S:
+            return
         self._last = now, busy_now, own_now = self._sample()
         others = ((busy_now - busy) - (own_now - own)) / (now - then)
-        openblas.set_threads(max(1, self._most - math.ceil(others - _IDLE)))
+        openblas.set_threads(min(self._most, max(1, self._most - round(others))))
 
     def _sample(self) -> tuple[float, float, float]:
         """Return the time, and the CPU seconds of all processes and of this one so far."""
         return self._clock(), _busy_seconds(self._stat), self._own_s()
 
 
+@functools.cache
+def _of_process() -> BlasThreads:
+    return BlasThreads()
+
+
+def adapt() -> None:
+    """Set the number of threads by the load of other processes. Cheap; call before a pass."""
+    _of_process().adapt()
+
+
 def describe() -> str:
     """Return the number of threads for `akunu info`, "" without OpenBLAS."""
     threads = openblas.threads()
-    return f"{threads} threads (completions use only idle cores)" if threads else ""
+    return f"{threads} threads (at most one for each idle core)" if threads else ""
 
 
 def _busy_seconds(stat: Path) -> float:

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_queue import CompletionQueue
-from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding import blas_threads
 from akunu_py.decoding.blas_threads import BlasThreads
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.events import Finished
+from akunu_py.decoding.generate.answer_jobs import text_job
+from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.types import GenerateOptions
 from akunu_py.workarounds import openblas
 from tests.support.command import run_here
-from tests.support.tiny_fim import sentence_piece, write_model
+from tests.support.engines import altered
+from tests.support.targets import Counting, some
+from tests.support.tiny_fim import load_tiny
 
 TICKS = os.sysconf("SC_CLK_TCK")
 END = "<|endoftext|>"
@@ -94,18 +98,30 @@ def test_an_unreadable_load_is_no_load(machine: Machine, content: str | None) ->
     assert machine.threads == 3
 
 
-def test_completions_adapt_and_info_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("requests", [1, 3])
+def test_every_step_with_a_pass_adapts(
+    requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapted: list[int] = []
     monkeypatch.setattr(BlasThreads, "adapt", lambda self: adapted.append(1))
-    model = write_model(tmp_path, sentence_piece([END]), end=END)
-    queue = CompletionQueue(lambda: Completer(Engine.load(model)))
-    queue.start()
-    for text in ("x = [[[[", "y = [[[["):
-        queue.complete(CompletionRequest(text, max_tokens=1))
-    assert queue.close(60)
-    assert len(adapted) >= 2
+    engine = load_tiny(tmp_path, [END])
+    model = Counting(engine.model)
+    loop = StepLoop(Session(altered(engine, model=model)))
+    for seed in range(requests):
+        job = text_job(some(20, seed), GenerateOptions(max_tokens=12))
+        loop.begin(JobHandle(job, lambda event: None, "", lambda: None, short=False))
+    ended = passes = 0
+    while ended < requests:
+        before = model.rows, len(adapted)
+        ended += sum(isinstance(event, Finished) for _, events in loop.step() for event in events)
+        if model.rows > before[0]:
+            passes += 1
+            assert len(adapted) > before[1]
+    assert passes > 2
+    assert bool(loop.runner.passes) == (requests > 1)
+
+
+def test_info_tells_the_threads() -> None:
     if openblas.threads():
         assert f"{blas_threads.describe()}" in run_here("info").stdout
-        assert "idle cores" in blas_threads.describe()
+        assert "idle core" in blas_threads.describe()

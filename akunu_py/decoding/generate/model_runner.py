@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from akunu_py.decoding import blas_threads
 from akunu_py.decoding.generate import batched_pass
 from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.decoding.model.engine import Engine
@@ -61,6 +62,7 @@ class ModelRunner:
         If a pass was already launched, collect only the results of its requests. ahead: no other
         request is ready, so that the next plain pass can be launched before this one is read.
         """
+        blas_threads.adapt()
         running = [each for each in requests if each.is_running]
         try:
             if not running:

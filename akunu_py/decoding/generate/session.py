@@ -16,7 +16,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from akunu_py.decoding import wired
+from akunu_py.decoding import blas_threads, wired
 from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
@@ -243,6 +243,7 @@ class Request:
 
     def step(self) -> list[Step]:
         """Run a prefill chunk or a decode pass of this request alone; return its results."""
+        blas_threads.adapt()
         self._session.begin(self)
         return self._guarded(self._advance)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import device, kv_cache, wired
+from akunu_py.decoding import blas_threads, device, kv_cache, wired
 from akunu_py.decoding.chat_format import chat_template
 from akunu_py.decoding.load_plan import LoadPlan, make_plan, memory_limit, needs
 from akunu_py.decoding.model.drafters import (
@@ -77,6 +77,7 @@ class Engine:
         `options` or a draft model with other tokens; DoesNotFit before weights are read.
         """
         started = time.perf_counter()
+        blas_threads.adapt()  # begins to measure the load
         name = name or path.name
         with as_error(f"the model in {path} cannot be loaded"):
             parts = open_parts(path, options, draft_model, host_group)
