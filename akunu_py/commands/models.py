@@ -142,8 +142,7 @@ def pull_model(args: argparse.Namespace) -> None:
         if args.hosts:
             from akunu_py.decoding.hosts.pull_on_hosts import pull_on_hosts
 
-            with progress_bar() as progress:
-                pull_on_hosts(hosts, model, progress)
+            pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
         say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)
         raise
