@@ -15,13 +15,16 @@ from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the file `path` against other processes; create what is missing."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of the file `path` against other processes; create what is missing.
+
+    Raises OSError; without `wait`, BlockingIOError if another process holds the lock.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(lock)

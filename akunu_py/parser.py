@@ -6,19 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 from akunu_py.text import on_one_line
-
-_RENAMED = {
-    "--memory": "--memory-limit",
-    "--no-memory": "--no-answer-cache",
-    "--cache-memory": "--prompt-cache-memory",
-}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -65,8 +58,6 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        for old in re.findall(r"--[a-z-]+", message) if "unrecognized" in message else []:
-            message += f"; {old} is now {_RENAMED[old]}" if old in _RENAMED else ""
         self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -8,14 +8,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
-from akunu_py.text import is_size, print_warnings
+from akunu_py.text import is_size
 from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, MAX_TEMPERATURE, NO_TOKEN_LIMIT, WIRE_MODES
 
 if TYPE_CHECKING:  # imported only to save settings
@@ -26,11 +25,6 @@ _MAX_VALUE = 80  # characters of a wrong value in an error
 # The meaning of an empty size; "": a size is required.
 _SIZES = {"prompt_cache_memory": "0B", "memory_limit": "0B", "prompt_cache_disk": ""}
 _LEAST = {"max_tokens": 0, "thinking_budget": -1}  # tokens
-_RENAMED = {  # old: new; files with an old key still work
-    "memory": "answer_cache",
-    "cache_memory": "prompt_cache_memory",
-    "cache_disk": "prompt_cache_disk",
-}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
     bool: "true or false",
@@ -138,10 +132,9 @@ def settings_file() -> Path:
 
 def load_settings() -> Settings:
     """Return the user's settings. Raises UsageError if the file or a setting is invalid."""
-    settings, wrong, renamed = _read()
+    settings, wrong = read_settings()
     if wrong:
         raise UsageError(wrong[0])
-    _print_once(tuple(renamed))
     return settings
 
 
@@ -161,29 +154,18 @@ def serve_settings() -> ServeSettings:
 
 
 def read_settings() -> tuple[Settings, list[str]]:
-    """Return the user's settings, with defaults for invalid ones, and notices to show.
+    """Return the user's settings, with defaults for invalid ones, and the errors.
 
     `answer_cache` is off if its value is unknown: the file may turn it off.
     """
-    settings, wrong, renamed = _read()
-    return settings, wrong + renamed
-
-
-@cache
-def _print_once(notices: tuple[str, ...]) -> None:
-    print_warnings(notices)
-
-
-def _read() -> tuple[Settings, list[str], list[str]]:
-    """Return the settings, with defaults for invalid ones, the errors, and the renamed keys."""
     path = settings_file()
     try:
         content = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
-        return Settings(), [], []
+        return Settings(), []
     except (OSError, ValueError, RecursionError) as error:
         wrong = f"cannot read {path}: {error}; correct or remove it"
-        return Settings(answer_cache=False), [wrong], []
+        return Settings(answer_cache=False), [wrong]
     return _validate(content, str(path))
 
 
@@ -195,9 +177,9 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
     """
     import tomlkit
 
-    before, wrong, _ = _read()
+    before, wrong = read_settings()
     if not wrong:
-        after, wrong, _ = _validate(asdict(before) | dict(changes), "settings")
+        after, wrong = _validate(asdict(before) | dict(changes), "settings")
     if wrong:
         raise UsageError(wrong[0])
     path = settings_file()
@@ -206,10 +188,6 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
     try:
         text = read_bounded(target, MAX_BYTES).decode("utf-8") if target.exists() else ""
         document = tomlkit.parse(text)
-        for old, name in _RENAMED.items():
-            if old in document and name not in document:
-                document[name] = document.item(old)  # with its comment
-            document.pop(old, None)
         for name in changes:
             _set(document, name, getattr(after, name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -251,31 +229,25 @@ def _text(value: str) -> Any:
     return tomlkit.string(value, multiline=lines)
 
 
-def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str], list[str]]:
-    """Return the valid settings in `content`, errors, and notes about renamed settings.
+def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str]]:
+    """Return the valid settings in `content`, and the errors.
 
-    source: the file or variable of `content`, for the messages.
+    source: the file of `content`, for the errors.
     """
     types = {name: type(value) for name, value in asdict(Settings()).items()}
     valid: dict[str, Any] = {}
-    wrong, renamed = [], []
-    for key, value in content.items():
-        name = _RENAMED.get(key, key)
-        if name != key:
-            action = "remove" if name in content else "rename"
-            renamed.append(f"{source}: {key!r} is now {name!r}; {action} it")
-        if name != key and name in content:
-            continue
+    wrong = []
+    for name, value in content.items():
         if name not in types:
-            close = difflib.get_close_matches(name, [*types, *_RENAMED], n=1)
+            close = difflib.get_close_matches(name, types, n=1)
             names = "settings: " + ", ".join(types)
-            hint = f"did you mean {_RENAMED.get(close[0], close[0])}?" if close else names
+            hint = f"did you mean {close[0]}?" if close else names
             wrong.append(f"unknown setting {_abbreviate(name)}; {hint}")
         elif name == "serve":
             valid[name], lines = _validate_serve(value)
             wrong += lines
         elif expected := _expected(name, value, types[name]):
-            wrong.append(f"expected {expected} for {key}, found {_abbreviate(value)}")
+            wrong.append(f"expected {expected} for {name}, found {_abbreviate(value)}")
             if name == "answer_cache":
                 valid[name] = False
         else:
@@ -285,7 +257,7 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
         names = ", ".join(settings.personas) or "none"
         wrong.append(f"no persona called {settings.persona!r}; personas: {names}")
         settings = replace(settings, persona="")
-    return settings, [f"{source}: {line}" for line in wrong], renamed
+    return settings, [f"{source}: {line}" for line in wrong]
 
 
 def _validate_serve(content: Any) -> tuple[ServeSettings, list[str]]:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from akunu_py.bench import mac_checks
-from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
+from akunu_py.bench.command import FAILED, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
 from akunu_py.bench.result import (
     CHECK_FORMAT,
@@ -44,6 +44,7 @@ from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, one_line
 from akunu_py.models.store import model_store
+from akunu_py.parser import add_format
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message, SamplingOptions
 
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]

@@ -99,15 +99,6 @@ def add_workloads(parser: Options) -> None:
     parser.add_argument("--workload", action="append", metavar="NAME", help=text)
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="Output format (default: %(default)s)",
-    )
-
-
 def progress(line: str) -> None:
     """Show progress on stderr: one rewritten line on a terminal, separate lines elsewhere."""
     if sys.stderr.isatty():

@@ -13,10 +13,11 @@ from math import exp, log
 from pathlib import Path
 from typing import Literal
 
-from akunu_py.bench.command import FAILED, add_format, percent, show
-from akunu_py.bench.result import Result, load_result, median, to_file_keys
+from akunu_py.bench.command import FAILED, percent, show
+from akunu_py.bench.result import Result, load_result, median
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import UsageError
+from akunu_py.parser import add_format
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             "measure both with the same options of akunu bench"
         )
     slower = any_slower(comparisons)
-    rows = [to_file_keys(asdict(comparison)) for comparison in comparisons]
+    rows = [asdict(comparison) for comparison in comparisons]
     unit = "x plain" if options.against_baseline else "t/s"
     show(
         options,

@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.command import add_count, add_format, add_model, add_repeats, show
+from akunu_py.bench.command import add_count, add_model, add_repeats, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve, interpolate
 from akunu_py.ngram.planner import best_draft
+from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ from akunu_py.decoding.sampling import filtered, race
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
+from akunu_py.parser import add_format
 from akunu_py.types import (
     DraftMode,
     GenerateOptions,
@@ -86,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="File of comparisons to resume and extend"
     )
-    command.add_format(parser)
+    add_format(parser)
 
 
 def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None) -> int:

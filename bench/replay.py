@@ -34,6 +34,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
+from akunu_py.parser import add_format
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
 COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
@@ -63,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     command.add_count(parser, "--max-tokens", 256, "Maximum tokens of each recorded answer")
     command.add_model(parser)
-    command.add_format(parser)
+    add_format(parser)
 
 
 def add_draft_options(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
-_FILE_KEYS = {"runner": "contestant"}  # field: its name in files
-_FIELDS = {key: name for name, key in _FILE_KEYS.items()}
 _MAX_PERIOD, _MIN_REPEATS = 64, 3  # a loop: maximum tokens of the passage, minimum repetitions
 _VERSIONS = ("mlx", "mlx-lm", "numpy")
 
@@ -164,8 +162,6 @@ class Result:
         if not self.lost:
             del content["lost"]
         content["curve_s"] = {str(rows): seconds for rows, seconds in self.curve_s.items()}
-        for part in ("throughput", "runs"):
-            content[part] = [to_file_keys(entry) for entry in content[part]]
         for entry, test in zip(content["throughput"], self.throughput, strict=True):
             entry |= {"tokens_per_s": median(test.rates), "spread": half_range(test.rates)}
         for entry, series in zip(content["runs"], self.runs, strict=True):
@@ -188,11 +184,6 @@ class Result:
     def save(self, path: Path) -> None:
         """Write the result file. Raises StoreError."""
         write_text(path, self.to_json())
-
-
-def to_file_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the fields of a dataclass to their names in files."""
-    return {_FILE_KEYS.get(name, name): value for name, value in entry.items()}
 
 
 def json_text(content: dict[str, Any]) -> str:
@@ -261,8 +252,7 @@ def _parse(content: dict[str, Any]) -> Result:
 
 def _from_entry(kind: Any, entry: dict[str, Any]) -> Any:
     """Return the dataclass of `entry` without derived figures."""
-    named = {_FIELDS.get(key, key): value for key, value in entry.items()}
-    return kind(**{name: named[name] for name in kind.__dataclass_fields__ if name in named})
+    return kind(**{name: entry[name] for name in kind.__dataclass_fields__ if name in entry})
 
 
 def merge_results(results: Sequence[Result]) -> list[Result]:

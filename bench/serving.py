@@ -38,6 +38,7 @@ from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
+from akunu_py.parser import add_format
 
 SERVERS = ("akunu", "mlx-lm")
 WORKLOADS = ("chat", "edit", "json")
@@ -70,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"Measure only the clients, with all layers and the workloads {', '.join(WORKLOADS)}",
     )
     command.add_count(parser, "--repeats", 3, "Repetitions with --throughput; the median counts")
-    command.add_format(parser)
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from akunu_py.bench.result import Result, Series, load_merged
 from akunu_py.bench.tables import Table, heading, to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import UsageError
+from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 
 LONGEST = 32
@@ -52,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="Save the measurements as JSON"
     )
     command.add_model(parser)
-    command.add_format(parser)
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomlkit
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -199,76 +198,6 @@ def test_sizes_are_read_as_they_are_written(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a size such as 500MB"):
         save_settings({"prompt_cache_memory": text})
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "value"),
-    [
-        ("memory", "answer_cache", False),
-        ("cache_memory", "prompt_cache_memory", "2GB"),
-        ("cache_disk", "prompt_cache_disk", "0B"),
-    ],
-)
-def test_old_key_works_with_one_notice(
-    old: str, new: str, value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings_file().write_text(tomlkit.dumps({old: value}))
-    notice = f"{settings_file()}: {old!r} is now {new!r}; rename it"
-    assert load_settings() == load_settings() == replace(Settings(), **{new: value})
-    assert capsys.readouterr().err == f"akunu: {notice}\n"
-    assert read_settings() == (load_settings(), [notice])
-    assert capsys.readouterr().err == ""
-
-
-def test_new_key_overrides_old_key() -> None:
-    settings_file().write_text('memory = "wrong"\nanswer_cache = false\ncache_disk = "1GB"\n')
-    settings, notices = read_settings()
-    assert (settings.answer_cache, settings.prompt_cache_disk) == (False, "1GB")
-    assert [line.rsplit("; ")[-1] for line in notices] == ["remove it", "rename it"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("memory = 1", "expected true or false for memory, found 1"),
-        ("cache_memory = 'big'", "expected a size such as 500MB for cache_memory, found 'big'"),
-        ("cache_disk = 10", "expected a text in quotes for cache_disk, found 10"),
-    ],
-)
-def test_error_names_old_key_as_written(content: str, message: str) -> None:
-    settings_file().write_text(content)
-    with pytest.raises(UsageError, match=message):
-        load_settings()
-    assert read_settings()[0].answer_cache == ("memory = 1" not in content)
-    with pytest.raises(UsageError, match=message):
-        save_settings({"theme": "light"})
-    assert settings_file().read_text() == content
-
-
-def test_save_replaces_old_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    settings_file().write_text(
-        'memory = false  # private\ncache_memory = "2GB"\nprompt_cache_memory = "3GB"\n'
-        'cache_disk = "1GB"\n\n[personas]\na = "A"\n'
-    )
-    save_settings({"theme": "light", "prompt_cache_disk": "5GB"})
-    assert capsys.readouterr().err == ""
-    assert read_settings() == (
-        Settings(
-            answer_cache=False,
-            prompt_cache_memory="3GB",
-            prompt_cache_disk="5GB",
-            theme="light",
-            personas={"a": "A"},
-        ),
-        [],
-    )
-    assert "answer_cache = false  # private" in settings_file().read_text().splitlines()
-
-
-@pytest.mark.parametrize("option", ["--no-memory", "--memory=1GB", "--cache-memory"])
-def test_error_names_renamed_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "hi", option]) == 2
-    assert f"{option.partition('=')[0]} is now --" in capsys.readouterr().err
 
 
 def test_serve_settings_come_from_the_environment_then_the_file(

@@ -23,12 +23,10 @@ from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.model_store import Usage, read_usage
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.parser import add_actions, add_format, add_values
-from akunu_py.text import confirm, human_size, on_one_line, say
+from akunu_py.text import confirm, human_size, on_one_line, parse_size, say
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-_UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -144,8 +142,7 @@ def pull_model(args: argparse.Namespace) -> None:
         if args.hosts:
             from akunu_py.decoding.hosts.pull_on_hosts import pull_on_hosts
 
-            with progress_bar() as progress:
-                pull_on_hosts(hosts, model, progress)
+            pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
         say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)
         raise
@@ -290,16 +287,11 @@ def remove(args: argparse.Namespace) -> None:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of `16G`, `16GB` or `512M`; G is 2**30. Raises UsageError."""
-    digits = text.rstrip("GgMmIiBb ")
-    unit = _UNITS.get(text[len(digits) :].strip().upper())
+    """Return the bytes of `16G` or `16GB`; a GB of memory is 2**30 bytes. Raises UsageError."""
     try:
-        size = int(float(digits) * (unit or 0))
-    except (ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise UsageError(f"--memory: expected a size such as 16G, got {text!r}")
-    return size
+        return parse_size(text) * GIB // 10**9
+    except ValueError:
+        raise UsageError(f"--memory: expected a size such as 16G, got {text!r}") from None
 
 
 def _named(name: str) -> model_store.StoredModel:

@@ -182,7 +182,7 @@ def _answer_files(directory: Path) -> list[Path]:
 
 
 def directory_of(model: Path) -> Path:
-    """Return the directory of a model's learned state and token tables."""
+    """Return the directory of a model's learned state."""
     return paths.cache_dir() / "learned" / paths.model_directory_name(model)
 
 

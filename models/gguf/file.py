@@ -26,6 +26,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf.quants import Q4_K
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import open_regular
@@ -53,27 +55,17 @@ class TensorType:
     bits: int = 0  # width of a weight after the conversion to MLX, 0 for floats
 
 
-TENSOR_TYPES = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18, 4),
-    3: TensorType("Q4_1", 32, 20, 4),
-    6: TensorType("Q5_0", 32, 22, 5),
-    7: TensorType("Q5_1", 32, 24, 5),
-    8: TensorType("Q8_0", 32, 34, 8),
-    10: TensorType("Q2_K", 256, 84, 4),
-    11: TensorType("Q3_K", 256, 110, 5),
-    12: TensorType("Q4_K", 256, 144, 4),
-    13: TensorType("Q5_K", 256, 176, 5),
-    14: TensorType("Q6_K", 256, 210, 8),
-    30: TensorType("BF16", 1, 2),
-}
-# Unsupported types, by name for the error message.
-_OTHER_TYPES = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+# Supported types: the width of a weight after the conversion to MLX, 0 for floats.
+_BITS = {
+    "F32": 0, "F16": 0, "BF16": 0, "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8,
+    "Q2_K": 4, "Q3_K": 5, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
 }  # fmt: skip
+_TYPE_NAMES = {kind.value: kind.name for kind in GGMLQuantizationType}
+TENSOR_TYPES = {
+    kind.value: TensorType(kind.name, block, size, _BITS[kind.name])
+    for kind, (block, size) in GGML_QUANT_SIZES.items()
+    if kind.name in _BITS
+}
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -277,7 +269,7 @@ def _locate_tensors(
         if name in tensors:
             raise cursor.damaged(f"tensor {name[:80]!r} occurs twice")
         if kind not in TENSOR_TYPES:
-            found = _OTHER_TYPES.get(kind, f"type {kind}")
+            found = _TYPE_NAMES.get(kind, f"type {kind}")
             known = ", ".join(type_.name for type_ in TENSOR_TYPES.values())
             raise UnsupportedModel(
                 f"{cursor.path.name} stores {name[:80]!r} as {found}; akunu imports {known}"
@@ -406,8 +398,6 @@ def load(stored: Array, dtype: str) -> Array:
 def _groups(type_: TensorType, raw: Array, dtype: str) -> Groups:
     """Convert blocks uint8 [blocks, block bytes]."""
     if type_.name in ("Q2_K", "Q3_K", "Q6_K"):
-        from gguf import GGMLQuantizationType, dequantize  # its import takes a moment
-
         values = dequantize(np.ascontiguousarray(raw), GGMLQuantizationType[type_.name])
         return requantize(values.reshape(-1, GROUP_SIZE), type_.bits, dtype)
     codes, scales, biases = (_k_groups if type_.block == 256 else _simple_groups)(type_, raw)
@@ -448,8 +438,6 @@ def _simple_groups(type_: TensorType, raw: Array) -> Groups:
 
 def _k_groups(type_: TensorType, raw: Array) -> Groups:
     """Convert blocks of 256 weights: two scales, 6-bit scales of groups, fifth bits, codes."""
-    from gguf.quants import Q4_K
-
     scales, minima = Q4_K.get_scale_min(np.ascontiguousarray(raw[:, 4:16]))
     scales = _float16(raw, 0)[:, None] * scales.astype(np.float32)
     minima = _float16(raw, 2)[:, None] * minima.astype(np.float32)

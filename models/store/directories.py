@@ -7,16 +7,16 @@ stay: removing one would race with a process that has just opened it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
+from akunu_py.files import locked
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -28,24 +28,20 @@ class ModelBusy(StoreError):
 
 @contextmanager
 def lock_model(name: str) -> Iterator[None]:
-    """Hold the exclusive lock of the model `name`; the store's directory must exist.
+    """Hold the exclusive lock of the model `name`.
 
     Does not wait: raises ModelBusy if the lock is held, StoreError if its file cannot be opened.
     """
     path = paths.models_dir() / f".lock-{name}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    with store_errors(f"cannot lock model {name!r}"):
-        descriptor = os.open(path, flags, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ModelBusy(
-                f"another akunu process is changing model {name!r}; try again later"
-            ) from None
+    with ExitStack() as stack:
+        with store_errors(f"cannot lock model {name!r}"):
+            try:
+                stack.enter_context(locked(path, wait=False))
+            except BlockingIOError:
+                raise ModelBusy(
+                    f"another akunu process is changing model {name!r}; try again later"
+                ) from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def open_writable(path: Path) -> int:

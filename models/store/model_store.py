@@ -83,15 +83,7 @@ def external_models(stored: Sequence[StoredModel]) -> list[StoredModel]:
     """Return the models of other programs that are not among those of the store, by name."""
     repositories = {model.repository for model in stored}
     return [
-        StoredModel(
-            model.name,
-            model.path,
-            model.size,
-            model.context_length,
-            source=model.program,
-            commit=model.commit,
-            program=model.program,
-        )
+        StoredModel(source=model.program, **asdict(model))
         for model in find_models()
         if model.name not in repositories
     ]

@@ -277,7 +277,7 @@ def _run_command(
         "64": ["1", "2", "32", "33"],
     }
     (result,) = found["results"]
-    assert {run["contestant"] for run in result["runs"]} == {"mlx-lm", "off", "auto"}
+    assert {run["runner"] for run in result["runs"]} == {"mlx-lm", "off", "auto"}
     assert {test["test"] for test in result["throughput"]} == {"pp16"}
     report = run_here("bench", "report", str(out))
     assert report.returncode == 0, report.stderr

@@ -123,13 +123,13 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
         "--draft", "fixed", "--draft", "auto", "--draft", "memory",
     )  # fmt: skip
     assert result["complete"] is True
-    assert [(row["test"], row["contestant"]) for row in result["throughput"]] == [
+    assert [(row["test"], row["runner"]) for row in result["throughput"]] == [
         (test, loop)
         for test in ("pp16", "pp16 @ d32", "tg4", "tg4 @ d32")
         for loop in ("mlx-lm", "akunu")
     ]
     assert all(row["rates"][0] > 0 for row in result["throughput"])
-    summary = {r["contestant"]: r for r in result["runs"] if r["workload"] == "summary"}
+    summary = {r["runner"]: r for r in result["runs"] if r["workload"] == "summary"}
     ours = ["off", "fixed 4", "auto", "auto + memory"]
     drafted = ["mlx-lm + draft model", "draft model", "auto + draft model"]
     assert list(summary) == ["mlx-lm", *drafted, *ours]
@@ -137,7 +137,7 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert all(row["repeats"][0]["peak_bytes"] > 0 for row in summary.values())
     assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
     assert summary["off"]["tokens_per_pass"] == 1
-    turns = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
+    turns = {r["runner"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
     assert list(turns) == ["mlx-lm", *drafted, *ours]  # a failed runner is skipped
     assert all(row["repeats"][0]["tokens"] == 21 for row in turns.values())
     assert turns["auto"]["identical"] is True

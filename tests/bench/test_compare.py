@@ -78,7 +78,7 @@ def test_a_planted_slowdown_of_a_tenth_is_found(tmp_path: Path) -> None:
     a, b = save(tmp_path / "a.json", 1), save(tmp_path / "b.json", 2, auto=180)
     code, found = compare(a, b)
     assert code == 1
-    rows = {(row["contestant"], row["test"]): row for row in found["comparisons"]}
+    rows = {(row["runner"], row["test"]): row for row in found["comparisons"]}
     assert rows["auto", "all of them"]["verdict"] == "slower"
     assert rows["auto", "all of them"]["ratio"] == pytest.approx(0.9, abs=0.02)
     assert rows[PLAIN, "all of them"]["verdict"] == "no difference"
@@ -105,7 +105,7 @@ def test_few_repetitions_are_reported_as_too_few(tmp_path: Path) -> None:
     b = save(tmp_path / "b.json", 2, repeats=2, workloads=("edit",), auto=150)
     code, found = compare(a, b)
     assert code == 0
-    verdicts = {row["contestant"]: row["verdict"] for row in found["comparisons"]}
+    verdicts = {row["runner"]: row["verdict"] for row in found["comparisons"]}
     assert verdicts == {PLAIN: "no difference", "auto": "too few repetitions"}
     assert compare(a, b, "--threshold", "40", "--alpha", "5%")[1]["slower"] is False
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from akunu_py.bench.command import add_format, lengths, show
+from akunu_py.bench.command import lengths, show
 from akunu_py.bench.trace import Trace, TraceItem, load_trace
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
-from akunu_py.parser import positive
+from akunu_py.parser import add_format, positive
 from tests.measure.tool import run_tool
 
 SUMMARY = "Compare policies for prompt caches on recorded sessions"

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.bench.command import (
-    add_format,
     add_model,
     add_repeats,
     exit_code,
@@ -43,7 +42,7 @@ from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
-from akunu_py.parser import positive
+from akunu_py.parser import add_format, positive
 from akunu_py.types import DRAFT_MODES, DraftMode, Stats, WeightMode
 from tests.measure.tool import run_tool
 

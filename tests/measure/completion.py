@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from typing import Any
 
-from akunu_py.bench.command import add_format, add_model, progress, show
+from akunu_py.bench.command import add_model, progress, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
@@ -27,6 +27,7 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 from tests.measure.tool import run_tool
 from tests.support.complete import complete

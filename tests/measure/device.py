@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from akunu_py.bench.command import add_format, show
+from akunu_py.bench.command import show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
@@ -34,6 +34,7 @@ from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
+from akunu_py.parser import add_format
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import (
     DrafterFigures,

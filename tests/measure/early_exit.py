@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from akunu_py.bench.command import add_format, add_model, show
+from akunu_py.bench.command import add_model, show
 from akunu_py.bench.tables import to_text
 from akunu_py.decoding.drafting import early_exit as first_layers
 from akunu_py.decoding.load import load_engine
+from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 from tests.measure.tool import run_tool
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from akunu_py.bench.command import add_format, show
+from akunu_py.bench.command import show
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
@@ -29,6 +29,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
+from akunu_py.parser import add_format
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Drafter
 from tests.measure.tool import run_tool
 

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 import mlx.core as mx
 
 from akunu_py.bench.command import (
-    add_format,
     add_model,
     add_repeats,
     exit_code,
@@ -35,7 +34,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.parser import positive
+from akunu_py.parser import add_format, positive
 from akunu_py.text import displayable
 from akunu_py.types import DRAFT_MODES, DraftMode, GenerateOptions, LoadOptions, Message, TextPiece
 from tests.measure.tool import run_tool

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.command import add_format, add_model, progress, show
+from akunu_py.bench.command import add_model, progress, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
@@ -32,7 +32,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
-from akunu_py.parser import positive
+from akunu_py.parser import add_format, positive
 from akunu_py.types import (
     Constraint,
     Drafter,

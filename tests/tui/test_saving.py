@@ -48,7 +48,7 @@ def write_cache(name: str, conversation: str) -> Path:
     """What a model has read of it."""
     path = paths.prompt_caches_dir() / "model" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = CacheMetadata("m", "i", "t", "w", None, True, [1], [], [], conversation)
+    about = CacheMetadata("m", "i", "t", "w", None, True, [1], [], [], conversation, 0.0)
     with path.open("wb") as file:
         cache_file.write(file, about, {}, [], lambda: False)
     return path

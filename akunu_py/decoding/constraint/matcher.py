@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from akunu_py.decoding.constraint.compiled import Compiled, compiled
 from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.constraint.token_tables import forced_tokens, tables_key, token_tables
@@ -43,6 +44,7 @@ _NAMES = {
     "choice": "the choices",
     "grammar": "the grammar",
 }
+Compiled = tuple["LLMatcher", str]  # at its start; and why it cannot be used, "" if it can
 _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
 
 
@@ -210,6 +212,38 @@ def _compile_with(
     """Compile a constraint for `tables`, which `key` identifies."""
     what = replace(constraint, likely=()) if constraint.likely else constraint
     return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
+
+
+_MOST = 32  # grammars; a request with strict tools has three
+_grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
+_lock = threading.Lock()
+
+
+def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
+    """Return the grammar `key`, which `work` compiles in another thread if it is new.
+
+    A failed compile is not kept. Copy the matcher before use. llguidance releases the GIL and
+    limits its own work, so a compile that is too slow ends later.
+    """
+    with _lock:
+        if (known := _grammars.get(key)) is not None:
+            _grammars.move_to_end(key)
+            return known
+        future = _grammars[key] = Future[Compiled]()
+        while len(_grammars) > _MOST:
+            _grammars.popitem(last=False)
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
+            with _lock:
+                if _grammars.get(key) is future:
+                    del _grammars[key]
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="grammar", daemon=True).start()
+    return future
 
 
 def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:

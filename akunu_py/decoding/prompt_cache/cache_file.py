@@ -65,8 +65,8 @@ class CacheMetadata:
     tokens: list[int]
     pending: list[int]
     checkpoints: list[int]
-    conversation: str = ""
-    requested_at: float = 0.0  # time of its last request
+    conversation: str
+    requested_at: float  # time of its last request
 
     def shared(self, prompt: Sequence[int]) -> int:
         """Return the length of the prefix shared with `prompt`, without the prompt's last."""
@@ -197,7 +197,8 @@ def _digest_offset(head: bytes) -> int:
 
 def _parsed_metadata(found: Any) -> CacheMetadata:
     """Validate the header. Raises TypeError, KeyError or ValueError."""
-    kinds = {"model": str, "identity": str, "tokenizer": str, "weights": str, "trims": bool}
+    texts = ("model", "identity", "tokenizer", "weights", "conversation")
+    kinds = dict.fromkeys(texts, str) | {"trims": bool, "requested_at": float}
     for name, kind in kinds.items():
         if type(found[name]) is not kind:
             raise TypeError(name)
@@ -211,8 +212,4 @@ def _parsed_metadata(found: Any) -> CacheMetadata:
         raise ValueError("checkpoints")
     if lengths and not 0 < lengths[0] <= lengths[-1] <= len(found["tokens"]):
         raise ValueError("checkpoints")
-    if type(found.get("conversation", "")) is not str:  # missing in older files
-        raise TypeError("conversation")
-    if type(found.get("requested_at", 0.0)) is not float:
-        raise TypeError("requested_at")
     return CacheMetadata(**found | {"model": one_line(found["model"], 80)})

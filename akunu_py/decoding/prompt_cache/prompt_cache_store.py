@@ -7,7 +7,6 @@ up. `written.json` lists recent writes, `forgotten` deleted conversations.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -26,7 +25,7 @@ from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.files import read_bounded, read_json, write_atomically
+from akunu_py.files import locked, read_bounded, read_json, write_atomically
 from akunu_py.types import NotCached
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ _HOUR = 3600.0
 _MAX_LEDGER_BYTES = 1 << 20
 _RETRY_AFTER = 600.0  # seconds without writes after a disk error
 _MAX_FILES = 64  # of a model
-_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,8 @@ class PromptCacheStore:
     def _valid(self) -> list[SavedCache]:
         if not self._swept:
             self._swept = True
-            with self._lock_for_writing() as locked:
-                if locked:
+            with self._lock_for_writing() as is_locked:
+                if is_locked:
                     sweep(self.limits, self._clock())
         found = []
         known, self._metadata = self._metadata, {}  # without removed files
@@ -175,8 +173,8 @@ class PromptCacheStore:
         """Save a history in place of its prefixes; False if not allowed or `stopped`."""
         from akunu_py.decoding.prompt_cache import disk
 
-        with self._lock_for_writing() as locked:
-            if not locked or not self.may_write(history.nbytes):
+        with self._lock_for_writing() as is_locked:
+            if not is_locked or not self.may_write(history.nbytes):
                 return False
             path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}"
             try:
@@ -210,19 +208,12 @@ class PromptCacheStore:
     @contextlib.contextmanager
     def _lock_for_writing(self) -> Iterator[bool]:
         """Yield whether this is the only process that writes."""
-        lock = None
-        try:
-            _root().mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(_root() / _LOCK, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except OSError:
-            locked = False
-        try:
-            yield locked
-        finally:
-            if lock is not None:
-                os.close(lock)
+        with contextlib.ExitStack() as stack:
+            is_locked = False
+            with contextlib.suppress(OSError):
+                stack.enter_context(locked(_root() / _LOCK, wait=False))
+                is_locked = True
+            yield is_locked
 
 
 def incompatibility(metadata: CacheMetadata, engine: Engine) -> NotCached:

@@ -24,7 +24,6 @@ from tokenizers.pre_tokenizers import ByteLevel as Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.decoding.constraint import compiled
 from akunu_py.decoding.constraint import matcher as constraint_module
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
 from akunu_py.decoding.constraint.token_tables import token_tables
@@ -270,7 +269,7 @@ def test_one_that_compiles_for_too_long_is_given_up(
         given_up.wait()
         return None, ""
 
-    monkeypatch.setattr(compiled, "_grammars", OrderedDict())
+    monkeypatch.setattr(constraint_module, "_grammars", OrderedDict())
     monkeypatch.setattr(constraint_module, "COMPILE_SECONDS", 0.01)
     monkeypatch.setattr(constraint_module, "_compile", endless)
     options = GenerateOptions(sampling=SamplingOptions(constraint=CONSTRAINTS["schema"]))
@@ -375,7 +374,7 @@ def test_an_answer_needs_no_grammar_to_draft_by(
             raise UsageError("its grammar becomes too large")
         return made(constraint, layout, prefix)
 
-    monkeypatch.setattr(compiled, "_grammars", OrderedDict())
+    monkeypatch.setattr(constraint_module, "_grammars", OrderedDict())
     monkeypatch.setattr(constraint_module, "_json_grammar", only_free)
     assert answered(engine, [5], options).tokens == expected.tokens
 

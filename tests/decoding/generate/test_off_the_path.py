@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding import learned_state
-from akunu_py.decoding.constraint import compiled, matcher
+from akunu_py.decoding.constraint import matcher
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
@@ -220,7 +220,7 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:
         assert compiled_now.wait(60)
         return object(), ""
 
-    futures = [compiled.compiled("one", work) for _ in range(3)]
+    futures = [matcher.compiled("one", work) for _ in range(3)]
     assert started.wait(60)
     compiled_now.set()
     assert len({id(each.result(60)[0]) for each in futures}) == len(counted) == 1
@@ -234,9 +234,9 @@ def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once()
             counted.append(name)
             return object(), ""
 
-        compiled.compiled(name, work).result(60)
+        matcher.compiled(name, work).result(60)
 
-    for name in ("first", *map(str, range(compiled._MOST - 1)), "first", "other", "first", "0"):
+    for name in ("first", *map(str, range(matcher._MOST - 1)), "first", "other", "first", "0"):
         get(name)
     assert counted.count("first") == 1
     assert counted.count("0") == 2
@@ -245,5 +245,5 @@ def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once()
         raise UsageError("no")
 
     for _ in range(2):
-        assert isinstance(compiled.compiled("bad", fail).exception(60), UsageError)
-        assert "bad" not in compiled._grammars
+        assert isinstance(matcher.compiled("bad", fail).exception(60), UsageError)
+        assert "bad" not in matcher._grammars

@@ -136,10 +136,10 @@ def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [run["contestant"] for run in found["runs"]] == ["off", "auto"]
+    assert [run["runner"] for run in found["runs"]] == ["off", "auto"]
     assert [run["identical"] for run in found["runs"]] == [None, True]
     assert found["runs"][0]["speedup"] == 1
-    assert [test["contestant"] for test in found["throughput"]] == ["akunu"]
+    assert [test["runner"] for test in found["throughput"]] == ["akunu"]
     assert ["1/2 of each layer" in each for each in found["model"]["hosts"]] == [True, True]
 
 

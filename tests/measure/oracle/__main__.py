@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.command import FAILED, add_format, add_model, progress, show
+from akunu_py.bench.command import FAILED, add_model, progress, show
 from akunu_py.completion.prompt.layout import CodeTokens
 from akunu_py.decoding.load import load_engine
 from akunu_py.errors import UsageError
-from akunu_py.parser import positive
+from akunu_py.parser import add_format, positive
 from akunu_py.types import LoadOptions
 from tests.measure.oracle.definitions import BUDGETS, measure_definitions
 from tests.measure.oracle.imports import measure_imports
