@@ -209,12 +209,9 @@ class AutoDrafter:
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
             if choice is not None:
                 self.pipelines = False
-                # Neural drafters wait for the running step.
-                return (
-                    Proposal(predictions)
-                    if ahead
-                    else self._draft_with(predictions, *choice, limits)
-                )
+                if ahead:  # neural drafters wait for the running step
+                    return Proposal(predictions)
+                return self._draft_with(predictions, *choice, limits)
         probe = 0 if length else self._probe(predictions[ahead:found], longest)
         end = ahead + (length or probe)
         return Proposal(predictions, int(ahead), end, is_probe=bool(probe))

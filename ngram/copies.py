@@ -333,11 +333,11 @@ class Edits:
 
     def find(self, position: int) -> tuple[int, Edit, int] | None:
         """Return (key, edit, source position after the edit) for the token at `position`."""
-        tokens = self.tokens
+        tokens, by_key = self.tokens, self.by_key
         for key in self._keys(position):
-            edit = self.by_key.get(key)
-            if edit is None:
+            if key not in by_key:
                 continue
+            edit = by_key[key]
             if edit.replaced < 0:
                 return key, edit, position
             try:
