@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect
 from itertools import islice
 from math import exp
+from operator import getitem
 from typing import Any
 
 # Hits (1) and misses of up to three last predictions, latest in the lowest bit, after a leading 1.
 Outcomes = int
 NO_OUTCOMES: Outcomes = 1
 OutcomeUpdate = tuple[dict[int, Outcomes], int, Outcomes]  # (record, key, current outcomes)
-Feature = tuple[list[float], int]  # (weights, index)
 
 RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2  # learning rates
 
@@ -92,7 +92,8 @@ SOURCE_COUNT = 7  # sources of predictions: FROM_... in `prediction`
 # By the length of a match: the classes of MATCH and IN_ANSWERS.
 MATCH_CLASS = (0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8, 9)
 ANSWER_CLASS = (0, 0, 1, 2, *[3] * 4, *[4] * 24, 5)
-_RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
+# By the tokens copied since a copy resumed, up to 17: the classes of COPY.
+RUN_CLASS = (0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8, 5)
 
 
 def sigmoid(logit: float) -> float:
@@ -109,39 +110,38 @@ def push(outcomes: Outcomes, hit: bool) -> Outcomes:
     return outcomes << 1 | hit if outcomes < 8 else 8 | ((outcomes << 1 | hit) & 7)
 
 
-def run_class(run: int) -> int:
-    """Return the run-length class of COPY for `run`."""
-    return _RUN_CLASS[run] if run < 17 else 5
-
-
 class Candidate:
     """A possible next token, with the features to learn from."""
 
-    __slots__ = ("features", "logit", "outcomes", "rate", "token")
+    __slots__ = ("logit", "outcomes", "places", "rate", "source", "tables", "token")
 
     def __init__(
-        self, token: int, rate: float, features: list[Feature], outcomes: list[OutcomeUpdate]
+        self,
+        token: int,
+        source: int,
+        rate: float,
+        tables: tuple[list[float], ...],
+        places: tuple[int, ...],
+        outcomes: list[OutcomeUpdate],
     ) -> None:
-        self.token, self.rate = token, rate
-        self.features = features
+        """tables: of the weights. places: the index of the feature's weight in each table."""
+        self.token, self.source, self.rate = token, source, rate
+        self.tables, self.places = tables, places
         self.outcomes = outcomes  # updated by `learn`
-        logit = 0.0
-        for weights, i in features:
-            logit += weights[i]
-        self.logit = logit  # of the probability that `token` is next
+        self.logit: float = sum(map(getitem, tables, places))  # of "`token` is next"
 
-    def add(self, feature: Feature) -> None:
+    def add(self, weights: list[float], place: int) -> None:
         """Add a feature."""
-        weights, i = feature
-        self.features.append(feature)
-        self.logit += weights[i]
+        self.tables += (weights,)
+        self.places += (place,)
+        self.logit += weights[place]
 
     def learn(self, token: int) -> None:
         """Take one gradient step on the log loss and record the outcome for `token`."""
         hit = self.token == token
         step = self.rate * (hit - sigmoid(self.logit))
-        for weights, i in self.features:
-            weights[i] += step
+        for weights, place in zip(self.tables, self.places, strict=True):
+            weights[place] += step
         for record, key, before in self.outcomes:
             record[key] = push(before, hit)
 
@@ -184,6 +184,17 @@ class AcceptanceModel:
         self.cache_against = list(CACHE_AGAINST)
         self.cache_token = list(CACHE_TOKEN)
         self.calibration = [list(CALIBRATION) for _ in range(SOURCE_COUNT)]
+        # The tables of a candidate's features, by its source.
+        self.match_tables = (
+            *(self.match, self.agreeing, self.opposing, self.share),
+            *(self.recent, self.after_pair, self.same_token, self.copy_agrees),
+        )
+        self.copy_tables = tuple((each, self.copy_recent, self.copy_token) for each in self.copy)
+        self.skip_tables, self.edit_tables = (self.skip,), (self.edit,)
+        self.cache_tables = (
+            *(self.cache_match, self.cache_agreeing, self.cache_opposing),
+            *(self.cache_against, self.cache_token, self.copy_recent),
+        )
         # Outcomes by the two tokens before the prediction, by the predicted token, or by the edit.
         self.pair_outcomes: dict[int, Outcomes] = {}
         self.token_outcomes: dict[int, Outcomes] = {}

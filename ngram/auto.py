@@ -8,7 +8,7 @@ neural drafter is better.
 from __future__ import annotations
 
 from collections.abc import Collection, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -42,12 +42,12 @@ class Proposal:
     """A draft: predictions, then maybe tokens of a neural drafter, then maybe predictions again."""
 
     # Continuation of the history, drafted or not:
-    predictions: list[TokenPrediction] = field(default_factory=list)
+    predictions: Sequence[TokenPrediction] = ()
     start: int = 0  # 1 if the draft follows the unknown token of the running step
     end: int = 0  # predictions[start:end] begin the draft
     neural_drafter: PlannedDrafter | None = None  # that drafts `neural_tokens`
-    neural_tokens: list[int] = field(default_factory=list)
-    trailing: list[TokenPrediction] = field(default_factory=list)
+    neural_tokens: Sequence[int] = ()
+    trailing: Sequence[TokenPrediction] = ()
     is_probe: bool = False  # drafted to measure the cost of a pass
 
     @property
@@ -209,12 +209,9 @@ class AutoDrafter:
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
             if choice is not None:
                 self.pipelines = False
-                # Neural drafters wait for the running step.
-                return (
-                    Proposal(predictions)
-                    if ahead
-                    else self._draft_with(predictions, *choice, limits)
-                )
+                if ahead:  # neural drafters wait for the running step
+                    return Proposal(predictions)
+                return self._draft_with(predictions, *choice, limits)
         probe = 0 if length else self._probe(predictions[ahead:found], longest)
         end = ahead + (length or probe)
         return Proposal(predictions, int(ahead), end, is_probe=bool(probe))

@@ -80,7 +80,7 @@ class PredictionChain:
         )
         copies = tracker.restart(copies, token, matches)
         continued: list[SuffixMatch] = []
-        long = False  # if one continues: only short matches can have missed a better place
+        long = False  # Matches of one token may have missed places that continue longer.
         for position, length in matches:
             if tokens[position] == token:
                 continued.append((position + 1, length + (length < LONGEST_MATCH)))

@@ -8,6 +8,7 @@ at the same place, where its context recurs nearby, after a delimiter, or after 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from akunu_py.ngram.acceptance_model import (
@@ -19,9 +20,9 @@ from akunu_py.ngram.acceptance_model import (
     KNOWN_SKIP,
     NO_OUTCOMES,
     REPLACED,
+    RUN_CLASS,
     Outcomes,
     keep_newest,
-    run_class,
 )
 from akunu_py.ngram.index import SuffixMatch
 
@@ -46,17 +47,12 @@ class Copy(NamedTuple):
     continue_at: int = 0  # position in the source after that edit
 
 
+_copy = partial(tuple.__new__, Copy)  # half the time of Copy(...); takes all fields
+
 Copies = tuple[Copy | None, Copy | None]  # from before the answer, and from the answer itself
 
-
-class CopyPrediction(NamedTuple):
-    """Prediction of a copy."""
-
-    token: int
-    state: int  # index in `acceptance_model.COPY`
-    position: int  # of the token in the source
-
-
+# Prediction of a copy: (token, index in `acceptance_model.COPY`, position of the token).
+CopyPrediction = tuple[int, int, int]
 CopyPredictions = tuple[CopyPrediction | None, CopyPrediction | None]  # one for each of `Copies`
 
 
@@ -106,32 +102,25 @@ class CopyTracker:
         """Return the next token of `copy`, number `index` of `Copies`; None if there is none."""
         tokens = self.tokens
         position, run, resumed, written, _ = copy
-        if written:
-            return CopyPrediction(written[0], resumed + run_class(run), position)
         if run:
-            if position >= len(tokens):
+            if not written and position >= len(tokens):
                 return None
-            return CopyPrediction(tokens[position], resumed + run_class(run), position)
+            token = written[0] if written else tokens[position]
+            return token, resumed + RUN_CLASS[run if run < LONG_RUN else LONG_RUN], position
         if len(tokens) < 3:
             return None
         if resumed == REPLACED and position + 1 < (len(tokens) if index else self.answer_start):
-            return CopyPrediction(tokens[position + 1], REPLACED, position + 1)
-        third, second, last = tokens[-3:]
+            return tokens[position + 1], REPLACED, position + 1
         end = min(position + WINDOW, len(tokens) - 1 if index else self.answer_start) - 1
-        nearest = -1
-        place = position
-        while place < end:
-            try:
-                place = tokens.index(last, place, end)
-            except ValueError:
-                break
-            if place > 1 and tokens[place - 1] == second:
-                state = CONTEXT_3 if tokens[place - 2] == third else CONTEXT_2
-                return CopyPrediction(tokens[place + 1], state, place + 1)
-            place += 1
+        last, place, nearest = tokens[-1], position, -1
+        for _ in range(tokens[position:end].count(last)):
+            place = tokens.index(last, place) + 1
+            if place > 2 and tokens[place - 2] == tokens[-2]:
+                state = CONTEXT_3 if tokens[place - 3] == tokens[-3] else CONTEXT_2
+                return tokens[place], state, place
             if nearest < 0:
                 nearest = place
-        return CopyPrediction(tokens[nearest], CONTEXT_1, nearest) if nearest >= 0 else None
+        return (tokens[nearest], CONTEXT_1, nearest) if nearest >= 0 else None
 
     def skip(self, copy: Copy, pair: int) -> tuple[int, int] | None:
         """Return (token, position) of the source's next field if this pair preceded a skip."""
@@ -265,7 +254,7 @@ class CopyTracker:
         Each follows the longest match of at least `least` tokens, the latest of equals.
         """
         tokens, start = self.tokens, self.answer_start
-        before = inside = -1, -1  # (length, position)
+        before = inside = 0, -1  # (length, position)
         for position, length in matches:
             if length >= least and tokens[position] == token:
                 if position < start:
@@ -277,10 +266,10 @@ class CopyTracker:
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
         """Return `copy`, resumed after the next `token` in the source; learn its delimiter."""
         start = copy.position + 1
-        try:
-            place = self.tokens.index(token, start, min(start + MAX_SKIP, self.answer_start))
-        except ValueError:
+        near = self.tokens[start : min(start + MAX_SKIP, self.answer_start)]
+        if token not in near:
             return copy
+        place = start + near.index(token)
         delimiters = self.delimiters.setdefault(pair, [])
         skipped = self.tokens[place - 1]
         if skipped not in delimiters:
@@ -300,14 +289,12 @@ def _advance(
         if len(written) > 1:
             return copy._replace(written=written[1:])
         return Copy(continue_at, run, resumed)
-    if (
-        prediction is not None
-        and prediction.token == token
-        and (run or prediction.state >= CONTEXT_3)
-    ):
-        return Copy(prediction.position + 1, run + 1, resumed if run else IN_PLACE)
+    if prediction is not None and prediction[0] == token and (run or prediction[1] >= CONTEXT_3):
+        return _copy((prediction[2] + 1, run + 1, resumed if run else IN_PLACE, (), 0))
     if edit is not None and edit.token == token:
         return edit.after
+    if not run and resumed == IN_PLACE:  # broken already
+        return copy
     return Copy(position, 0, REPLACED if run >= LONG_RUN and resumed == IN_PLACE else IN_PLACE)
 
 
@@ -346,11 +333,11 @@ class Edits:
 
     def find(self, position: int) -> tuple[int, Edit, int] | None:
         """Return (key, edit, source position after the edit) for the token at `position`."""
-        tokens = self.tokens
+        tokens, by_key = self.tokens, self.by_key
         for key in self._keys(position):
-            edit = self.by_key.get(key)
-            if edit is None:
+            if key not in by_key:
                 continue
+            edit = by_key[key]
             if edit.replaced < 0:
                 return key, edit, position
             try:

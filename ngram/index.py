@@ -134,13 +134,15 @@ class SuffixIndex:
             last2, last1 = self._head2.get(pair, 0), self._head1.get(tokens[-1], 0)
         elif end:
             last2, last1 = self._prev2[-1], self._prev1[-1]
-            if self._prev4[-1]:  # else there is no longer context either
-                self._follow(found, self._prev8[-1], self._prev8, MAX_CHAIN_8)
-                self._follow(found, self._prev4[-1], self._prev4, MAX_CHAIN_4)
+            if last4 := self._prev4[-1]:  # else there is no longer context either
+                if last8 := self._prev8[-1]:
+                    self._follow(found, last8, self._prev8, MAX_CHAIN_8)
+                self._follow(found, last4, self._prev4, MAX_CHAIN_4)
         else:
             return []
-        if last1:
+        if last2:
             self._follow(found, last2, self._prev2, MAX_CHAIN_2)
+        if last1:
             self._follow(found, last1, self._prev1, MAX_CHAIN_1)
         if self.answers:
             last = self._head_answers.get(tokens[-1], 0)

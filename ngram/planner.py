@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 _NEGLIGIBLE = 0.01
 _MAX_FORESIGHT = 64.0  # tokens; a chance near 1 would promise more
@@ -49,7 +50,7 @@ def best_draft(
     charged = [rate * costs[length] for length in lengths]
     best_length = 0
     for start in range(count - 1, -1, -1):
-        best = -float("inf")
+        best = -inf
         reached = 1.0  # the chance that everything drafted so far is accepted
         tokens = 1.0
         rerun = 0.0

@@ -7,8 +7,8 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass
+from operator import attrgetter
 
 from akunu_py.ngram.acceptance_model import (
     ANSWER_CLASS,
@@ -25,12 +25,10 @@ from akunu_py.ngram.acceptance_model import (
     SHORTER_IN_ANSWER,
     AcceptanceModel,
     Candidate,
-    Feature,
 )
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.copies import (
     Copies,
-    Copy,
     CopyPrediction,
     CopyPredictions,
     CopyTracker,
@@ -43,6 +41,7 @@ from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
 _ANSWER_VOTES = 4.0  # weight of a match inside an answer
 _SURE_WITHOUT_CACHE = 0.85  # logit (70 %) above which the answer cache is not consulted
+_logit = attrgetter("logit")
 # Origins of a prediction. Plain constants: enum lookups are seven times slower on Python 3.11.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
 FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_ANSWER_CACHE, FROM_GRAMMAR = 3, 4, 5, 6, 7
@@ -58,22 +57,12 @@ class TokenPrediction:
     copies: Copies
     copy_predictions: CopyPredictions
     edits: EditPredictions
+    skip: tuple[int, int] | None  # see `CopyTracker.skip`
+    candidates: Sequence[Candidate]
     token: int = -1  # for no prediction
-    logit: float = -inf  # before calibration
     probability: float = 0.0
-    bucket: int = 0  # index in `AcceptanceModel.calibration[source]`
     source: int = FROM_MATCH
-    skip: tuple[int, int] | None = None  # see `CopyTracker.skip`
-    best_match: Candidate | None = None  # the candidate of the matches
-    candidates: list[Candidate] = field(default_factory=list)
-
-    def consider(self, candidate: Candidate, source: int) -> None:
-        """Adopt `candidate` if it is more likely than the current one."""
-        self.candidates.append(candidate)
-        if candidate.logit > self.logit:
-            self.token = candidate.token
-            self.logit = candidate.logit
-            self.source = source
+    bucket: int = 0  # index in `AcceptanceModel.calibration[source]`
 
 
 class TokenPredictor:
@@ -93,80 +82,86 @@ class TokenPredictor:
         self, recent: int, matches: Sequence[SuffixMatch], copies: Copies
     ) -> TokenPrediction:
         """Return the prediction for the next token. Arguments: as in `TokenPrediction`."""
-        tokens = self.index.tokens
+        tokens, tracker = self.index.tokens, self.tracker
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
         first, second = copies
-        tracker = self.tracker
-        copy_prediction = other_copy_prediction = None
-        edit = other_edit = None
+        copied = other_copied = edit = other_edit = skip = None
         if first is not None:
-            copy_prediction = tracker.predict(0, first)
-            edit = tracker.predict_edit(first) if first.run else None
+            copied = tracker.predict(0, first)
+            if first.run:
+                edit = tracker.predict_edit(first)
+            if pair in tracker.delimiters:
+                skip = tracker.skip(first, pair)
         if second is not None:
-            other_copy_prediction = tracker.predict(1, second)
-            other_edit = tracker.predict_edit(second) if second.run else None
-        copy_predictions, edits = (copy_prediction, other_copy_prediction), (edit, other_edit)
-        prediction = TokenPrediction(pair, recent, matches, copies, copy_predictions, edits)
+            other_copied = tracker.predict(1, second)
+            if second.run:
+                other_edit = tracker.predict_edit(second)
+        candidates: list[Candidate] = []
+        best_match = None
         if matches:
-            self._consider_match(prediction)
-        if copy_prediction is not None:
-            self._consider_copy(prediction, 0, copy_prediction, edit)
-        if other_copy_prediction is not None:
-            self._consider_copy(prediction, 1, other_copy_prediction, other_edit)
-        if first is not None:
-            self._consider_skip(prediction, first)
-            if prediction.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
-                prediction.source = FROM_FIELD
-        if not matches and self.answer_cache is not None:
-            self._consider_answer_cache(prediction, self.answer_cache)
-        if prediction.token >= 0:
-            prediction.probability, prediction.bucket = self.model.calibrate(
-                prediction.source, prediction.logit
-            )
+            best_match = self._match(pair, recent, matches, (copied, other_copied))
+        if self.answer_cache is not None and (
+            best_match is None or best_match.logit < _SURE_WITHOUT_CACHE
+        ):
+            self._consult_answer_cache(self.answer_cache, candidates, best_match, recent)
+        if best_match is not None:
+            candidates.append(best_match)
+        if copied is not None:
+            self._add_copy(candidates, best_match, 0, copied, edit, recent)
+        if other_copied is not None:
+            self._add_copy(candidates, best_match, 1, other_copied, other_edit, recent)
+        if skip is not None and first is not None and not first.run:
+            candidates.append(self._skip(skip[0], pair))
+        copy_predictions, edits = (copied, other_copied), (edit, other_edit)
+        prediction = TokenPrediction(
+            pair, recent, matches, copies, copy_predictions, edits, skip, candidates
+        )
+        if candidates:
+            best = candidates[0] if len(candidates) == 1 else max(candidates, key=_logit)
+            source = best.source
+            if source == FROM_MATCH and first is not None and first.resumed == KNOWN_SKIP:
+                source = FROM_FIELD
+            prediction.token, prediction.source = best.token, source
+            prediction.probability, prediction.bucket = self.model.calibrate(source, best.logit)
         return prediction
 
-    def _consider_match(self, prediction: TokenPrediction) -> None:
-        """Consider the token with the most votes of the matches; set `prediction.best_match`."""
+    def _match(
+        self,
+        pair: int,
+        recent: int,
+        matches: Sequence[SuffixMatch],
+        copy_predictions: CopyPredictions,
+    ) -> Candidate:
+        """Return the token with the most votes of the matches."""
         model = self.model
-        token, length, share, agreeing, opposing = self._vote(prediction.matches)
-        by_pair = model.pair_outcomes.get(prediction.pair, NO_OUTCOMES)
+        token, length, share, agreeing, opposing = self._vote(matches)
+        by_pair = model.pair_outcomes.get(pair, NO_OUTCOMES)
         by_token = model.token_outcomes.get(token, NO_OUTCOMES)
         agrees = 0
-        for copy_prediction in prediction.copy_predictions:
-            if copy_prediction is not None:
-                if copy_prediction.token == token:
-                    agrees = max(agrees, 1)
-                elif copy_prediction.state != CONTEXT_1:
+        for copied in copy_predictions:
+            if copied is not None:
+                if copied[0] == token:
+                    agrees = agrees or 1
+                elif copied[1] != CONTEXT_1:
                     agrees = 2
-        best_match = prediction.best_match = Candidate(
+        candidate = Candidate(
             token,
+            FROM_MATCH,
             RATE,
-            [
-                (model.match, MATCH_CLASS[length]),
-                (model.agreeing, agreeing),
-                (model.opposing, opposing),
-                (model.share, share),
-                (model.recent, prediction.recent),
-                (model.after_pair, by_pair),
-                (model.same_token, by_token),
-                (model.copy_agrees, agrees),
-            ],
-            [
-                (model.pair_outcomes, prediction.pair, by_pair),
-                (model.token_outcomes, token, by_token),
-            ],
+            model.match_tables,
+            (MATCH_CLASS[length], agreeing, opposing, share, recent, by_pair, by_token, agrees),
+            [(model.pair_outcomes, pair, by_pair), (model.token_outcomes, token, by_token)],
         )
         if self.index.answers:
-            for feature in self._in_answers(token, length, prediction.matches):
-                best_match.add(feature)
-        if self.answer_cache is not None and best_match.logit < _SURE_WITHOUT_CACHE:
-            self._consider_answer_cache(prediction, self.answer_cache)
-        prediction.consider(best_match, FROM_MATCH)
+            place, support = self._in_answers(token, length, matches)
+            candidate.add(model.in_answers, place)
+            candidate.add(model.answers_for, support)
+        return candidate
 
     def _in_answers(
         self, token: int, length: int, matches: Sequence[SuffixMatch]
-    ) -> tuple[Feature, Feature]:
-        """Return the features of matches in answers that support or oppose `token`."""
+    ) -> tuple[int, int]:
+        """Return the classes of IN_ANSWERS and ANSWERS_FOR of `token`."""
         tokens, answers, start = self.index.tokens, self.index.answers, self.tracker.answer_start
         earlier = present = agreeing = opposing = 0
         for position, match_length in matches:
@@ -188,10 +183,7 @@ class TokenPredictor:
             place = PRESENT_ANSWER
         else:
             place = SHORTER_IN_ANSWER if agreeing else OUTSIDE
-        return (
-            (self.model.in_answers, place + ANSWER_CLASS[length]),
-            (self.model.answers_for, 4 * min(agreeing, 3) + min(opposing, 3)),
-        )
+        return place + ANSWER_CLASS[length], 4 * min(agreeing, 3) + min(opposing, 3)
 
     def _vote(self, matches: Sequence[SuffixMatch]) -> tuple[int, int, int, int, int]:
         """Return (token, longest match, classes: share of votes, agreeing, opposing)."""
@@ -225,71 +217,65 @@ class TokenPredictor:
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
 
-    def _consider_copy(
+    def _add_copy(
         self,
-        prediction: TokenPrediction,
+        candidates: list[Candidate],
+        best_match: Candidate | None,
         which: int,
-        copy_prediction: CopyPrediction,
+        copied: CopyPrediction,
         edit: EditPrediction | None,
+        recent: int,
     ) -> None:
-        """Consider the token of a copy, and the known edit there.
+        """Add the token of a copy, and the known edit there.
 
         which: 0 for the copy from before the answer, 1 for the one from the answer.
         """
-        model, best_match = self.model, prediction.best_match
-        token = copy_prediction.token
+        model, (token, state, _) = self.model, copied
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
         outcome = (model.copy_outcomes, token, before)
         if best_match is not None and best_match.token == token:
             best_match.outcomes.append(outcome)  # no second candidate for the same token
         else:
-            features = [
-                (model.copy[which], copy_prediction.state),
-                (model.copy_recent, prediction.recent),
-                (model.copy_token, before),
-            ]
-            source = FROM_ANSWER if which else FROM_PROMPT
-            prediction.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
-        if edit is None:
-            return
-        before = model.edit_outcomes.get(edit.key, NO_OUTCOMES)
-        features = [(model.edit, before)]
-        outcomes = [(model.edit_outcomes, edit.key, before)]
-        prediction.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
+            source, places = FROM_ANSWER if which else FROM_PROMPT, (state, recent, before)
+            tables = model.copy_tables[which]
+            candidates.append(Candidate(token, source, COPY_RATE, tables, places, [outcome]))
+        if edit is not None:
+            before = model.edit_outcomes.get(edit.key, NO_OUTCOMES)
+            outcome = (model.edit_outcomes, edit.key, before)
+            candidates.append(
+                Candidate(edit.token, FROM_EDIT, COPY_RATE, model.edit_tables, (before,), [outcome])
+            )
 
-    def _consider_skip(self, prediction: TokenPrediction, prompt_copy: Copy) -> None:
-        """Set `prediction.skip`; if the copy is broken, consider the start of the next field."""
-        skip = prediction.skip = self.tracker.skip(prompt_copy, prediction.pair)
-        if skip is None or prompt_copy.run:
-            return
+    def _skip(self, token: int, pair: int) -> Candidate:
+        """Return the start of the source's next field, where a broken copy may resume."""
         model = self.model
-        before = model.skip_outcomes.get(prediction.pair, NO_OUTCOMES)
-        outcomes = [(model.skip_outcomes, prediction.pair, before)]
-        prediction.consider(
-            Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP
-        )
+        before = model.skip_outcomes.get(pair, NO_OUTCOMES)
+        outcomes = [(model.skip_outcomes, pair, before)]
+        return Candidate(token, FROM_SKIP, COPY_RATE, model.skip_tables, (before,), outcomes)
 
-    def _consider_answer_cache(
-        self, prediction: TokenPrediction, answer_cache: AnswerCache
+    def _consult_answer_cache(
+        self,
+        answer_cache: AnswerCache,
+        candidates: list[Candidate],
+        best_match: Candidate | None,
+        recent: int,
     ) -> None:
         """Support the matches' candidate with the answer cache, or add another candidate."""
         found = answer_cache.lookup(self.index.tokens)
         if found is None:
             return
-        model, best_match = self.model, prediction.best_match
+        model = self.model
         if best_match is not None:
             agrees = 1 if found.token == best_match.token else 2
-            best_match.add((model.cache_agrees, agrees))
+            best_match.add(model.cache_agrees, agrees)
             if agrees == 1:
                 return
         before = model.cache_outcomes.get(found.token, NO_OUTCOMES)
+        places = (
+            *(min(found.length, 5) - 1, min(found.agreeing, 3) - 1, min(found.opposing, 2)),
+            *(int(best_match is not None), before, recent),
+        )
         outcomes = [(model.cache_outcomes, found.token, before)]
-        features = [
-            (model.cache_match, min(found.length, 5) - 1),
-            (model.cache_agreeing, min(found.agreeing, 3) - 1),
-            (model.cache_opposing, min(found.opposing, 2)),
-            (model.cache_against, int(best_match is not None)),
-            (model.cache_token, before),
-            (model.copy_recent, prediction.recent),
-        ]
-        prediction.consider(Candidate(found.token, RATE, features, outcomes), FROM_ANSWER_CACHE)
+        candidates.append(
+            Candidate(found.token, FROM_ANSWER_CACHE, RATE, model.cache_tables, places, outcomes)
+        )

@@ -212,7 +212,8 @@ class CompletionStops:
     def _cut_one_line(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
         """Return the end of the cursor's line, without a repeat of the text after the cursor.
 
-        final: no text follows. done: for `Cut.done`. More than one line sets both.
+        final: the text is complete. done: the value for `Cut.done`. Both are set if `lines` has
+        several lines.
         """
         line = lines[0]
         if len(lines) > 1:

@@ -14,6 +14,7 @@ from akunu_py.ngram.acceptance_model import NO_OUTCOMES, AcceptanceModel, Candid
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.prediction import FROM_SKIP
 from akunu_py.types import Drafter
 
 CHEAP = {1: 1.0, 5: 1.1, 32: 1.5}
@@ -55,11 +56,11 @@ def test_a_candidate_learns_from_being_right_and_wrong() -> None:
     model = AcceptanceModel()
     before = sigmoid(model.skip[NO_OUTCOMES])
     for _ in range(20):
-        candidate = Candidate(7, 0.1, [(model.skip, NO_OUTCOMES)], [])
+        candidate = Candidate(7, FROM_SKIP, 0.1, model.skip_tables, (NO_OUTCOMES,), [])
         candidate.learn(7)
     assert sigmoid(model.skip[NO_OUTCOMES]) > before
     for _ in range(100):
-        candidate = Candidate(7, 0.1, [(model.skip, NO_OUTCOMES)], [])
+        candidate = Candidate(7, FROM_SKIP, 0.1, model.skip_tables, (NO_OUTCOMES,), [])
         candidate.learn(8)
     assert sigmoid(model.skip[NO_OUTCOMES]) < before
 

@@ -76,7 +76,11 @@ class DraftedSection(Widget):
         return align_tables(content, struck, self.size.width)
 
     def _rejected(self, end: int) -> Iterator[tuple[int, str]]:
-        """Yield rejected drafts, one line each, after the start of a line they would shift."""
+        """Yield (position, text on one line) of each rejected draft.
+
+        A draft before or in the indentation of a line moves behind the indentation, so that the
+        line keeps its place.
+        """
         answer, rejected = self._turn.answer, self._turn.rejected
         first = bisect_left(rejected, self.start, key=lambda each: each[0])
         last = len(rejected)
