@@ -1,10 +1,8 @@
-"""The ASGI application: routes, bodies and errors of all dialects."""
+"""The ASGI application: routes and errors of all dialects."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +23,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
 from akunu_py.errors import AkunuError
-from akunu_py.serve.dialect.bodies import MAX_BYTES, Body, parse
+from akunu_py.serve.dialect.bodies import Body, parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
 from akunu_py.serve.http.guard import AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.request_body import read_body
 from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
     Disconnected,
@@ -48,16 +47,6 @@ from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
 _MAX_WAITING = 256  # requests
-_BODY_TIMEOUT_S = 60.0  # for receiving a body
-_MAX_DROPPED = 1 << 30  # bytes of a body that is too large
-# Encodings of a body: the formats that zlib tries, as its window sizes.
-_ENCODINGS: dict[str, tuple[int, ...]] = {
-    "": (),
-    "identity": (),
-    "gzip": (zlib.MAX_WBITS | 16,),
-    "x-gzip": (zlib.MAX_WBITS | 16,),
-    "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS),
-}
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 _ERROR_KINDS = {404: "not_found", 405: "method"}
@@ -206,7 +195,7 @@ class _Post:
             try:
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
-                data = await _read_body(Headers(scope=scope), receive)
+                data = await read_body(Headers(scope=scope), receive)
                 async with self._prepared(data, handler, record) as (prepared, model):
                     kind: dict[str, Any] = {"client": client}
                     if isinstance(prepared, PreparedRequest):
@@ -280,62 +269,6 @@ def header_value(names: Sequence[str]) -> str:
     shown = ", ".join(quote(name[:100], safe=".*[]_-/ ") for name in names[:_MAX_NAMED])
     more = len(names) - _MAX_NAMED
     return f"{shown}, and {more} more" if more > 0 else shown
-
-
-async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises Disconnected; RequestError if it is too large or slow.
-
-    The rest of a large body is received and dropped: clients that cannot send it see no reply.
-    """
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
-        raise RequestError(
-            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
-        )
-    length = headers.get("content-length", "")
-    declared = int(length[:20]) if length.isdigit() else 0
-    if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
-        raise _too_large()
-    data, received, more = bytearray(), 0, True
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Disconnected
-                part = message.get("body", b"")
-                received += len(part)
-                if received <= MAX_BYTES:
-                    data += part
-                more = message.get("more_body", False)
-                if received > _MAX_DROPPED:
-                    raise _too_large()
-    except TimeoutError:
-        raise RequestError(f"the body did not arrive within {_BODY_TIMEOUT_S:g} seconds") from None
-    if received > MAX_BYTES:
-        raise _too_large()
-    plain = encoding in ("", "identity")
-    return bytes(data) if plain else await run_in_threadpool(_decompress, bytes(data), encoding)
-
-
-def _decompress(data: bytes, encoding: str) -> bytes:
-    """Return a compressed body. Raises RequestError if it is damaged or too large.
-
-    Some clients send `deflate` without zlib's header (RFC 9110, section 8.4.1.2).
-    """
-    for window in _ENCODINGS[encoding]:
-        stream = zlib.decompressobj(window)
-        with contextlib.suppress(zlib.error):
-            found = stream.decompress(data, MAX_BYTES + 1)
-            if len(found) > MAX_BYTES:
-                raise _too_large()
-            if stream.eof and not stream.unused_data:
-                return found
-    raise RequestError(f"the body is not {encoding}, or not whole")
-
-
-def _too_large() -> RequestError:
-    return RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
 
 
 def _http_error(request: Request, error: Exception) -> Response:
