@@ -173,6 +173,11 @@ async def test_structured_output(tiny: Served) -> None:
     asking["text"] = {"format": form | {"name": "n", "strict": True}}
     response = (await ask(tiny.app, RESPONSES, asking)).json()
     assert "".join(text_of_response(response).split()).startswith('{"a":"b"')
+    turn = {"role": "user", "content": "x"}
+    body = {"model": "alias", "max_tokens": 400, "temperature": 0.5, "messages": [turn]}
+    for more in ({"output_config": {"format": form}}, {"output_format": form}):
+        message = (await ask(tiny.app, MESSAGES, body | more)).json()
+        assert "".join(text_of_message(message).split()).startswith('{"a":"b"')
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " ("x" | "y")'}
     custom = {"type": "custom", "name": "patch", "format": grammar}
     choice = {"type": "custom", "name": "patch"}

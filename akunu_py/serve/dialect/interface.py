@@ -130,8 +130,8 @@ class PreparedRequest:
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
     build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
-    # Sets options of the stream's encoder that depend on the loaded model, before the first event.
-    begin: Callable[[Any], None] = lambda encoder: None
+    # Sets what the stream's encoder needs of the loaded model, before the first event.
+    configure: Callable[[Any], None] = lambda encoder: None
     short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
     idle: bool = False  # runs only while no other request does
     shows_thinking: bool = True  # the reply includes thinking
