@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+)
 from akunu_py.decoding.generate.job import Job
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectRequest
@@ -154,6 +160,39 @@ async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
     assert kinds.count(beat) > 2
     assert kinds.count("message_start") == (path == MESSAGES)
     assert kinds[-1] in ("message_stop", "response.completed")
+
+
+CHAT, OLLAMA = "/v1/chat/completions", "/api/chat"
+USER = {"role": "user", "content": "x"}
+HIDDEN: list[tuple[str, dict[str, Any], bool]] = [
+    *((path, {}, False) for path in (CHAT, MESSAGES, RESPONSES, OLLAMA)),
+    *((path, {"include_reasoning": False}, True) for path in (CHAT, MESSAGES, RESPONSES)),
+    *((path, {"reasoning": {"exclude": True}}, True) for path in (CHAT, RESPONSES)),
+    (MESSAGES, {"thinking": {"type": "adaptive", "display": "omitted"}}, True),
+    (MESSAGES, {"thinking": {"type": "disabled"}}, True),
+    (OLLAMA, {"think": False}, True),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "more", "hidden"), HIDDEN)
+async def test_thinking_is_left_out_of_the_reply_on_request(
+    tiny: Served, path: str, more: dict[str, Any], hidden: bool, stream: bool
+) -> None:
+    """Some models think even if thinking is disabled."""
+
+    async def think(job: Job) -> AsyncGenerator[Event]:
+        yield PromptProcessed(9, 4)
+        yield ThinkingDelta("secret")
+        yield TextDelta("said")
+        yield Finished("stop", Stats(prompt_tokens=9, generated_tokens=2))
+
+    body = {"model": "alias", "messages": [USER], "max_tokens": 9}
+    if path == RESPONSES:
+        body = {"model": "alias", "input": "x"}
+    reply = await ask(scripted_app(think, tiny, 60), path, body | {"stream": stream} | more)
+    assert reply.status == 200, reply.body
+    assert (b"secret" not in reply.body, b"said" in reply.body) == (hidden, True)
 
 
 async def test_structured_output(tiny: Served) -> None:
