@@ -145,7 +145,7 @@ def _turn_messages(
             )
         elif isinstance(block, ThinkingBlock):
             yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
-        elif not isinstance(block, RedactedThinkingBlock):
+        else:
             yield Message(turn.role, block.text)
 
 
@@ -401,13 +401,9 @@ class TextBlock(CachedPart):
 
 
 class ThinkingBlock(CachedPart):
-    type: Literal["thinking"]
-    thinking: str
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
     signature: Ignored = None
-
-
-class RedactedThinkingBlock(CachedPart):
-    type: Literal["redacted_thinking"]
     data: Ignored = None
 
 
@@ -458,13 +454,7 @@ class ToolResultBlock(CachedPart):
 
 
 Block = Annotated[
-    TextBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | DocumentBlock
-    | OtherPart,
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | OtherPart,
     ByType(),
 ]
 

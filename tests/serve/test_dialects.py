@@ -229,6 +229,22 @@ async def test_structured_output(tiny: Served) -> None:
     assert item["input"] in ("*** x", "*** y")
 
 
+async def test_paths_for_get(tiny: Served) -> None:
+    name = tiny.model.name
+    paths = ("/v1/models", f"/v1/models/{name}", "/api/tags", "/api/ps", "/api/version", "/health")
+    for path in paths:
+        reply = await ask(tiny.app, path)
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), path
+    assert (await ask(tiny.app, f"/v1/models/{name}")).json()["id"] == name
+    for path in ("/", "/metrics"):
+        reply = await ask(tiny.app, path)
+        assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    described = (await ask(tiny.app, "/openapi.json")).json()["paths"]
+    posts = {path for path, methods in described.items() if "post" in methods}
+    assert {dialect.path for dialect in DIALECTS.values()} <= posts
+    assert {"/v1/models", "/api/ps"} <= {*described} - posts
+
+
 @pytest.mark.parametrize(
     ("path", "base"),
     [

@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from akunu_py.decoding.events import (
-    AnnotatedPiece,
     Event,
-    Failed,
     Finished,
     Logprobs,
-    PrefillProgress,
     PromptProcessed,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
-    ToolCallFinished,
     ToolCallStarted,
 )
 from akunu_py.decoding.generate.job import Job
@@ -108,8 +104,6 @@ class CollectedAnswer:
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case Logprobs():
                 self.logprobs += event.tokens
-            case PrefillProgress() | ToolCallFinished() | AnnotatedPiece() | Failed():
-                pass
 
     @property
     def text(self) -> str:

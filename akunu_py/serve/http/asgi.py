@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
 from akunu_py.errors import AkunuError
-from akunu_py.serve.dialect.bodies import Body, parse
+from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
 from akunu_py.serve.http.guard import AccessRules, Guard
@@ -46,6 +46,7 @@ from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
+_PLAIN_TEXT = "text/plain; version=0.0.4"  # of Prometheus
 _MAX_WAITING = 256  # requests
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
@@ -119,59 +120,63 @@ def create_app(
     )
 
 
+# Summaries of the paths for GET, for the OpenAPI description.
+_GET = {
+    "/": "Check that the server runs, for Ollama.",
+    "/v1/models": "List the served models.",
+    "/api/tags": "List the served models, for Ollama.",
+    "/api/ps": "List the loaded models, for Ollama.",
+    "/api/version": "Return akunu's version, for Ollama.",
+    "/health": "Check that the server runs.",
+    "/openapi.json": "Return this description.",
+}
+
+
 def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     """Return the routes for GET."""
 
     pool = backend.pool
 
-    async def models(request: Request) -> Response:
+    def models(request: Request) -> dict[str, Any]:
         data = [model.description() for model in pool.models]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
-        return JSONResponse({"object": "list", "data": data} | page)
+        return {"object": "list", "data": data} | page
 
-    async def model(request: Request) -> Response:
-        return JSONResponse(pool.get(request.path_params["name"]).description())
-
-    async def health(request: Request) -> Response:
+    def health(request: Request) -> dict[str, Any]:
         challenge = request.query_params.get("challenge", "")[:_MAX_CHALLENGE]
         found: dict[str, Any] = {"status": "ok"}
         if challenge and access.token:
             found["proof"] = proof(access.token, challenge)
         if len(pool.all_models) > 1 and not access.key:  # the path needs no key
             found["models"] = {model.name: model.host.state for model in pool.all_models}
-        return JSONResponse(found)
+        return found
 
-    async def metrics(request: Request) -> Response:
-        text = backend.records.metrics(pool.counts(), pool.metrics())
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    replies: dict[str, Callable[[Request], Any]] = {
+        "/": lambda request: "akunu is running\n",
+        "/v1/models": models,
+        "/v1/models/{name:path}": lambda request: pool.get(
+            request.path_params["name"]
+        ).description(),
+        "/api/tags": lambda request: tags([model.description() for model in pool.models]),
+        "/api/ps": lambda request: tags(
+            [model.description() for model in pool.models if model.is_ready]
+        ),
+        "/api/version": lambda request: version(),
+        "/health": health,
+        "/metrics": lambda request: backend.records.metrics(pool.counts(), pool.metrics()),
+        "/openapi.json": lambda request: openapi_description(DIALECTS),
+    }
 
-    async def root(request: Request) -> Response:
-        return PlainTextResponse("akunu is running\n")
+    def route(path: str) -> Route:
+        async def respond(request: Request) -> Response:
+            value = replies[path](request)
+            if isinstance(value, str):
+                return PlainTextResponse(value, media_type=_PLAIN_TEXT)
+            return JSONResponse(value)
 
-    async def ollama_tags(request: Request) -> Response:
-        return JSONResponse(tags([model.description() for model in pool.models]))
+        return Route(path, respond)
 
-    async def ollama_ps(request: Request) -> Response:
-        ready = [model for model in pool.models if model.is_ready]
-        return JSONResponse(tags([model.description() for model in ready]))
-
-    async def ollama_version(request: Request) -> Response:
-        return JSONResponse(version())
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(openapi_description(DIALECTS))
-
-    return [
-        Route("/", root),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/api/tags", ollama_tags),
-        Route("/api/ps", ollama_ps),
-        Route("/api/version", ollama_version),
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/openapi.json", openapi),
-    ]
+    return [route(path) for path in replies]
 
 
 class _Post:
@@ -234,22 +239,15 @@ class _Post:
                     record.model = model.name if len(pool.models) > 1 else ""
                     handler.stream(endpoint.encoder(body, model.name))
                     await handler.wait(stack.enter_async_context(pool.use(model)))
-                    prepare = partial(_prepare, endpoint, body, model)
-                    prepared = await handler.wait(run_in_threadpool(prepare))
+                    get = model.embedder if endpoint.needs == "embedder" else model.service
+                    prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
+                    prepared = await handler.wait(prepare)
                 record.ignored = body.ignored
             except Disconnected:
                 raise
             except Exception as error:
                 raise request_error(error) from error
             yield prepared, model
-
-
-def _prepare(
-    endpoint: Endpoint, body: Body, model: ServedModel
-) -> PreparedRequest | Mapping[str, Any]:
-    """Prepare a request for a loaded model."""
-    needs_embedder = endpoint.needs == "embedder"
-    return endpoint.prepare(body, model.embedder() if needs_embedder else model.service())
 
 
 def _naming_ignored(send: Send, record: RequestRecord) -> Send:
@@ -286,17 +284,6 @@ def _http_error(request: Request, error: Exception) -> Response:
         failure = request_error(error)
     body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
-
-
-_GET = {
-    "/": "Check that the server runs, for Ollama.",
-    "/v1/models": "List the served models.",
-    "/api/tags": "List the served models, for Ollama.",
-    "/api/ps": "List the loaded models, for Ollama.",
-    "/api/version": "Return akunu's version, for Ollama.",
-    "/health": "Check that the server runs.",
-    "/openapi.json": "Return this description.",
-}
 
 
 def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
