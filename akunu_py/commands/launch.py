@@ -25,6 +25,7 @@ from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, say
 
 _NO_KEY = "none"  # clients require a key
+_CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,14 @@ def _claude(served: ModelEndpoint) -> Launch:
     models = [*(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in sizes), "CLAUDE_CODE_SUBAGENT_MODEL"]
     environment |= dict.fromkeys(models, served.model)
     if served.context:
-        environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(served.context)
+        # The client raises an auto-compact window below 100,000 tokens to 100,000. It compacts
+        # 13,000 tokens and an answer before the end of the context.
+        context = dict.fromkeys(
+            ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", "CLAUDE_CODE_MAX_CONTEXT_TOKENS"), served.context
+        )
+        answer = min(_CLAUDE_ANSWER, served.context // 8)
+        tokens = {**context, "CLAUDE_CODE_MAX_OUTPUT_TOKENS": answer}
+        environment |= {name: str(value) for name, value in tokens.items()}
     return Launch(["claude", "--model", served.model], environment)
 
 

@@ -80,13 +80,7 @@ def _store_name(model: str) -> str:
 # Only this process needs the server, whatever the settings of a service say.
 _SERVE = (
     sys.executable,
-    "-m",
-    "akunu_py",
-    "serve",
-    "--host",
-    "127.0.0.1",
-    "--until-eof",
-    "--quiet",
+    *["-m", "akunu_py", "serve", "--host", "127.0.0.1", "--until-eof", "--quiet"],
 )
 
 

@@ -23,6 +23,7 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     Ignored,
+    JsonText,
     OtherPart,
     check_tool,
     drop_unknown,
@@ -61,7 +62,7 @@ _TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
-    format = body.output_config.format if body.output_config else None
+    format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     thinking = thinking_of(body, service)
     limit = token_limit(body.max_tokens, service)
@@ -81,7 +82,7 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_message(service.name, answers, shows_thinking=show),
-        lambda encoder: encoder.begin(show and thinking.possible),
+        lambda encoder: encoder.set_thinks(show and thinking.possible),
     )
 
 
@@ -131,7 +132,7 @@ def _turn_messages(
         param = f"{prefix}.{number}"
         if isinstance(block, ToolUseBlock):
             tool_names[block.id] = block.name
-            call = ToolCall(block.name, json.dumps(block.input, ensure_ascii=False), block.id)
+            call = ToolCall(block.name, block.input, block.id)
             yield Message(_check_role("assistant", turn, block, param), "", tool_calls=(call,))
         elif isinstance(block, ToolResultBlock):
             _check_role("user", turn, block, param)
@@ -144,7 +145,7 @@ def _turn_messages(
             )
         elif isinstance(block, ThinkingBlock):
             yield Message(_check_role("assistant", turn, block, param), "", thinking=block.thinking)
-        elif not isinstance(block, RedactedThinkingBlock):
+        else:
             yield Message(turn.role, block.text)
 
 
@@ -274,7 +275,7 @@ class MessageEncoder(Encoder):
     """Encodes a streamed message."""
 
     def __init__(self, model: str, *, shows_thinking: bool, thinks: bool = False) -> None:
-        """thinks: see `begin`."""
+        """thinks: see `set_thinks`."""
         self._model, self._shows_thinking, self._thinks = model, shows_thinking, thinks
         self._prompt = events.PromptProcessed(0, 0)  # so far
         self._started = False
@@ -283,7 +284,7 @@ class MessageEncoder(Encoder):
         self._thinking = ""
         self._has_calls = False
 
-    def begin(self, thinks: bool) -> None:
+    def set_thinks(self, thinks: bool) -> None:
         """Set whether a thinking block is likely to be the first block."""
         self._thinks = thinks
 
@@ -400,13 +401,9 @@ class TextBlock(CachedPart):
 
 
 class ThinkingBlock(CachedPart):
-    type: Literal["thinking"]
-    thinking: str
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
     signature: Ignored = None
-
-
-class RedactedThinkingBlock(CachedPart):
-    type: Literal["redacted_thinking"]
     data: Ignored = None
 
 
@@ -414,7 +411,7 @@ class ToolUseBlock(CachedPart):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonText = ""
     caller: Ignored = None
     toolset_name: Ignored = None
 
@@ -457,13 +454,7 @@ class ToolResultBlock(CachedPart):
 
 
 Block = Annotated[
-    TextBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | DocumentBlock
-    | OtherPart,
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | OtherPart,
     ByType(),
 ]
 
@@ -533,6 +524,7 @@ class PromptBody(CachedPart, ThinkingFields, ConversationFields):
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # older form of `output_config.format`
     context_management: ContextManagement | None = None
     speed: Ignored = None
     user_profile_id: Ignored = None

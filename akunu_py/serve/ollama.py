@@ -38,12 +38,7 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
-from akunu_py.serve.dialect.sampling_body import (
-    JSON_OBJECT,
-    generate_options,
-    schema_constraint,
-    token_limit,
-)
+from akunu_py.serve.dialect.sampling_body import generate_options, token_limit
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking
 from akunu_py.serve.dialect.unreadable import describe
@@ -226,14 +221,12 @@ def generate_encoder(body: OllamaGenerateBody, name: str) -> OllamaEncoder | Non
 
 
 def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> GenerateOptions:
-    options = body.options or OptionsBody()
+    format = {} if body.format is None else {"format": body.format}
+    options = (body.options or OptionsBody()).model_copy(update=format)
     requested = options.num_predict
     limit = token_limit(-1 if requested is not None and requested <= 0 else requested, service)
-    constraint = JSON_OBJECT if body.format == "json" else None
-    if isinstance(body.format, dict):
-        constraint = schema_constraint(body.format)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return generate_options(options, service, limit, constraint, logprobs, thinking.budget)
+    return generate_options(options, service, limit, None, logprobs, thinking.budget)
 
 
 def _prepared(

@@ -127,14 +127,18 @@ def test_a_server_is_begun_and_ended(
         assert gone.connect_ex(("127.0.0.1", port))
 
 
-def test_claude_requests_no_other_model_and_changes_no_prompt() -> None:
-    environment = CLIENTS["claude"](ModelEndpoint("http://h", "m", 65_536)).environment
+@pytest.mark.parametrize(("context", "answer"), [(65_536, 8192), (262_144, 32_000)])
+def test_claude_requests_no_other_model_and_changes_no_prompt(context: int, answer: int) -> None:
+    """It compacts before the context is full; it needs three variables for that."""
+    environment = CLIENTS["claude"](ModelEndpoint("http://h", "m", context)).environment
     names = [name for name, value in environment.items() if value == "m"]
-    assert {"ANTHROPIC_DEFAULT_OPUS_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"} < {*names}
-    assert len(names) == 5
+    sizes = [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("FABLE", "OPUS", "SONNET", "HAIKU")]
+    assert names == [*sizes, "CLAUDE_CODE_SUBAGENT_MODEL"]
     assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
     assert environment["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
-    assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "65536"
+    assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == str(context)
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(answer)
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -14,6 +14,8 @@ from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.messages import MessagesBody, tools_of
 from akunu_py.serve.messages import messages_of as from_messages
+from akunu_py.serve.openai.bodies import ChatBody
+from akunu_py.serve.openai.bodies import messages_of as from_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import encode_thinking
 from akunu_py.serve.responses.dialect import messages_of as from_responses
@@ -118,6 +120,25 @@ def read_responses(body: dict[str, Any]) -> ResponsesBody:
 def test_conversations_round_trip(turns: list[Message], in_parts: bool) -> None:
     assert from_messages(read_messages(as_messages(turns, in_blocks=in_parts))) == turns
     assert from_responses(read_responses(as_responses(turns, in_parts=in_parts))) == turns
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"), [({"a": "é"}, '{"a": "é"}'), (None, ""), ("{", "{"), ("", "")]
+)
+def test_arguments_and_results_of_any_form_are_read(sent: Any, text: str) -> None:
+    """Clients keep them in their history, so refusing one would end the session."""
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": sent}}
+    calling = {"role": "assistant", "content": None, "audio": {"id": "a"}, "tool_calls": [call]}
+    chat = bodies.parse(json.dumps({"messages": [calling]}).encode(), ChatBody)
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": sent}
+    turns = [{"role": "assistant", "content": [use]}]
+    messages = read_messages({"model": "m", "max_tokens": 1, "messages": turns})
+    made = {"type": "function_call", "call_id": "c", "name": "f", "arguments": sent}
+    result = {"type": "function_call_output", "call_id": "c", "output": sent}
+    responses = from_responses(read_responses({"model": "m", "input": [made, result]}))
+    for message in (*from_chat(chat.messages), *from_messages(messages), responses[0]):
+        assert [call.arguments for call in message.tool_calls] == [text]
+    assert responses[1].content == text
 
 
 def test_consecutive_messages_are_merged() -> None:

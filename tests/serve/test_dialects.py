@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+)
 from akunu_py.decoding.generate.job import Job
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectRequest
@@ -156,6 +162,39 @@ async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
     assert kinds[-1] in ("message_stop", "response.completed")
 
 
+CHAT, OLLAMA = "/v1/chat/completions", "/api/chat"
+USER = {"role": "user", "content": "x"}
+HIDDEN: list[tuple[str, dict[str, Any], bool]] = [
+    *((path, {}, False) for path in (CHAT, MESSAGES, RESPONSES, OLLAMA)),
+    *((path, {"include_reasoning": False}, True) for path in (CHAT, MESSAGES, RESPONSES)),
+    *((path, {"reasoning": {"exclude": True}}, True) for path in (CHAT, RESPONSES)),
+    (MESSAGES, {"thinking": {"type": "adaptive", "display": "omitted"}}, True),
+    (MESSAGES, {"thinking": {"type": "disabled"}}, True),
+    (OLLAMA, {"think": False}, True),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "more", "hidden"), HIDDEN)
+async def test_thinking_is_left_out_of_the_reply_on_request(
+    tiny: Served, path: str, more: dict[str, Any], hidden: bool, stream: bool
+) -> None:
+    """Some models think even if thinking is disabled."""
+
+    async def think(job: Job) -> AsyncGenerator[Event]:
+        yield PromptProcessed(9, 4)
+        yield ThinkingDelta("secret")
+        yield TextDelta("said")
+        yield Finished("stop", Stats(prompt_tokens=9, generated_tokens=2))
+
+    body = {"model": "alias", "messages": [USER], "max_tokens": 9}
+    if path == RESPONSES:
+        body = {"model": "alias", "input": "x"}
+    reply = await ask(scripted_app(think, tiny, 60), path, body | {"stream": stream} | more)
+    assert reply.status == 200, reply.body
+    assert (b"secret" not in reply.body, b"said" in reply.body) == (hidden, True)
+
+
 async def test_structured_output(tiny: Served) -> None:
     schema: dict[str, Any] = {
         "type": "object",
@@ -173,6 +212,11 @@ async def test_structured_output(tiny: Served) -> None:
     asking["text"] = {"format": form | {"name": "n", "strict": True}}
     response = (await ask(tiny.app, RESPONSES, asking)).json()
     assert "".join(text_of_response(response).split()).startswith('{"a":"b"')
+    turn = {"role": "user", "content": "x"}
+    body = {"model": "alias", "max_tokens": 400, "temperature": 0.5, "messages": [turn]}
+    for more in ({"output_config": {"format": form}}, {"output_format": form}):
+        message = (await ask(tiny.app, MESSAGES, body | more)).json()
+        assert "".join(text_of_message(message).split()).startswith('{"a":"b"')
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " ("x" | "y")'}
     custom = {"type": "custom", "name": "patch", "format": grammar}
     choice = {"type": "custom", "name": "patch"}
@@ -183,6 +227,22 @@ async def test_structured_output(tiny: Served) -> None:
     (item,) = response["output"]
     assert item["type"] == "custom_tool_call"
     assert item["input"] in ("*** x", "*** y")
+
+
+async def test_paths_for_get(tiny: Served) -> None:
+    name = tiny.model.name
+    paths = ("/v1/models", f"/v1/models/{name}", "/api/tags", "/api/ps", "/api/version", "/health")
+    for path in paths:
+        reply = await ask(tiny.app, path)
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), path
+    assert (await ask(tiny.app, f"/v1/models/{name}")).json()["id"] == name
+    for path in ("/", "/metrics"):
+        reply = await ask(tiny.app, path)
+        assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    described = (await ask(tiny.app, "/openapi.json")).json()["paths"]
+    posts = {path for path, methods in described.items() if "post" in methods}
+    assert {dialect.path for dialect in DIALECTS.values()} <= posts
+    assert {"/v1/models", "/api/ps"} <= {*described} - posts
 
 
 @pytest.mark.parametrize(

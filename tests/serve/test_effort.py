@@ -4,11 +4,13 @@ no effect, which is named."""
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 
+from akunu_py.commands import serve
 from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.model.tokens import TokenCodec
@@ -178,3 +180,34 @@ def test_anthropic_thinking_and_effort(kind: str, service: Service, prompts: lis
             prompts == [plain if expected_prompt is None else expected_prompt] * 2
         )  # as it is counted, too
         prompts.clear()
+
+
+ENABLED = {"type": "enabled", "budget_tokens": 5}
+# Requests for at most 5 thinking tokens, in the words of each dialect and of other servers.
+BUDGETS: list[tuple[str, dict[str, Any], int | None]] = [
+    *(
+        (path, {name: 5}, 5)
+        for path in ("chat", "responses", "messages")
+        for name in ("thinking_budget", "thinking_token_budget", "reasoning_budget")
+    ),
+    ("messages", {"thinking": ENABLED}, 5),
+    ("chat", {"thinking": ENABLED}, 5),
+    ("chat", {"reasoning": {"max_tokens": 5}}, 5),
+    ("responses", {"reasoning": {"max_tokens": 5, "summary": "auto"}}, 5),
+    ("chat", {}, 3),
+    ("messages", {"thinking": {"type": "adaptive"}}, 3),
+    ("chat", {"thinking_budget": -1}, None),
+]
+
+
+@pytest.mark.parametrize(("path", "more", "budget"), BUDGETS)
+def test_thinking_budget_of_requests_and_of_the_server(
+    service: Service, budgets: list[int | None], path: str, more: dict[str, Any], budget: int | None
+) -> None:
+    """The server's (`--thinking-budget 3`) holds for requests without one."""
+    parser = ArgumentParser()
+    serve.add_options(parser)
+    args = parser.parse_args(["--thinking-budget", "3"])
+    options = serve._options(args, "", [], "http://127.0.0.1:8012")
+    parsed(options.service(service.engine, "tiny"), path, **more)
+    assert budgets == [budget]

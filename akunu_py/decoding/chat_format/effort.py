@@ -13,12 +13,12 @@ from typing import Any, Literal
 from akunu_py.decoding.chat_format import chat_template
 from akunu_py.errors import UnsupportedModel
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 # Efforts that templates accept, by the efforts in requests.
-_NEAREST_EFFORT = {"minimal": "low", "xhigh": "high", "max": "high"}
+_NEAREST_EFFORT = {"minimal": "low", "xhigh": "high", "max": "high", "ultra": "high"}
 # Thinking tokens where the template has no efforts; Google's values for low, medium and high.
 EFFORT_BUDGETS: dict[Effort, int] = {
     "none": 0,

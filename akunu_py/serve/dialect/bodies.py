@@ -6,9 +6,16 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PrivateAttr,
+    ValidationError,
+)
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import tagged_union_schema
 
@@ -52,6 +59,19 @@ class Body(BaseModel):
 
 # The type of a field that is accepted without effect and without notice.
 Ignored = Any
+
+
+def _as_json_text(value: Any) -> Any:
+    """Return an object as JSON and null as ""; lists and texts stay."""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else value
+
+
+# Clients write arguments and results of calls as JSON, as an object, or not at all, and keep them
+# in their history: refusing one would fail all later requests.
+AsJsonText = BeforeValidator(_as_json_text)
+JsonText = Annotated[str, AsJsonText]
 
 
 class RefusalPart(Body):

@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from akunu_py.decoding.events import (
-    AnnotatedPiece,
     Event,
-    Failed,
     Finished,
     Logprobs,
-    PrefillProgress,
     PromptProcessed,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
-    ToolCallFinished,
     ToolCallStarted,
 )
 from akunu_py.decoding.generate.job import Job
@@ -108,8 +104,6 @@ class CollectedAnswer:
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case Logprobs():
                 self.logprobs += event.tokens
-            case PrefillProgress() | ToolCallFinished() | AnnotatedPiece() | Failed():
-                pass
 
     @property
     def text(self) -> str:
@@ -130,8 +124,8 @@ class PreparedRequest:
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
     build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
-    # Sets options of the stream's encoder that depend on the loaded model, before the first event.
-    begin: Callable[[Any], None] = lambda encoder: None
+    # Sets what the stream's encoder needs of the loaded model, before the first event.
+    configure: Callable[[Any], None] = lambda encoder: None
     short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
     idle: bool = False  # runs only while no other request does
     shows_thinking: bool = True  # the reply includes thinking

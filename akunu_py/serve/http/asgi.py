@@ -1,10 +1,8 @@
-"""The ASGI application: routes, bodies and errors of all dialects."""
+"""The ASGI application: routes and errors of all dialects."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +23,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
 from akunu_py.errors import AkunuError
-from akunu_py.serve.dialect.bodies import MAX_BYTES, Body, parse
+from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
 from akunu_py.serve.http.guard import AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.request_body import read_body
 from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
     Disconnected,
@@ -47,17 +46,8 @@ from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
+_PLAIN_TEXT = "text/plain; version=0.0.4"  # of Prometheus
 _MAX_WAITING = 256  # requests
-_BODY_TIMEOUT_S = 60.0  # for receiving a body
-_MAX_DROPPED = 1 << 30  # bytes of a body that is too large
-# Encodings of a body: the formats that zlib tries, as its window sizes.
-_ENCODINGS: dict[str, tuple[int, ...]] = {
-    "": (),
-    "identity": (),
-    "gzip": (zlib.MAX_WBITS | 16,),
-    "x-gzip": (zlib.MAX_WBITS | 16,),
-    "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS),
-}
 _MAX_NAMED = 20  # ignored fields in a header
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 _ERROR_KINDS = {404: "not_found", 405: "method"}
@@ -130,59 +120,63 @@ def create_app(
     )
 
 
+# Summaries of the paths for GET, for the OpenAPI description.
+_GET = {
+    "/": "Check that the server runs, for Ollama.",
+    "/v1/models": "List the served models.",
+    "/api/tags": "List the served models, for Ollama.",
+    "/api/ps": "List the loaded models, for Ollama.",
+    "/api/version": "Return akunu's version, for Ollama.",
+    "/health": "Check that the server runs.",
+    "/openapi.json": "Return this description.",
+}
+
+
 def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     """Return the routes for GET."""
 
     pool = backend.pool
 
-    async def models(request: Request) -> Response:
+    def models(request: Request) -> dict[str, Any]:
         data = [model.description() for model in pool.models]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
-        return JSONResponse({"object": "list", "data": data} | page)
+        return {"object": "list", "data": data} | page
 
-    async def model(request: Request) -> Response:
-        return JSONResponse(pool.get(request.path_params["name"]).description())
-
-    async def health(request: Request) -> Response:
+    def health(request: Request) -> dict[str, Any]:
         challenge = request.query_params.get("challenge", "")[:_MAX_CHALLENGE]
         found: dict[str, Any] = {"status": "ok"}
         if challenge and access.token:
             found["proof"] = proof(access.token, challenge)
         if len(pool.all_models) > 1 and not access.key:  # the path needs no key
             found["models"] = {model.name: model.host.state for model in pool.all_models}
-        return JSONResponse(found)
+        return found
 
-    async def metrics(request: Request) -> Response:
-        text = backend.records.metrics(pool.counts(), pool.metrics())
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    replies: dict[str, Callable[[Request], Any]] = {
+        "/": lambda request: "akunu is running\n",
+        "/v1/models": models,
+        "/v1/models/{name:path}": lambda request: pool.get(
+            request.path_params["name"]
+        ).description(),
+        "/api/tags": lambda request: tags([model.description() for model in pool.models]),
+        "/api/ps": lambda request: tags(
+            [model.description() for model in pool.models if model.is_ready]
+        ),
+        "/api/version": lambda request: version(),
+        "/health": health,
+        "/metrics": lambda request: backend.records.metrics(pool.counts(), pool.metrics()),
+        "/openapi.json": lambda request: openapi_description(DIALECTS),
+    }
 
-    async def root(request: Request) -> Response:
-        return PlainTextResponse("akunu is running\n")
+    def route(path: str) -> Route:
+        async def respond(request: Request) -> Response:
+            value = replies[path](request)
+            if isinstance(value, str):
+                return PlainTextResponse(value, media_type=_PLAIN_TEXT)
+            return JSONResponse(value)
 
-    async def ollama_tags(request: Request) -> Response:
-        return JSONResponse(tags([model.description() for model in pool.models]))
+        return Route(path, respond)
 
-    async def ollama_ps(request: Request) -> Response:
-        ready = [model for model in pool.models if model.is_ready]
-        return JSONResponse(tags([model.description() for model in ready]))
-
-    async def ollama_version(request: Request) -> Response:
-        return JSONResponse(version())
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(openapi_description(DIALECTS))
-
-    return [
-        Route("/", root),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/api/tags", ollama_tags),
-        Route("/api/ps", ollama_ps),
-        Route("/api/version", ollama_version),
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/openapi.json", openapi),
-    ]
+    return [route(path) for path in replies]
 
 
 class _Post:
@@ -206,7 +200,7 @@ class _Post:
             try:
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
-                data = await _read_body(Headers(scope=scope), receive)
+                data = await read_body(Headers(scope=scope), receive)
                 async with self._prepared(data, handler, record) as (prepared, model):
                     kind: dict[str, Any] = {"client": client}
                     if isinstance(prepared, PreparedRequest):
@@ -245,22 +239,15 @@ class _Post:
                     record.model = model.name if len(pool.models) > 1 else ""
                     handler.stream(endpoint.encoder(body, model.name))
                     await handler.wait(stack.enter_async_context(pool.use(model)))
-                    prepare = partial(_prepare, endpoint, body, model)
-                    prepared = await handler.wait(run_in_threadpool(prepare))
+                    get = model.embedder if endpoint.needs == "embedder" else model.service
+                    prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
+                    prepared = await handler.wait(prepare)
                 record.ignored = body.ignored
             except Disconnected:
                 raise
             except Exception as error:
                 raise request_error(error) from error
             yield prepared, model
-
-
-def _prepare(
-    endpoint: Endpoint, body: Body, model: ServedModel
-) -> PreparedRequest | Mapping[str, Any]:
-    """Prepare a request for a loaded model."""
-    needs_embedder = endpoint.needs == "embedder"
-    return endpoint.prepare(body, model.embedder() if needs_embedder else model.service())
 
 
 def _naming_ignored(send: Send, record: RequestRecord) -> Send:
@@ -282,62 +269,6 @@ def header_value(names: Sequence[str]) -> str:
     return f"{shown}, and {more} more" if more > 0 else shown
 
 
-async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises Disconnected; RequestError if it is too large or slow.
-
-    The rest of a large body is received and dropped: clients that cannot send it see no reply.
-    """
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
-        raise RequestError(
-            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
-        )
-    length = headers.get("content-length", "")
-    declared = int(length[:20]) if length.isdigit() else 0
-    if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
-        raise _too_large()
-    data, received, more = bytearray(), 0, True
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Disconnected
-                part = message.get("body", b"")
-                received += len(part)
-                if received <= MAX_BYTES:
-                    data += part
-                more = message.get("more_body", False)
-                if received > _MAX_DROPPED:
-                    raise _too_large()
-    except TimeoutError:
-        raise RequestError(f"the body did not arrive within {_BODY_TIMEOUT_S:g} seconds") from None
-    if received > MAX_BYTES:
-        raise _too_large()
-    plain = encoding in ("", "identity")
-    return bytes(data) if plain else await run_in_threadpool(_decompress, bytes(data), encoding)
-
-
-def _decompress(data: bytes, encoding: str) -> bytes:
-    """Return a compressed body. Raises RequestError if it is damaged or too large.
-
-    Some clients send `deflate` without zlib's header (RFC 9110, section 8.4.1.2).
-    """
-    for window in _ENCODINGS[encoding]:
-        stream = zlib.decompressobj(window)
-        with contextlib.suppress(zlib.error):
-            found = stream.decompress(data, MAX_BYTES + 1)
-            if len(found) > MAX_BYTES:
-                raise _too_large()
-            if stream.eof and not stream.unused_data:
-                return found
-    raise RequestError(f"the body is not {encoding}, or not whole")
-
-
-def _too_large() -> RequestError:
-    return RequestError(f"the body is larger than {MAX_BYTES:,} bytes", "too_large")
-
-
 def _http_error(request: Request, error: Exception) -> Response:
     """Return the reply for an unknown path or an exception."""
     headers = None
@@ -353,17 +284,6 @@ def _http_error(request: Request, error: Exception) -> Response:
         failure = request_error(error)
     body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
-
-
-_GET = {
-    "/": "Check that the server runs, for Ollama.",
-    "/v1/models": "List the served models.",
-    "/api/tags": "List the served models, for Ollama.",
-    "/api/ps": "List the loaded models, for Ollama.",
-    "/api/version": "Return akunu's version, for Ollama.",
-    "/health": "Check that the server runs.",
-    "/openapi.json": "Return this description.",
-}
 
 
 def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class RequestHandler:
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
         if self._stream is not None:
-            prepared.begin(self._stream.encoder)
+            prepared.configure(self._stream.encoder)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         try:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:

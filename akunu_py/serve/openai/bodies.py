@@ -11,6 +11,7 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     Ignored,
+    JsonText,
     OtherPart,
     RefusalPart,
     check_tool,
@@ -30,13 +31,13 @@ class ChatText(Body):
 
 class FunctionBody(Body):
     name: str
-    arguments: str
+    arguments: JsonText = ""
     parsed_arguments: Ignored = None  # from the official client, for strict tools
 
 
 class CallBody(Body):
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
     function: FunctionBody
     index: Ignored = None  # of merged chunks
 
@@ -58,7 +59,7 @@ class MessageBody(Body):
     # Clients send earlier answers back with all their empty fields.
     annotations: Ignored = None
     parsed: Ignored = None
-    audio: None = None
+    audio: Ignored = None
     function_call: FunctionBody | None = None  # OpenAI's older form of `tool_calls`
 
     @property
@@ -204,7 +205,7 @@ def _message(body: MessageBody, param: str, tool_names: dict[str, str]) -> Messa
             raise invalid(f"{param}.tool_calls", "only allowed in assistant messages")
         return Message("user" if body.role == "user" else "system", body.text)
     calls = tuple(
-        ToolCall(call.function.name, call.function.arguments, call.id)
+        ToolCall(call.function.name, call.function.arguments, call.id or "")
         for call in body.tool_calls or ()
     )
     if body.function_call is not None:

@@ -98,7 +98,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     return PreparedRequest(
         jobs,
         lambda answers: build_completions(head, answers, echoes, count),
-        lambda encoder: encoder.begin(echoes),
+        lambda encoder: encoder.set_echoes(echoes),
         short=options.max_tokens <= _SHORT_ANSWER
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
@@ -156,9 +156,9 @@ class CompletionsEncoder(CommentEncoder):
         """count: choices per prompt."""
         self._head, self._count, self._usage = head, count, usage
         self._finished: list[Finished] = []
-        self.begin([""])
+        self.set_echoes([""])
 
-    def begin(self, echoes: Sequence[str]) -> None:
+    def set_echoes(self, echoes: Sequence[str]) -> None:
         """Set the text before each choice: its prompt, or ""."""
         self._echoes, self._offsets = echoes, [len(text) for text in echoes]
 

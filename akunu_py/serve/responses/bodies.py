@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from akunu_py.serve.dialect.bodies import (
+    AsJsonText,
     Body,
     ByType,
     Ignored,
+    JsonText,
     OtherPart,
     RefusalPart,
     drop_unknown,
@@ -53,7 +55,7 @@ class CallItem(Item):
 
 class FunctionCallItem(CallItem):
     type: Literal["function_call"]
-    arguments: str
+    arguments: JsonText = ""
     parsed_arguments: Ignored = None
 
 
@@ -65,7 +67,7 @@ class CustomToolCallItem(CallItem):
 class OutputItem(Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: Annotated[str | list[Part], AsJsonText] = ""
     name: Ignored = None
     namespace: Ignored = None
     caller: Ignored = None

@@ -96,7 +96,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     return PreparedRequest(
         [job],
         lambda answers: build_response(context, answers),
-        lambda encoder: encoder.begin(context),
+        lambda encoder: encoder.set_context(context),
         shows_thinking=thinking.shown,
     )
 
@@ -234,13 +234,13 @@ class ResponseBuilder:
             "output": [],
             "usage": None,
         }
-        self.begin(context)
+        self.set_context(context)
         self._thinking = ""  # of all reasoning items
         self._arguments = ""  # of the open call
         self._tool: MappedTool | None = None
         self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
 
-    def begin(self, context: ResponseContext) -> None:
+    def set_context(self, context: ResponseContext) -> None:
         """Set the context, which is more complete once the model is loaded."""
         self._context = context
         self.response |= context.request
@@ -446,7 +446,7 @@ class ResponseEncoder(Encoder):
 
     def __init__(self, context: ResponseContext) -> None:
         self._builder = ResponseBuilder(context)
-        self.begin = self._builder.begin
+        self.set_context = self._builder.set_context
         self._number = 0
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
