@@ -157,7 +157,7 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tabs that were never shown are read from disk; of a large file, a part. So is the file that
-    defines a name at the cursor."""
+    defines a name at the cursor, also after the language server failed at another name."""
     (tmp_path / "helper.py").write_text(
         "import json, sys\n"
         "for line in sys.stdin:\n"
@@ -172,7 +172,7 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     monkeypatch.setenv("TABS", f"{small}:{large}:{tmp_path}/missing.py")
     (tmp_path / "area.py").write_text("def area(): ...\n")
     monkeypatch.setenv("DEFINES", str(tmp_path / "area.py"))
-    here = {"text": CODE + "area(", "line": 4, "character": 5}
+    here = {"text": CODE + "broken(area(", "line": 4, "character": 12}
     asked = (here | {"rest": True}, here, here | {"after": True})
     found = answers([sys.executable, str(tmp_path / "helper.py")], *asked)
     root, files = json.loads(found[-1]["items"][0]["insertText"])
