@@ -231,7 +231,7 @@ def test_the_delay_follows_typing_and_latency() -> None:
 def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
     here = {"text": CODE, "line": 4, "character": 0}
     for command, message in (
-        (["no-such-program"], "akunu: spawn no-such-program ENOENT"),
+        (["no-such-program"], "akunu: no-such-program: no such program; install akunu or set"),
         ([*HELPER[:-1], "nonesuch"], "akunu: no model called 'nonesuch'"),
         ([sys.executable, "-c", "print('hello'); input()"], "akunu: not an answer: hello"),
     ):
