@@ -126,6 +126,10 @@ def test_a_request_by_hand_has_alternatives(
         monkeypatch.setenv("TRIGGER", trigger)
         found = answers(command, by_hand, by_itself, by_hand)
         assert [[item["insertText"] for item in answer["items"]] for answer in found] == expected
+    place = {"line": 4, "character": 0}
+    chosen = {"range": {"start": place, "end": place}, "text": "x"}  # in the suggestion menu
+    (beside_menu,) = answers(command, by_hand | {"chosen": chosen})
+    assert beside_menu["items"] == []
 
 
 @needs_node
