@@ -25,9 +25,7 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 WORKERS := 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 ALONE = $(PYTEST) --dist worksteal -m "not slow and alone" \
-  $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
-# VS Code on a busy machine stops requesting completions.
-WINDOW = $(BIN)/python -m pytest tests/editors/test_vscode_window.py
+  tests/editors/test_vscode_window.py $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
 
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
@@ -37,13 +35,11 @@ test-e2e: $(VENV)/.installed-dev ## run the other tests: the starter, faults, te
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "(e2e or long) and not slow and not alone"
 	@$(ALONE)
-	@$(WINDOW)
 
 test-all: $(VENV)/.installed-dev ## make test and make test-e2e, in one session
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 	@$(ALONE)
-	@$(WINDOW)
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

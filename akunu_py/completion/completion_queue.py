@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Session
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
-_TEMPERATURE = 0.8  # of alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Ticket:
     channel: str = ""  # a newer request supersedes those on its channel; not on ""
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
-    is_alternative: bool = False  # never supersedes another ticket
+    supersedes: bool = True  # False: a newer request on its channel cancels it instead
     sent: int = 0  # characters passed to on_text
     done: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -159,7 +158,7 @@ class CompletionQueue:
                 self._waiting.add(ticket)
                 if ticket.channel:
                     self._latest[ticket.channel] = ticket
-            if ticket.is_alternative and previous is not None:  # a newer request stays
+            if not ticket.supersedes and previous is not None:
                 self._latest[ticket.channel], previous = previous, ticket
         if previous is not None:
             previous.cancel()
@@ -169,32 +168,6 @@ class CompletionQueue:
             ticket.send(cached.text)
             self.finish(ticket, cached)
             self._make_next(ticket, cached)
-
-    def submit_with_alternatives(self, ticket: Ticket, count: int) -> None:
-        """Submit a request, then `count` alternatives one after the other.
-
-        `on_done` gets one completion with all of them, or the first failure.
-        """
-        temperature = ticket.request.temperature or _TEMPERATURE
-        sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
-        found: list[Completion] = []
-
-        def add(done: Completion | CompletionFailure) -> None:
-            if isinstance(done, CompletionFailure) or done.finish_reason == "cancelled":
-                on_done(done)
-                return
-            found.append(done)
-            if len(found) <= count:
-                more = Ticket(sample, add, ticket.channel, is_alternative=True)
-                more.cancelled = ticket.cancelled  # shared
-                self.submit(more)
-                return
-            texts = dict.fromkeys(each.text for each in found if each.text.strip())
-            texts.pop(found[0].text, None)
-            on_done(replace(found[0], alternatives=tuple(texts)))
-
-        ticket.on_done = add
-        self.submit(ticket)
 
     def accepted(self) -> None:
         """Make the next completion now, because the user accepted the last one."""

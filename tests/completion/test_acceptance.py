@@ -106,7 +106,7 @@ class Thread:
     def accepted(self) -> None:
         pass
 
-    def submit_with_alternatives(self, ticket: Ticket, count: int) -> None:
+    def submit(self, ticket: Ticket) -> None:
         ticket.on_done(Completion(TEXT if ticket.request.max_tokens else "", "stop", Stats()))
 
 

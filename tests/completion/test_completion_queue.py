@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import (
     CompletionFailure,
@@ -72,7 +73,7 @@ def test_alternatives_come_together_and_supersede_nothing() -> None:
     queue.start()
     for prefix, count in (("whole", 4), ("cut off", 2)):
         ticket = Ticket(CompletionRequest(prefix), partial(done.__setitem__, prefix), "buffer")
-        queue.submit_with_alternatives(ticket, count)
+        submit_with_alternatives(queue, ticket, count)
         until(partial(done.__contains__, prefix))
     queue.close(drain=True)
     whole, cut_off, last = done["whole"], done["cut off"], done["newer"]

@@ -31,6 +31,23 @@ def read_neovim(path: Path, out: Path) -> None:
     subprocess.run(["nvim", "--clean", "--headless", *commands], timeout=60)
 
 
+# Stands in for lsp-mode, which Debian has in a version without inline completion.
+LSP_MODE = """
+(progn (provide 'lsp-mode) (provide 'lsp-inline-completion)
+  (defvar lsp-inline-completion-active-map (make-sparse-keymap))
+  (fset 'lsp-register-client (lambda (client) (setq registered client)))
+  (fset 'make-lsp-client #'list)
+  (fset 'lsp-stdio-connection #'identity))
+"""
+
+
+def read_emacs(path: Path, out: Path) -> None:
+    command = "(json-encode (funcall (plist-get registered :new-connection)))"
+    write = f'(progn (require \'json) (write-region {command} nil "{out}"))'
+    options = ["--eval", LSP_MODE, "--load", str(path), "--eval", write]
+    subprocess.run(["emacs", "-Q", "--batch", *options], timeout=60)
+
+
 def read_vscode(path: Path, out: Path) -> None:
     settings = "".join(line for line in path.open() if not line.startswith("//"))
     out.write_text(json.dumps(json.loads(settings)["akunu.command"]))
@@ -41,6 +58,7 @@ def read_vscode(path: Path, out: Path) -> None:
     [
         ("vim", "vim", read_vim, []),
         ("neovim", "nvim", read_neovim, ["--lsp"]),
+        ("emacs", "emacs", read_emacs, ["--lsp"]),
         ("vscode", None, read_vscode, []),
     ],
 )

@@ -295,6 +295,12 @@ def test_ghosts_by_key_and_alternatives(terminal: Terminal, tmp_path: Path) -> N
     assert not (tmp_path / "requests").exists() or "one" not in terminal.screen()
     terminal.type("C-Space")
     terminal.wait_for(r"slow *\none two three *\nfour *\nslower")
+    terminal.type(
+        "C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter"
+    )  # which begins as the ghost does
+    terminal.wait_for(r"slow *\none *\n *one")
+    terminal.type("C-e")
+    terminal.wait_for(r"slow *\n *\nslower")
     terminal.type("sl", "C-n")
     terminal.wait_for(r"slow *\nslower *\nslower")
     terminal.type("C-Space", "C-e", "C-u", "C-Space")

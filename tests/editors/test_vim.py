@@ -343,6 +343,12 @@ def test_ghosts_by_key(terminal: Terminal, tmp_path: Path) -> None:
     time.sleep(0.3)  # longer than the delay
     vim.type("C-Space")
     vim.wait_for(r"first *\none two\( *\n")
+    vim.type(
+        "C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter"
+    )  # which begins as the ghost does
+    vim.wait_for(r"first *\none *\n *one")
+    vim.type("C-e")
+    vim.wait_for(r"first *\n *\nfirth")
     vim.type("fir", "C-n")
     vim.wait_for(r"first *\nfirth *\nfirth *\n *first")
     vim.type("C-Space", "C-e", "C-w", "C-Space")

@@ -126,6 +126,10 @@ def test_a_request_by_hand_has_alternatives(
         monkeypatch.setenv("TRIGGER", trigger)
         found = answers(command, by_hand, by_itself, by_hand)
         assert [[item["insertText"] for item in answer["items"]] for answer in found] == expected
+    place = {"line": 4, "character": 0}
+    chosen = {"range": {"start": place, "end": place}, "text": "x"}  # in the suggestion menu
+    (beside_menu,) = answers(command, by_hand | {"chosen": chosen})
+    assert beside_menu["items"] == []
 
 
 @needs_node
@@ -157,7 +161,7 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tabs that were never shown are read from disk; of a large file, a part. So is the file that
-    defines a name at the cursor."""
+    defines a name at the cursor, also after the language server failed at another name."""
     (tmp_path / "helper.py").write_text(
         "import json, sys\n"
         "for line in sys.stdin:\n"
@@ -172,7 +176,7 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     monkeypatch.setenv("TABS", f"{small}:{large}:{tmp_path}/missing.py")
     (tmp_path / "area.py").write_text("def area(): ...\n")
     monkeypatch.setenv("DEFINES", str(tmp_path / "area.py"))
-    here = {"text": CODE + "area(", "line": 4, "character": 5}
+    here = {"text": CODE + "broken(area(", "line": 4, "character": 12}
     asked = (here | {"rest": True}, here, here | {"after": True})
     found = answers([sys.executable, str(tmp_path / "helper.py")], *asked)
     root, files = json.loads(found[-1]["items"][0]["insertText"])
@@ -231,7 +235,7 @@ def test_the_delay_follows_typing_and_latency() -> None:
 def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
     here = {"text": CODE, "line": 4, "character": 0}
     for command, message in (
-        (["no-such-program"], "akunu: spawn no-such-program ENOENT"),
+        (["no-such-program"], "akunu: no-such-program: no such program; install akunu or set"),
         ([*HELPER[:-1], "nonesuch"], "akunu: no model called 'nonesuch'"),
         ([sys.executable, "-c", "print('hello'); input()"], "akunu: not an answer: hello"),
     ):

@@ -28,8 +28,8 @@ async function open(page, file) {
   const folder = `${directory}/workspace`
   const payload = JSON.stringify([['openFile', `vscode-remote://${address}${file}`]])
   await page.goto(`http://${address}/?folder=${folder}&payload=${encodeURIComponent(payload)}`)
-  await page.waitForSelector('.editor-instance .view-line', { timeout: 150000 })
-  await page.waitForSelector('.statusbar-item[aria-label*="akunu"]', { timeout: 150000 })
+  await page.waitForSelector('.editor-instance .view-line')
+  await page.waitForSelector('.statusbar-item[aria-label*="akunu"]')
   await page.click('.editor-instance .view-lines')
 }
 
@@ -47,6 +47,7 @@ async function main() {
     executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'],
   })
   const page = await browser.newPage()
+  page.setDefaultTimeout(150000)
   for await (const line of readline.createInterface({ input: process.stdin })) {
     const asked = JSON.parse(line)
     if (asked.open) await open(page, asked.open)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance
+from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
@@ -163,7 +164,7 @@ class JsonLines:
             self._tickets[line.id] = ticket
         if line.stream and self._queue.host.state == "loading":
             self._reply({"id": line.id, "status": "loading"})
-        self._queue.submit_with_alternatives(ticket, line.alternatives)
+        submit_with_alternatives(self._queue, ticket, line.alternatives)
 
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"

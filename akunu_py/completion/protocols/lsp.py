@@ -41,6 +41,7 @@ from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
 from akunu_py.completion.acceptance import Acceptance, ShownCompletion
+from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
@@ -259,7 +260,7 @@ class InlineCompletions:
                 self._call_soon(lambda: partial.add(text))
 
         ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri, on_text)
-        self.queue.submit_with_alternatives(ticket, alternatives)
+        submit_with_alternatives(self.queue, ticket, alternatives)
         try:
             outcome = await done
         except asyncio.CancelledError:

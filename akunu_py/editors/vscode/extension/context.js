@@ -13,7 +13,7 @@ const MAX_RECENT = 8
 const MAX_KNOWN = 50 // documents and cursors that are remembered
 const NEAR = 10 // lines around a saved or visited place
 const MAX_NAMES = 6 // for which language servers are asked at once
-const MAX_DEFINING = 4 // files
+const MAX_DEFINITION_FILES = 4
 
 // The part of `text` around `offset`, from the start of a line.
 function part(text, offset) {
@@ -38,7 +38,7 @@ class Context {
     this.read = new Map() // files from disk, by path: {time, text}
     this.recent = [] // saved or visited texts, the last one first
     this.visitedPlace = null // {uri, line}
-    this.defined = new Map() // by URI: {path, line} by name, null for none
+    this.definitions = new Map() // by URI: {path, line} by name, null for none
   }
 
   // The names from the cursor upwards: [name, position].
@@ -50,14 +50,17 @@ class Context {
   }
 
   // Asks the language servers where names at the cursor are defined, each once until the file is saved.
-  async define(document, position) {
+  async findDefinitions(document, position) {
     const uri = String(document.uri)
-    if (!this.defined.has(uri)) setNewest(this.defined, uri, new Map())
-    const known = this.defined.get(uri)
+    if (!this.definitions.has(uri)) setNewest(this.definitions, uri, new Map())
+    const known = this.definitions.get(uri)
     const isNew = ([name], at, all) => !known.has(name) && all.findIndex((each) => each[0] === name) === at
     for (const [name, place] of this.names(document, position).filter(isNew).slice(0, MAX_NAMES)) {
       known.set(name, null)
-      const found = await vscode.commands.executeCommand('vscode.executeDefinitionProvider', document.uri, place)
+      let found = []
+      try {
+        found = await vscode.commands.executeCommand('vscode.executeDefinitionProvider', document.uri, place)
+      } catch {} // a failing language server is reported by its own extension
       const first = found && found[0] // a Location or a LocationLink
       const target = first && (first.uri || first.targetUri)
       if (!target || target.scheme !== 'file' || target.fsPath === document.fileName) continue
@@ -66,8 +69,8 @@ class Context {
   }
 
   // The files that define names at the cursor, the nearest first: {path, line}.
-  defining(document) {
-    const known = this.defined.get(String(document.uri))
+  definitionPlaces(document) {
+    const known = this.definitions.get(String(document.uri))
     const at = this.offsets.get(String(document.uri))
     if (!known || at === undefined) return []
     const places = this.names(document, document.positionAt(at)).map(([name]) => known.get(name))
@@ -94,7 +97,7 @@ class Context {
       if (files.length === MAX_FILES) return files
       if (!other.isClosed && !known.has(other.fileName)) add(other.fileName, other.uri, other.getText())
     }
-    for (const { path, line } of this.defining(document).slice(0, MAX_DEFINING)) {
+    for (const { path, line } of this.definitionPlaces(document).slice(0, MAX_DEFINITION_FILES)) {
       if (files.length === MAX_FILES) return files
       const text = known.has(path) ? '' : this.onDisk(path)
       known.add(path)

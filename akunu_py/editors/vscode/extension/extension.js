@@ -181,7 +181,7 @@ function cursorMoved(editor) {
   resting = setTimeout(() => {
     if (!isEnabled(document) || document.isClosed) return
     const position = editor.selection.active
-    related.define(document, position)
+    related.findDefinitions(document, position)
     related.moved(document, position)
     related.visited(document, position.line)
     if (!settings().get('readAhead')) return
@@ -249,7 +249,7 @@ function shown(editor) {
 
 function saved(document) {
   const at = given && given.document === document ? given.offset : related.offsets.get(String(document.uri))
-  related.defined.delete(String(document.uri))
+  related.definitions.delete(String(document.uri))
   if (isEnabled(document) && at !== undefined) related.remember(document, document.positionAt(at).line)
 }
 

@@ -60,7 +60,8 @@ class Helper {
     const child = spawn(this.command[0], this.command.slice(1))
     this.process = child
     child.stdin.on('error', () => {}) // 'close' reports its end
-    child.on('error', (error) => this.end(child, error.message))
+    const missing = `${this.command[0]}: no such program; install akunu or set akunu.command`
+    child.on('error', ({ code, message }) => this.end(child, code === 'ENOENT' ? missing : message))
     child.on('close', (code, signal) => {
       this.end(child, code || signal ? lastError || `it ended with ${code || signal}` : null)
     })

@@ -8,12 +8,12 @@ local MAX_FILES = 8
 local NEAR = 10 -- lines around a saved or visited place
 local PAUSE_MS = 300 -- without cursor movement, before other servers are asked
 local MAX_NAMES = 6 -- that they are asked for at once
-local MAX_DEFINING = 4 -- files
+local MAX_DEFINITION_FILES = 4
 local METHOD = 'textDocument/definition'
 
 local recent = {} -- the last one first
 local sent = {} -- the last context by client
-local defining = {} -- paths of files by name, '' for none, by buffer; forgotten when it is saved
+local definitions = {} -- paths of files by name, '' for none, by buffer; forgotten when it is saved
 
 local function add(lines)
   local text = vim.fn.strcharpart(table.concat(lines, '\n'), 0, 4000)
@@ -40,11 +40,11 @@ end
 
 -- The paths of other files: those that define names at the cursor, then buffers that are not loaded.
 local function other_files(buf)
-  local paths, known = {}, defining[buf] or {}
+  local paths, known = {}, definitions[buf] or {}
   each_name(function(name)
     local path = known[name] or ''
     if path ~= '' and not vim.list_contains(paths, path) then table.insert(paths, path) end
-    return #paths == MAX_DEFINING
+    return #paths == MAX_DEFINITION_FILES
   end)
   for _, buffer in ipairs(vim.fn.getbufinfo({ buflisted = 1 })) do
     if buffer.loaded == 0 and buffer.name ~= '' and #paths < MAX_FILES then
@@ -66,13 +66,13 @@ local function send(buf)
 end
 
 -- Asks the other servers of a buffer where names at the cursor are defined, each once.
-local function define(buf)
+local function find_definitions(buf)
   if buf ~= api.nvim_get_current_buf() then return end
   local clients = vim.tbl_filter(function(client)
     return client.name ~= 'akunu'
   end, vim.lsp.get_clients({ bufnr = buf, method = METHOD }))
-  local known, count = defining[buf] or {}, 0
-  defining[buf] = known
+  local known, count = definitions[buf] or {}, 0
+  definitions[buf] = known
   each_name(function(name, row, col, line)
     if #clients == 0 or known[name] then return #clients == 0 end
     known[name], count = '', count + 1
@@ -110,9 +110,9 @@ function M.enable()
   on('TextYankPost', function() add(vim.v.event.regcontents) end)
   local timer = vim.uv.new_timer()
   on({ 'CursorMoved', 'CursorMovedI', 'InsertEnter', 'LspAttach' }, function(event)
-    timer:start(PAUSE_MS, 0, vim.schedule_wrap(function() define(event.buf) end))
+    timer:start(PAUSE_MS, 0, vim.schedule_wrap(function() find_definitions(event.buf) end))
   end)
-  on({ 'BufWritePost', 'BufUnload' }, function(event) defining[event.buf] = nil end)
+  on({ 'BufWritePost', 'BufUnload' }, function(event) definitions[event.buf] = nil end)
   on('BufWritePost', function() add_around(api.nvim_buf_get_mark(0, '.')[1]) end)
   on('CursorHold', function(event)
     local row = api.nvim_win_get_cursor(0)[1]
