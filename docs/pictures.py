@@ -7,6 +7,7 @@ numbers in them are those of the machine that made them.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ _TIMEOUT_S = 300.0
 
 async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
+    os.environ["COLORTERM"] = "truecolor"  # as the theme needs
     from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.model.engine import Engine

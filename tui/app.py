@@ -156,7 +156,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation,
             config.model,
             directory,
-            offer_better=bool(session),
+            offer_better=bool(session) and not config.server,
             server=config.server,
             tool_servers=config.tools.names if config.tools else (),
         )

@@ -26,6 +26,7 @@ from akunu_py.workarounds.textual_driver import SteadyDriver
 
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
+_ANSWERS = re.compile(rb"\x1b\]11;[^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[\?[0-9;]*c")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
 _ANSWER_TIMEOUT_S = 1.0  # for slow connections; only a terminal without any answer takes so long
 _NO_QUERIES = ("", "dumb", "linux", "unknown")  # values of TERM without queries and titles
@@ -35,7 +36,8 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
     """Return the terminal's background, None if unknown. Call before the app draws.
 
     Sends OSC 11 and then a query that every terminal answers (primary device attributes), so that
-    a terminal without OSC 11 causes no delay. Sends nothing if input is already waiting.
+    a terminal without OSC 11 causes no delay. Sends nothing if input is already waiting. What is
+    typed meanwhile goes to `ChatDriver`.
     """
     if environ.get("TERM", "") in _NO_QUERIES:
         return None
@@ -44,7 +46,9 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
     except OSError:
         return None
     try:
-        return parse_answer(_query_terminal(terminal)) or _from_environment(environ)
+        answer = _query_terminal(terminal)
+        ChatDriver.typed_ahead = _ANSWERS.sub(b"", answer)
+        return parse_answer(answer) or _from_environment(environ)
     except (OSError, termios.error):
         return _from_environment(environ)
     finally:

@@ -191,15 +191,17 @@ def install(app: App[Any]) -> None:
 def theme_name(setting: str, background: Background | None, colors: str | None) -> str:
     """Return the registered theme for `setting` on this terminal; an unknown setting is `auto`.
 
+    With 16 colors, every theme is the terminal's own: tints of a theme would become one color.
     background: of the terminal, None if unknown. colors: Rich's color system of the terminal:
     None, "standard" (16 colors), "256" or "truecolor".
     """
     if setting not in choices():
         setting = AUTO
-    if setting == TERMINAL or (setting == AUTO and colors not in ("256", "truecolor")):
-        return TERMINAL_LIGHT.name if background == "light" else TERMINAL_DARK.name
+    background = background or ("light" if setting == LIGHT.name else "dark")
+    if setting == TERMINAL or colors not in ("256", "truecolor"):
+        return f"{TERMINAL}-{background}"
     if setting == AUTO:
-        setting = LIGHT.name if background == "light" else DARK.name
+        setting = background
     own = {DARK.name: DARK_256.name, LIGHT.name: LIGHT_256.name}
     return own.get(setting, setting) if colors == "256" else setting
 

@@ -11,8 +11,9 @@ Works around:
        the mode to restore, and never ends.
     6. If the terminal is closed and no SIGHUP comes (a parent such as make keeps it), `LinuxDriver`
        reads the end of input forever, and its output blocks the app.
-    7. `LinuxDriver` queues 30 writes for a slow terminal, and does not say when they are written.
-Upstream: 1, 3, 4, 6, 7: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
+    7. It takes Enter, typed before the start, for Ctrl+J.
+    8. `LinuxDriver` queues 30 writes for a slow terminal, and does not say when they are written.
+Upstream: 1, 3, 4, 6 to 8: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
     5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
 Remove when: tests/reliability/test_fuzz_pastes.py, faults_chat.py and tests/tui/test_slow_lines.py
     pass with `LinuxDriver` and `XTermParser`.
@@ -96,6 +97,7 @@ class CountingFile:
 class SteadyDriver(LinuxDriver):
     """Textual's driver for Linux and Macs, without the faults above."""
 
+    typed_ahead = b""  # input that was read before the start
     is_suspended = False
     _writes = 0  # since the start
 
@@ -119,6 +121,11 @@ class SteadyDriver(LinuxDriver):
         decode = getincrementaldecoder("utf-8")("replace").decode
         with selectors.SelectSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
+            data = self.typed_ahead + (os.read(self.fileno, 4096) if selector.select(0) else b"")
+            if data:
+                # The terminal was not in raw mode yet: it made Enter a line feed.
+                for message in parser.feed(decode(data.replace(b"\n", b"\r"))):
+                    self.process_message(message)
             while not self.exit_event.is_set():
                 if selector.select(0.1):
                     if not (data := os.read(self.fileno, 4096)):

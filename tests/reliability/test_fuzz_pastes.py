@@ -16,7 +16,7 @@ from textual import events
 from textual._xterm_parser import XTermParser
 
 from akunu_py.text import typeable
-from akunu_py.tui.terminal import ChatDriver
+from akunu_py.tui.terminal import ChatDriver, background
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.reliability.fuzz import explore, lengths
 
@@ -81,6 +81,20 @@ def test_a_large_paste_is_read_once() -> None:
     parser = PasteParser()
     chunks = [_START, *cut(text, range(0, len(text), 4096)), _END]
     assert messages(parser, chunks) == [("paste", "x" * 500_000)]
+
+
+def test_keys_typed_while_the_terminal_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    monkeypatch.setattr(ChatDriver, "typed_ahead", b"")
+    monkeypatch.setattr(os, "open", lambda *_: os.dup(follower))
+    reply = b"a\x1b]11;rgb:ffff/ffff/ffff\x1b\\b\x1b[?62;4c"
+    answering = threading.Thread(target=lambda: os.read(leader, 99) and os.write(leader, reply))
+    answering.start()
+    assert background({"TERM": "xterm"}) == "light"
+    answering.join()
+    assert ChatDriver.typed_ahead == b"ab"
+    os.close(leader)
+    os.close(follower)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Fixtures for all chat tests: a frozen status clock, cached style sheets, and short pauses."""
+"""Fixtures for all chat tests: true color, a frozen clock, cached style sheets, short pauses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from akunu_py.tui.status import StatusLine
 
 _PARSE = Stylesheet._parse_rules
 _RULES: dict[Any, list[RuleSet]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _true_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLORTERM", "truecolor")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from akunu_py.tui import app
-from akunu_py.tui.app import ChatApp
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.attachments import attach, join_files, split_files
 from akunu_py.tui.prompt.box import MentionedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
@@ -23,6 +23,7 @@ from akunu_py.tui.screens.main import describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.terminal import edit_text, find_editor
 from akunu_py.tui.workers.chat_client import AnswerFailed
+from akunu_py.types import GenerateOptions
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.support.tui_chat import Chat, chat, until
 
@@ -167,6 +168,10 @@ async def test_what_terminals_send_is_typed_as_it_is(typed: str, text: str) -> N
 )
 def test_the_welcome_says_where_prompts_go(server: str, says: str) -> None:
     assert describe_privacy(server) == says
+    session: Any = object()
+    config = ChatConfig("starter", GenerateOptions(), session=session, server=server)
+    offers_download = ChatApp(config).view._offer_better
+    assert offers_download == (not server), "a server answers with its own models"
 
 
 @pytest.mark.parametrize(("lines", "end"), [(13, ""), (13, "\n"), (5000, "\n")])

@@ -254,10 +254,13 @@ async def test_with_the_terminals_own_colours_the_chosen_row_can_be_read(
         for keys in (["ctrl+o", *"show"], ["f4"], ["ctrl+p", *"mo"], ["/"]):
             await it.press(*keys)
             await at_rest(it.pilot)
+            marked = 0
             for strip in it.app.screen._compositor.render_strips():
                 for text, style, _ in strip:
                     if style is not None and text.strip() and style.color is not None:
                         assert style.color != style.bgcolor or style.color.is_default, text
+                        marked += bool(style.underline)
+            assert marked, keys
             await it.press("escape", "escape")
     await asyncio.to_thread(store.close, 10)
 

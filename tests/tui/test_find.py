@@ -56,6 +56,13 @@ def tree_of(pairs: list[tuple[str, str]]) -> ConversationTree:
     return tree
 
 
+@pytest.fixture(autouse=True)
+def _sixteen_colors(_true_color: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colors have names in the terminal's own theme."""
+    monkeypatch.setenv("COLORTERM", "")
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def colored(it: Chat, color: str) -> list[str]:
     """The texts on the screen with a background color."""
     found = []

@@ -1,4 +1,4 @@
-"""A chat whose terminal is closed ends, even if no parent passes SIGHUP on."""
+"""The beginning and end of a chat: keys typed before it started, and a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("own_directories")
-def test_chat_ends_with_its_terminal() -> None:
+def test_chat_handles_keys_typed_before_the_start_and_ends_with_its_terminal() -> None:
+    """It ends even if no parent passes SIGHUP on."""
     terminal, inside = os.openpty()
+    os.write(terminal, b"/options\r")
     # Without a controlling terminal the kernel sends no signal either.
     chat = subprocess.Popen(
         [sys.executable, "-m", "akunu_py", "chat"],
@@ -26,7 +28,7 @@ def test_chat_ends_with_its_terminal() -> None:
     os.close(inside)
     try:
         screen = b""
-        while b"F1" not in screen:  # of the key hints
+        while b"Options of this chat" not in screen:
             screen += os.read(terminal, 65536)
         os.close(terminal)
         assert chat.wait(30) == -signal.SIGHUP

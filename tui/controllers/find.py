@@ -10,7 +10,7 @@ from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.find import HitMarks, pattern_of, plain_text
 from akunu_py.tui.transcript.view import Part
 
-Hit = tuple[ChatTurn, Part, int]  # the last: number of the hit in that part
+FoundText = tuple[ChatTurn, Part, int]  # the last: number of the hit in that part
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class FindController:
     _view: ChatView
     marks: HitMarks
     _words: str = ""
-    _current: Hit | None = None
+    _current: FoundText | None = None
 
     @property
     def is_active(self) -> bool:
@@ -59,17 +59,17 @@ class FindController:
             self._view.transcript.mark_hit(None)
             self._view.transcript.redraw()
 
-    async def _go_to(self, hits: list[Hit], place: int) -> None:
+    async def _go_to(self, hits: list[FoundText], place: int) -> None:
         turn, part, index = self._current = hits[place]
         await self._view.transcript.show_hit(turn, part, index, pattern_of(self._words))
         count = f"{place + 1:,} of {len(hits):,}"
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
-    def _hits(self) -> list[Hit]:
+    def _hits(self) -> list[FoundText]:
         """Return all hits of the branch, in order."""
         return [hit for turn in self._conversation.turns for hit in self._hits_in(turn)]
 
-    def _hits_in(self, turn: ChatTurn) -> list[Hit]:
+    def _hits_in(self, turn: ChatTurn) -> list[FoundText]:
         pattern = pattern_of(self._words)
         texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
         # Parsing takes long, so only where there may be a hit.

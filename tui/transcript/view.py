@@ -227,8 +227,8 @@ class SteadyScroll(VerticalScroll):
             self.vertical_scrollbar.set_reactive(ScrollBar.position, place)
 
 
-class Transcript(SteadyScroll):
-    """The conversation; follows its end until the reader scrolls up."""
+class Transcript(SteadyScroll, can_focus=False):
+    """The conversation; follows its end until the reader scrolls up. Empty, it takes no focus."""
 
     FOCUS_ON_CLICK = False  # the prompt box keeps the focus
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -290,7 +290,6 @@ class Transcript(SteadyScroll):
     def on_mount(self) -> None:
         self.anchor()
         self.more_below.display = False
-        self.can_focus = False
         self.watch(self, "scroll_y", self._after_scroll, init=False)
         self.watch(self, "virtual_size", self._after_scroll, init=False)
 

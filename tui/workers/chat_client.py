@@ -24,7 +24,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, memory
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
-from akunu_py.errors import describe
+from akunu_py.errors import PromptTooLong, describe
 from akunu_py.types import (
     Constraint,
     FinishReason,
@@ -305,7 +305,8 @@ class _AnswerPoster:
                 self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
             case Failed(error):
                 self._flush()
-                self._post(AnswerFailed(self._request, describe(error)))
+                hint = ", or /compact" if isinstance(error, PromptTooLong) else ""
+                self._post(AnswerFailed(self._request, describe(error) + hint))
 
     def _flush(self) -> None:
         if self._buffer:
