@@ -11,6 +11,8 @@ from tests.measure.readme import main, regenerate
 from tests.support.bench_fakes import drafted_series, fake_result, plain_series
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.rotating
+
 README = ROOT / "README.md"
 
 
