@@ -15,8 +15,6 @@ from tests.measure import completion
 from tests.measure.completion import BUFFER, FILES, PREFIX, TOGETHER
 from tests.support.tiny_fim import sentence_piece, write_model
 
-pytestmark = pytest.mark.rotating
-
 END = "<|endoftext|>"
 
 

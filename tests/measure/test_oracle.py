@@ -19,8 +19,6 @@ from tests.measure.oracle.score import (
 )
 from tests.measure.oracle.source import Source, read_source
 
-pytestmark = pytest.mark.rotating
-
 SOURCES = Path(__file__).parents[1] / "golden" / "sources"  # written for this, MIT
 OURS = Path(__file__).parents[2] / "akunu_py" / "completion"
 

@@ -11,8 +11,6 @@ from tests.measure.readme import main, regenerate
 from tests.support.bench_fakes import drafted_series, fake_result, plain_series
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.rotating
-
 README = ROOT / "README.md"
 
 

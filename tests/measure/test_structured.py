@@ -18,8 +18,6 @@ from akunu_py.types import Constraint, Message
 from tests.measure import structured
 from tests.measure.structured import BOTH, FORCED, NGRAMS
 
-pytestmark = pytest.mark.rotating
-
 ANSWERS: list[Any] = [  # to the first cases
     {
         "name": "get_weather_forecast",

@@ -24,8 +24,6 @@ from akunu_py.tui.screens.conversation_list import format_time
 from tests.reliability.fuzz import NUMBERS, TEXTS, clear, explore, json_like, lengths
 from tests.support.chats import T0, branched, exchange_of
 
-pytestmark = pytest.mark.rotating
-
 _COLUMNS = {
     "conversations": ("id", "title", "created", "updated", "model", "deleted"),
     "messages": (

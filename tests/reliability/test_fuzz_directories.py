@@ -16,8 +16,6 @@ from akunu_py.tui.prompt import file_index
 from akunu_py.tui.prompt.file_index import FileIndex, list_files
 from tests.reliability.fuzz import explore, lengths
 
-pytestmark = pytest.mark.rotating
-
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 _NAMES = ["a", "b", "ab", "A", "a.b", ".a", "a b", "[a]", "!a", "#a", "a-", "a1", "a\\b", "*", "a]"]
 _PIECES = [

@@ -20,8 +20,6 @@ from akunu_py.tui.terminal import ChatDriver
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.reliability.fuzz import explore, lengths
 
-pytestmark = pytest.mark.rotating
-
 _START, _END = "\x1b[200~", "\x1b[201~"
 _SEQUENCES = [
     *("\x1b", "\x1b\x1b", "\x1b[", "\x1b[A", "\x1b[2", "\x1b[20", "\x1b[200", "\x1b[200~"),

@@ -20,8 +20,6 @@ from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import changed, damaged, explore, lengths
 from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
-pytestmark = pytest.mark.rotating
-
 OPTIONS = GenerateOptions(max_tokens=6, draft="off")
 PROMPT = list(b"akunu")
 

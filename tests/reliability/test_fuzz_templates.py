@@ -19,8 +19,6 @@ from tests.reliability.fuzz import damaged, explore, lengths
 from tests.support.slow import cover
 from tests.support.tiny_fim import byte_level, write_model
 
-pytestmark = pytest.mark.rotating
-
 GOOD = (
     "{% for message in messages %}{{ '<|' ~ message['role'] ~ '|>' ~ message.content | trim }}\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -20,8 +20,6 @@ from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.tui_chat import GAUGES, STATS, Chat, chat
 
-pytestmark = pytest.mark.rotating
-
 CLEAR = "\x1b[2J"
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 EVIL = f"a{CLEAR}b{CLIPBOARD}c\x9b31md\x7f\x08\r\u202e\u2066\udc80"
