@@ -23,7 +23,9 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 
 # One more than the cores of a small machine: many a test waits, for a process or a terminal.
 WORKERS := 3
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# Every commit runs another third of the tests marked rotating. AKUNU_TEST_PART= runs them all.
+PART = AKUNU_TEST_PART=$${AKUNU_TEST_PART-$$(git rev-parse --short HEAD 2>/dev/null || echo 0)}
+PYTEST = $(PART) $(BIN)/python -m pytest -n $(WORKERS)
 ALONE = $(PYTEST) --dist worksteal -m "not slow and alone" \
   tests/editors/test_vscode_window.py $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
 
@@ -41,9 +43,9 @@ test-all: $(VENV)/.installed-dev ## make test and make test-e2e, in one session
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 	@$(ALONE)
 
-test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
+test-slow: $(VENV)/.installed-dev ## run the tests that take minutes, and all that rotate
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest -m "slow or rotating"
 
 # Faults and several akunus at once for MINUTES; then fuzzing, endurance and privacy at full length;
 # then answers with drafts and without.

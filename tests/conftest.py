@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ hypothesis.settings.load_profile("akunu")
 
 TESTS = Path(__file__).parent
 RELIABILITY = TESTS / "reliability"
+_PARTS = 3
 
 
 def pytest_configure() -> None:
@@ -41,7 +44,49 @@ def _leave_uncompiled() -> None:
         mx.disable_compile()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _rotate(config, items)
+    _sort(items)
+
+
+def _rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a third of the tests marked rotating, if AKUNU_TEST_PART is set, to a hash or number.
+
+    A test with parameters keeps a third of them, at least one; a module keeps a third of its tests
+    without parameters. The thirds of different tests start at different places.
+    """
+    part = os.environ.get("AKUNU_TEST_PART")
+    if not part:
+        return
+    groups = [
+        (
+            item.nodeid if item.nodeid.endswith("]") else f"{item.path.relative_to(TESTS)}["
+        ).partition("[")[0]
+        if item.get_closest_marker("rotating") and not item.get_closest_marker("slow")
+        else None
+        for item in items
+    ]
+    sizes, place = Counter(groups), Counter[str]()
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item, group in zip(items, groups, strict=True):
+        if group:
+            place[group] += 1
+            turn = place[group] + zlib.crc32(group.encode()) + int(part, 16)
+        (left if group and turn % min(_PARTS, sizes[group]) else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if part := os.environ.get("AKUNU_TEST_PART"):
+        terminalreporter.write_line(
+            f"Of tests marked rotating, a third ran: AKUNU_TEST_PART={part}, "
+            f"part {int(part, 16) % _PARTS + 1} of {_PARTS}."
+        )
+
+
+def _sort(items: list[pytest.Item]) -> None:
     """From end to end is what asks the whole starter, hurts the commands, or sits at a terminal.
 
     What happens in a real terminal happens in real time, so it runs last, with a core for each of

@@ -101,7 +101,9 @@ def test_wrong_usage_names_the_help_of_the_command(words: str, says: str) -> Non
     assert says in done.stderr
 
 
-def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> None:
+@pytest.mark.e2e
+@pytest.mark.usefixtures("shallow_store")
+def test_run_prints_the_answer_and_statistics_apart() -> None:
     done = akunu("run", "Say hello.", "--max-tokens", "12")
     assert done.returncode == 0
     assert done.stdout.endswith("\n")

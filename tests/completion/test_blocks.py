@@ -61,6 +61,7 @@ def indent(text: str, by: str) -> str:
     return first + newline + textwrap.indent(rest, by)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", BLOCKS)
 @given(
     by=st.sampled_from(["", "  ", "    ", "\t"]), behind=st.sampled_from(["", "\n", "\n\nzz(\n"])

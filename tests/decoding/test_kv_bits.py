@@ -57,6 +57,7 @@ def test_every_family_is_accounted_for() -> None:
     assert sorted([*QUANTIZED, *REFUSED, *NOTHING_GROWS, *GIVEN]) == sorted(FAMILIES)
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "bits"), [(name, 4 + 4 * (place % 2)) for place, name in enumerate(QUANTIZED)]

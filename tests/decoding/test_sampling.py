@@ -132,6 +132,7 @@ def p_values(name: str, rule: Rule) -> list[float]:
     ]
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
@@ -146,6 +147,7 @@ def test_a_planted_bug_is_found() -> None:
     assert min(p_values("temperature", forgetful_rule)) < 1e-6
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("name", "pipelines"), [(name, place % 2 == 0) for place, name in enumerate(FILTERS)]
 )

@@ -11,6 +11,8 @@ import pytest
 from akunu_py.bench.trace import Trace, TraceItem
 from tests.measure.caches import POLICIES, main, replay_caches, schedule, sessions_of
 
+pytestmark = pytest.mark.rotating
+
 
 def session(seed: int, turns: int = 8) -> list[TraceItem]:
     """A growing conversation."""

@@ -13,6 +13,8 @@ from akunu_py.types import Stats
 from tests.measure.chat import LETTERS, ChatBench, ChatResult, KeyTimes, chat_terminal, main
 from tests.support.tiny_fim import write_chat_model
 
+pytestmark = pytest.mark.rotating
+
 
 def test_percentiles_are_measured_values() -> None:
     keys = KeyTimes([number / 100 for number in range(100, 0, -1)])

@@ -31,6 +31,8 @@ from tests.support.decoding import decode
 from tests.support.slow import cover
 from tests.support.tiny import Adversary
 
+pytestmark = pytest.mark.rotating
+
 CURVE = parse_curve("1:1,2:1.5,5:3")
 COUNT = 41
 ITEM = TraceItem((1, 2), tuple(random.Random(1).choices(range(100), k=COUNT)))

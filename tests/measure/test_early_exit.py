@@ -10,6 +10,8 @@ from akunu_py.models.store.model_store import StoredModel
 from tests.measure.early_exit import main
 from tests.support.bench_fakes import write_quick_model
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(scope="module")
 def quick(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> str:

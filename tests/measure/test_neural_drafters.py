@@ -32,6 +32,8 @@ from tests.measure.neural_drafters import (
 )
 from tests.support.slow import cover
 
+pytestmark = pytest.mark.rotating
+
 MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
 DEAR = DrafterFigures("model", 0.9, (0.5, 0.2))
 

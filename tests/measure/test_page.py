@@ -14,6 +14,8 @@ from tests.measure import charts
 from tests.measure.page import main, to_html, to_text
 from tests.support.bench_fakes import drafted_series, fake_result, plain_series
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture
 def result() -> Result:

@@ -15,6 +15,8 @@ from akunu_py.decoding.model.engine import Engine
 from tests.measure import peers
 from tests.support.bench_fakes import workload
 
+pytestmark = pytest.mark.rotating
+
 END = 2
 
 

@@ -14,6 +14,8 @@ from akunu_py.types import LoadOptions, WeightMode
 from tests.measure.precisions import PRECISIONS, main
 from tests.support.tiny_model import tiny_directory
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

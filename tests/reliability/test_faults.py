@@ -58,6 +58,7 @@ def test_an_answer_that_is_killed(home: Home) -> None:
     good(faults_commands.signalled(home, run, number, 1.0))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("seconds", [0.05, 0.3, *slow(0.15, 0.6)])
 def test_an_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
     """Not while modules are imported, either."""
@@ -74,6 +75,7 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     assert done.stdout == b"True\n"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("harm", [*faults_files.HARMS])
 def test_a_database_that_is_altered(home: Home, harm: str) -> None:
     faults_files.keep_conversations(home)
@@ -82,6 +84,7 @@ def test_a_database_that_is_altered(home: Home, harm: str) -> None:
     good(faults_files.altered(home, home.conversations, harm, random, chats))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "tokenizer.json"])
 def test_a_model_that_is_altered(home: Home, name: str) -> None:
     random = Random(name)

@@ -28,7 +28,7 @@ from akunu_py.models.store.model_store import note_usage, read_usage
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
 
-pytestmark = pytest.mark.usefixtures("own_directories")
+pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("own_directories")]
 
 
 # Traces

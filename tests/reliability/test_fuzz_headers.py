@@ -25,6 +25,8 @@ from akunu_py.models.load.safetensors import read_header
 from tests.reliability.fuzz import clear, explore, lengths
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 
+pytestmark = pytest.mark.rotating
+
 GEOMETRY = [
     f"llama.{key}"
     for key in (

@@ -28,6 +28,8 @@ from tests.support.hub_home import in_process as in_process
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
 
+pytestmark = pytest.mark.rotating
+
 NAME = "model.safetensors"
 _DEEP = "@deep@"
 WRONG: list[Any] = [

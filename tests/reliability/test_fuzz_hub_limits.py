@@ -23,6 +23,8 @@ from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
 from tests.support.slow import every_other_slow
 
+pytestmark = pytest.mark.rotating
+
 NAME = "model.safetensors"
 
 WHERE = ["api", pytest.param(NAME, marks=pytest.mark.slow)]

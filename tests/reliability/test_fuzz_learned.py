@@ -15,7 +15,7 @@ from akunu_py.ngram.cost import CostCurve
 from tests.reliability.fuzz import changed, damaged, explore, lengths
 from tests.support.at_once import AtOnce
 
-pytestmark = pytest.mark.usefixtures("own_directories")
+pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("own_directories")]
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.reliability.fuzz import changed, clear, damaged, explore, json_like, lengths
 from tests.support.tiny_fim import byte_level, write_model
 
-pytestmark = pytest.mark.usefixtures("own_directories")
+pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("own_directories")]
 
 FILES = (
     "config.json",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from lsprotocol import types as lsp
 
@@ -24,6 +25,8 @@ from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.rotating
 
 ASKED = {
     "id": 1, "prefix": "def f(", "suffix": ")", "path": "a.py", "language": "python",

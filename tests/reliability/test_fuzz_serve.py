@@ -16,6 +16,8 @@ from akunu_py.serve.http.asgi import dialect_for_path
 from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
 from tests.support.serving import Reply, Served, ask, served, write_served_model
 
+pytestmark = pytest.mark.rotating
+
 SAID = [{"role": "user", "content": "hello"}]
 FUNCTION = {"name": "look", "description": "d", "parameters": {"type": "object"}}
 ASKED: dict[str, dict[str, Any]] = {

@@ -199,7 +199,7 @@ async def check_turns(
     dialect, session = DIALECTS[name], partial(session_of, kind)
     conversation, other = (
         Conversation(dialect, (text(length, 1),)),
-        Conversation(dialect, (text(2000, 2),)),
+        Conversation(dialect, (text(600, 2),)),
     )
     counts: dict[str, tuple[int, int]] = {}
 
@@ -215,7 +215,7 @@ async def check_turns(
         counts["asked again"] = prompt, new_tokens = await conversation.next_turn(model)
         assert new_tokens <= prompt - prefilled < prompt <= length + 60
         await turn(model, "second turn")
-        await disconnect_after(model, dialect, other.request, 1000)
+        await disconnect_after(model, dialect, other.request, 300)
         await turn(model, "behind one that hung up")
         save(model)
     with served(directory, session=session) as model:

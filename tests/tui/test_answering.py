@@ -355,6 +355,7 @@ async def test_the_box_keeps_the_focus() -> None:
         assert it.text() == "bc"
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("size", [(20, 5), (40, 10), (200, 60)])
 async def test_any_size(size: tuple[int, int]) -> None:
@@ -367,6 +368,7 @@ async def test_any_size(size: tuple[int, int]) -> None:
         assert it.phase() == "stopped"
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("rows", [5, 6, 8, 12, 30])
 async def test_the_line_that_is_typed_is_seen(rows: int) -> None:

@@ -158,6 +158,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("theme", ["dark", "light-256", *slow("light", "dark-256")])
 async def test_all_that_is_written_can_be_read(

@@ -218,6 +218,7 @@ async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_pa
         assert app.query_one(PromptBox).text == "/temperature "
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @sizes_and_themes("light")
 def test_picture_of_the_help(
@@ -243,6 +244,7 @@ def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path, theme: st
     assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["f1", "f4", "ctrl+s", "ctrl+p", "slash"])
 async def test_every_screen_lives_in_the_smallest_terminal(tmp_path: Path, key: str) -> None:

@@ -77,6 +77,7 @@ def test_everything_that_is_wrong_is_answered() -> None:
     assert code == 1
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [

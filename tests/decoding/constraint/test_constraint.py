@@ -109,6 +109,7 @@ def naive(engine: Engine, prompt: list[int], sampling: SamplingOptions, grammar:
     return tokens
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "temperature"), cover(CONSTRAINTS, [0.8, 0.0]))
 def test_the_tokens_are_those_of_masked_plain_decoding(

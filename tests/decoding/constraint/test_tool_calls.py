@@ -153,6 +153,7 @@ def held(value: Any, ends: tuple[str, ...]) -> bool:
     return not any(end in json.dumps(value, ensure_ascii=False) for end in ends)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("special", "name"), cover([True, False], WRITTEN))
 @settings(
     max_examples=2,

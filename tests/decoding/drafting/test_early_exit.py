@@ -108,6 +108,7 @@ def answer(
     return [token for piece in pieces for token in piece.tokens], [p.accepted for p in pieces]
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kv_bits", "sampling", "exit_at", "ngrams"),

@@ -79,6 +79,7 @@ def count_reads(target: Target, drafter: AutoDrafter) -> None:
     Counted.reads = 0
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("make", [draft_model, mtp_head, first_layers])
 def test_a_draft_reads_few_tokens_of_a_long_history(make: Make, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_whatever_it_says_the_answer_is_the_targets(family: str) -> None:
         assert made[0].begun
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("kept", [512, 16])
 @pytest.mark.parametrize("family", FAMILIES)

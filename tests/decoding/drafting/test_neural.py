@@ -113,6 +113,7 @@ def test_its_cache_goes_back_with_the_targets(name: str) -> None:
     assert sum(found) >= len(found) - 1  # a near-tie may fall otherwise
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(("temperature", "name"), cover([0.0, 0.9], ["llama", "qwen3_next"]))
 def test_whatever_it_says_the_answer_is_the_targets(name: str, temperature: float) -> None:

@@ -160,6 +160,7 @@ def test_accept_and_cut() -> None:
     assert cut([1, 2, 3], ()) == [1, 2, 3]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("length", every_other_slow(range(33)))
 def test_every_length_of_the_planner_changes_nothing(
     length: int, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def settled() -> int:
     return int(mx.get_active_memory())
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "count"),

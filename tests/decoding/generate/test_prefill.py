@@ -69,6 +69,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_module, "PREFILL_ROWS", 64)
 
 
+@pytest.mark.rotating
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("name", "speed"), cover(NAMES, [30.0, 250.0, 3000.0]))
 def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: float) -> None:
@@ -91,6 +92,7 @@ def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: floa
     assert answer(target, prompt, []) == fresh(name, prompt)
 
 
+@pytest.mark.rotating
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("name", "after"), cover(NAMES, [0, 320]))
 def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> None:

@@ -122,6 +122,7 @@ def test_a_full_context_ends_the_answer(shallow_starter: Engine, mode: DraftMode
     assert answer.stats.prompt_tokens + len(answer.tokens) == 48
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_the_next_turn_reads_only_what_is_new(shallow_starter: Engine, mode: DraftMode) -> None:
@@ -141,6 +142,7 @@ def test_the_next_turn_reads_only_what_is_new(shallow_starter: Engine, mode: Dra
     assert again.stats.cached_tokens == first.stats.prompt_tokens - 1
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_cancelled_answer_keeps_its_tokens(shallow_starter: Engine, mode: DraftMode) -> None:

@@ -180,6 +180,7 @@ def hold(engine: Engine, path: Path, length: int, switches: int, checked: Collec
         turn(talk, talk.most(session))
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", [*QUICK_KINDS, *slow(*SLOW_KINDS)])

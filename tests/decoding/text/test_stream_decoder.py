@@ -106,6 +106,7 @@ def whole(generation: Answering) -> str:
     return generation(GenerateOptions(max_tokens=LENGTH)).answer().text
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "stop"), cover(MODES, ["ChannelTypeMeta", "nfoIntfCh", "fireh", "rom"])

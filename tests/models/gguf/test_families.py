@@ -50,6 +50,7 @@ def test_all_families_are_covered() -> None:
     assert {case.architecture for case in CASES.values()} == set(FAMILIES)
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_those_of_the_safetensors(tmp_path: Path, name: str) -> None:

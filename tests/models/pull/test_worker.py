@@ -145,6 +145,7 @@ def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
     assert pull(REPOSITORY)
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
