@@ -313,9 +313,9 @@ def check_model(
     counted, unused = mac_checks.counted_memory(engine, max(plan.prompts[:2]))
     tied = mac_checks.identity_s(engine)
     for name, value, limit, unit in (
-        ("memory of a prompt compared with the bytes counted", counted, MAX_UNCOUNTED, "x"),
-        ("unused buffers after a prompt compared with their limit", unused, 1, "x"),
-        ("computing what its prompt caches are tied to", tied, MAX_IDENTITY_S, "s"),
+        ("memory of a cached prompt, of the bytes that akunu counts", counted, MAX_UNCOUNTED, "x"),
+        ("freed buffers that MLX keeps after a prompt, of their limit", unused, 1, "x"),
+        ("time to identify the model for its prompt caches", tied, MAX_IDENTITY_S, "s"),
     ):
         check.add(model.name, name, value, limit, unit=unit)
     most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
@@ -336,9 +336,9 @@ def _check_sampling(
     for name, plain, asked in _SAMPLING:
         show(name)
         rate = mac_checks.sampling_speed(engine, plan.max_tokens, plain, asked)
-        name = f"decoding with {name} compared with none"
+        name = f"decoding speed with {name}, of the speed without"
         check.add(engine.name, name, rate, MIN_SAMPLING, unit="x", least=True)
-    name = f"rows of logits after the last {mac_checks.HEAD_ROWS} tokens of a prompt"
+    name = f"logit rows computed for the last {mac_checks.HEAD_ROWS} prompt tokens"
     check.add(engine.name, name, mac_checks.head_rows(engine), 1)
 
 

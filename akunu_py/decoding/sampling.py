@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +24,9 @@ from akunu_py.types import SamplingOptions, TokenLogprobs
 
 _MAX_SEED = 2**32 - 1
 _MAX_INVERSE_TEMPERATURE = 1e30  # maximum of 1 / temperature; infinity times 0 would be NaN
+_OUTSIDE = 1e-6  # highest probability of a token that top-p excludes, per draw
+_MAX_CANDIDATES = 6  # with more, that is for top-p below 0.75, sorting is as fast
+_MASS_UNIT = 2.0**40  # of the most likely token's probability; the sum of a vocabulary fits int64
 
 
 class Sampler:
@@ -39,6 +42,9 @@ class Sampler:
             or options.frequency_penalty != 0
         )
         self._cached_offsets: mx.array | None = None  # [vocab]; see `_logit_offsets`
+        self._candidates = top_p_candidates(options)
+        # Top-p keeps the most likely tokens, as min-p and top-k do, so it can be applied last.
+        self._filters = replace(options, top_p=1.0) if self._candidates else options
 
     @property
     def window(self) -> int:
@@ -61,7 +67,10 @@ class Sampler:
         return sampled
 
     def sample_draft(self, logits: mx.array, before: mx.array, position: int) -> tuple[int, float]:
-        """Sample from a draft model's logits [1, vocab]; return the token and its probability."""
+        """Sample from a draft model's logits [1, vocab]; return the token and its probability.
+
+        Tokens that top-p excludes may be counted in the probability.
+        """
         logits, sampled = self._process_and_draw(logits, before, position)
         chances = mx.softmax(logits.astype(mx.float32), axis=-1)
         chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
@@ -80,8 +89,11 @@ class Sampler:
             logits = penalized(logits, before, options)
         if options.temperature == 0:
             return logits, mx.argmax(logits, axis=-1)
-        logits = filtered(logits, options)
-        return logits, draw(logits, self.seed, position)
+        kept = filtered(logits, self._filters)
+        if not self._candidates:
+            return kept, draw(kept, self.seed, position)
+        values = race(kept, self.seed, position)
+        return kept, top_p_winner(values, logits, options.top_p, self._candidates)
 
     def _logit_offsets(self, vocabulary: int) -> mx.array:
         """Return the offset of each logit, [vocab]: the bias, or minus infinity if forbidden."""
@@ -119,9 +131,7 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
 
     Returns log-probabilities up to a constant: the highest is 0, removed tokens are minus infinity.
     """
-    logits = logits.astype(mx.float32)
-    # Unlike a sum, the maximum does not depend on the order of computation.
-    logprobs = logits - logits.max(axis=-1, keepdims=True)
+    logprobs = _below_highest(logits)
     if 0 < options.top_p < 1:
         logprobs = apply_top_p(logprobs, options.top_p)
     if options.min_p > 0:
@@ -129,6 +139,52 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
     if 0 < options.top_k < logits.shape[-1]:
         logprobs = apply_top_k(logprobs, options.top_k)
     return logprobs * min(1 / options.temperature, _MAX_INVERSE_TEMPERATURE)
+
+
+def _below_highest(logits: mx.array) -> mx.array:
+    """Return the logits less the highest of each row, which is independent of the order of sums."""
+    logits = logits.astype(mx.float32)
+    return logits - logits.max(axis=-1, keepdims=True)
+
+
+def top_p_candidates(options: SamplingOptions) -> int:
+    """Return the number of candidates that `top_p_winner` needs, 0 if sorting is better.
+
+    Candidates outside the nucleus are independent records of the race (Rényi's theorem) whose
+    expected number is at most -log(top_p), so n of them have at most the probability
+    (-log top_p)^n / n!. That holds for temperatures up to 1, which favor the nucleus.
+    """
+    exact = options.lenience == 1 and not options.typical  # these need all filtered probabilities
+    if not 0 < options.top_p < 1 or options.temperature > 1 or not exact:
+        return 0
+    expected, chance = -math.log(options.top_p), 1.0
+    for count in range(1, _MAX_CANDIDATES + 1):
+        chance *= expected / count
+        if chance <= _OUTSIDE:
+            return count
+    return 0
+
+
+def top_p_winner(values: mx.array, logits: mx.array, top_p: float, candidates: int) -> mx.array:
+    """Return the token with the largest value among those that top-p keeps, [rows], unsorted.
+
+    values, logits: [rows, vocab]. A token is kept if all likelier tokens together have less than
+    the probability `top_p`. If the winner of the race is excluded, so are all tokens that are not
+    likelier, and the winner of the others is the next candidate. The last one is not checked.
+    Probabilities are summed as integers, because GPUs sum one row and several in another order.
+    """
+    logprobs = _below_highest(logits)
+    mass = (mx.exp(logprobs) * _MASS_UNIT).astype(mx.int64)
+    limit = top_p * mass.sum(axis=-1, keepdims=True).astype(mx.float32)
+    tokens, kept = [mx.argmax(values, axis=-1, keepdims=True)], []
+    for _ in range(candidates - 1):
+        likelier = logprobs > mx.take_along_axis(logprobs, tokens[-1], axis=-1)
+        above = mx.where(likelier, mass, 0).sum(axis=-1, keepdims=True)
+        kept.append(above.astype(mx.float32) < limit)
+        values = values * likelier
+        tokens.append(mx.argmax(values, axis=-1, keepdims=True))
+    first = mx.argmax(mx.concatenate([*kept, mx.ones_like(limit)], axis=-1), axis=-1, keepdims=True)
+    return mx.take_along_axis(mx.concatenate(tokens, axis=-1), first, axis=-1)[:, 0]
 
 
 def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from akunu_py.decoding import sampling
 from akunu_py.decoding.generate.decode import accept
 from akunu_py.decoding.sampling import (
     Sampler,
@@ -18,6 +19,7 @@ from akunu_py.decoding.sampling import (
     draw,
     exponential,
     filtered,
+    top_p_candidates,
 )
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -269,6 +271,50 @@ def test_filters_are_those_of_the_definition(fifths: list[int], name: str) -> No
         np.allclose(got, expected, atol=2e-3)
         or abs(np.count_nonzero(got) - np.count_nonzero(expected)) == 1
     )
+
+
+def rows_of(kind: str, rows: int, vocabulary: int) -> np.ndarray:
+    """Logits [rows, vocabulary]: flat, peaked, with many ties, or forbidden by a constraint."""
+    logits = np.random.default_rng(3).normal(size=(rows, vocabulary))
+    logits *= {"peaked": 4.0, "flat": 0.3}.get(kind, 1.5)
+    if kind == "ties":
+        logits = np.round(logits * 2) / 2
+    if kind == "forbidden":
+        logits[:, 3:][:, np.arange(vocabulary - 3) % 7 > 0] = -np.inf
+    return logits.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "forbidden"])
+@pytest.mark.parametrize("top_p", [0.5, 0.75, 0.8, 0.9, 0.95, 0.99])
+def test_top_p_without_a_sort_draws_the_token_of_the_sorted_vocabulary(
+    kind: str, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = mx.array(rows_of(kind, 300, 257))
+    before = mx.array([1] * 300)
+    for more in ({}, {"temperature": 1.0}, {"top_k": 20}, {"min_p": 0.05, "temperature": 0.5}):
+        options = replace(WARM, top_p=top_p, seed=9, **more)
+        expected = draw(filtered(logits, options), 9, 0).tolist()
+        with monkeypatch.context() as patched:
+            patched.setattr(mx, "sort", None)
+            patched.setattr(sampling, "apply_top_p", None)
+            assert (top_p_candidates(options) == 0) == (top_p < 0.75)
+            if top_p >= 0.75:
+                assert Sampler(options).sample(logits, before, 0).tolist() == expected
+
+
+def test_top_p_needs_enough_candidates() -> None:
+    """One candidate is outside of top-p in every fifth draw; the planned ones never are."""
+    logits, before = mx.array(rows_of("flat", 2000, 257)), mx.array([1] * 2000)
+    options = replace(WARM, temperature=1.0, top_p=0.8, seed=2)
+    kept = mx.isfinite(filtered(logits, options))
+    sampler, outside = Sampler(options), []
+    for count in (1, 2, top_p_candidates(options)):
+        sampler._candidates = count
+        tokens = sampler.sample(logits, before, 0)[:, None]
+        outside.append(2000 - int(mx.take_along_axis(kept, tokens, axis=-1).sum().item()))
+    assert 300 < outside[0] < 500
+    assert 10 < outside[1] < 100
+    assert outside[2] == 0
 
 
 @pytest.mark.long
