@@ -148,6 +148,7 @@ class CompletionQueue:
         ticket.request = without_excluded(ticket.request, self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
+            self._take_next()  # it would cancel the prefill at the end of its pause
             self._submit_ahead(ticket)
             return
         cached = self._cache.find(ticket.request)

@@ -38,8 +38,10 @@ class BlasThreads:
         if self._most < 2 or self._clock() < then + _INTERVAL_S:
             return
         self._last = now, busy_now, own_now = self._sample()
-        others = ((busy_now - busy) - (own_now - own)) / (now - then)
-        openblas.set_threads(min(self._most, max(1, self._most - round(others))))
+        load = ((busy_now - busy) - (own_now - own)) / (now - then)
+        # The load may have ended since, and the running threads may be those of this process.
+        others = min(round(load), _running_threads(self._stat) - 1)
+        openblas.set_threads(min(self._most, max(1, self._most - others)))
 
     def _sample(self) -> tuple[float, float, float]:
         """Return the time, and the CPU seconds of all processes and of this one so far."""
@@ -73,3 +75,12 @@ def _busy_seconds(stat: Path) -> float:
                 user, nice, system, _idle, _wait, *interrupts = map(int, columns[:8])
                 ticks += user + nice + system + sum(interrupts)
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _running_threads(stat: Path) -> int:
+    """Return the number of runnable threads of all processes, at least this one."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in stat.read_text(encoding="ascii").splitlines():
+            if line.startswith("procs_running "):
+                return int(line.split()[1])
+    return 1

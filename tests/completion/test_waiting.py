@@ -296,6 +296,15 @@ def test_an_accepted_completion_has_the_next_one_made_once(
     assert patient.passes == passes
 
 
+def test_a_prefill_elsewhere_replaces_the_next_completion(patient: Host) -> None:
+    """Otherwise the end of the pause would cancel the prefill."""
+    patient.answer(ASKED)
+    assert patient.answer(CompletionRequest(LONG, max_tokens=0)).finish_reason == "length"
+    patient.queue.accepted()
+    counts = patient.queue.host.counts()
+    assert counts.waiting + counts.running == 0
+
+
 def test_a_pause_has_the_next_one_made(engine: Engine, whole: Completion) -> None:
     host = Host(engine, pause_s=0.01)
     host.queue.start()

@@ -32,6 +32,7 @@ class Machine:
         self.stat = directory / "stat"
         self.now = self.own = 0.0
         self.busy = [0.0] * 4
+        self.running = 1
         self.threads = 3
         self.write()
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
@@ -43,10 +44,12 @@ class Machine:
         rows = ["cpu  1 2 3 4 5 6 7 8 0 0"]
         for core, seconds in enumerate(self.busy):
             rows.append(f"cpu{core} {round(seconds * TICKS)} 0 0 {round(self.now)} 77 0 0 0 0 0")
-        self.stat.write_text("\n".join([*rows, "intr 1 2 3"]) + "\n")
+        rows += ["intr 1 2 3", f"procs_running {self.running}", "procs_blocked 0"]
+        self.stat.write_text("\n".join(rows) + "\n")
 
-    def run(self, seconds: float, own: float, *others: float) -> None:
+    def run(self, seconds: float, own: float, *others: float, running: int = 5) -> None:
         """Let time pass. own: cores used by this process; others: load of each core besides."""
+        self.running = running
         self.now += seconds
         self.own += own * seconds
         for core, load in enumerate(others):
@@ -87,6 +90,13 @@ def test_threads_come_back_with_idle_cores(machine: Machine) -> None:
     assert machine.threads == 1
     machine.run(1.0, 0.0)
     assert machine.threads == 3
+
+
+def test_a_load_that_has_ended_takes_no_threads(machine: Machine) -> None:
+    machine.run(60.0, 0.0, 1.0, 1.0, running=1)
+    assert machine.threads == 3
+    machine.run(1.0, 0.0, 1.0, 1.0, running=2)
+    assert machine.threads == 2
 
 
 @pytest.mark.parametrize("content", [None, "", "cpu0 x", "cpu0\n"])
