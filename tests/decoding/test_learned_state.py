@@ -280,7 +280,7 @@ def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
     [
         ("answer_cache = 1", "true or false"),
         ("model = false", "a text"),
-        ("memmory = true", "did you mean answer_cache"),
+        ("memmory = true", "did you mean memory_limit"),
         ("answer_cache = ", "settings.toml"),
     ],
 )
