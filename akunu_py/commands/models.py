@@ -289,9 +289,12 @@ def remove(args: argparse.Namespace) -> None:
 def parse_memory(text: str) -> int:
     """Return the bytes of `16G` or `16GB`; a GB of memory is 2**30 bytes. Raises UsageError."""
     try:
-        return parse_size(text) * GIB // 10**9
+        size = parse_size(text) * GIB // 10**9
     except ValueError:
-        raise UsageError(f"--memory: expected a size such as 16G, got {text!r}") from None
+        size = 0
+    if size <= 0:
+        raise UsageError(f"--memory: expected a size such as 16G, got {text!r}")
+    return size
 
 
 def _named(name: str) -> model_store.StoredModel:

@@ -34,18 +34,19 @@ class BlasThreads:
 
     def adapt(self) -> None:
         """Set the number of threads by the load since the last call. Cheap; call before a pass."""
-        then, busy, own = self._last
+        then, busy, own, _ = self._last
         if self._most < 2 or self._clock() < then + _INTERVAL_S:
             return
-        self._last = now, busy_now, own_now = self._sample()
+        self._last = now, busy_now, own_now, running = self._sample()
         load = ((busy_now - busy) - (own_now - own)) / (now - then)
         # The load may have ended since, and the running threads may be those of this process.
-        others = min(round(load), _running_threads(self._stat) - 1)
+        others = min(round(load), running - 1)
         openblas.set_threads(min(self._most, max(1, self._most - others)))
 
-    def _sample(self) -> tuple[float, float, float]:
-        """Return the time, and the CPU seconds of all processes and of this one so far."""
-        return self._clock(), _busy_seconds(self._stat), self._own_s()
+    def _sample(self) -> tuple[float, float, float, int]:
+        """Return the time, CPU seconds of all processes and of this one, and runnable threads."""
+        busy, running = _read_load(self._stat)
+        return self._clock(), busy, self._own_s(), running
 
 
 @functools.cache
@@ -64,9 +65,12 @@ def describe() -> str:
     return f"{threads} threads (at most one for each idle core)" if threads else ""
 
 
-def _busy_seconds(stat: Path) -> float:
-    """Return the CPU seconds of all processes on the cores of this one; 0 if unknown."""
-    ticks = 0
+def _read_load(stat: Path) -> tuple[float, int]:
+    """Return the CPU seconds of all processes on the cores of this one, and runnable threads.
+
+    Unknown values are 0 seconds and 1 thread: this one.
+    """
+    ticks, running = 0, 1
     with contextlib.suppress(OSError, ValueError):
         ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         for line in stat.read_text(encoding="ascii").splitlines():
@@ -74,13 +78,6 @@ def _busy_seconds(stat: Path) -> float:
             if name in ours:
                 user, nice, system, _idle, _wait, *interrupts = map(int, columns[:8])
                 ticks += user + nice + system + sum(interrupts)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _running_threads(stat: Path) -> int:
-    """Return the number of runnable threads of all processes, at least this one."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in stat.read_text(encoding="ascii").splitlines():
-            if line.startswith("procs_running "):
-                return int(line.split()[1])
-    return 1
+            elif name == "procs_running":
+                running = int(columns[0])
+    return ticks / os.sysconf("SC_CLK_TCK"), running

@@ -182,7 +182,7 @@ def test_list_and_recommend_in_this_process(environment: dict[str, str], capsys:
     for purpose in ("chat", "code"):
         assert f"{purpose}: {found[purpose]['name']}" in text
         assert found[purpose]["why"] in text
-    for wrong in ("16", "G", "-3G", "1e999G", "16X"):
+    for wrong in ("16", "G", "0G", "-3G", "1e999G", "16X"):
         assert main(["models", "recommend", f"--memory={wrong}"]) == 2
     assert main(["models", "show", "qwen3-8b"]) == 0
     assert "akunu models pull qwen3-8b" in capsys.readouterr().out
