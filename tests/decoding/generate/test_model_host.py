@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import time
@@ -329,6 +330,8 @@ def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
 
     def load() -> StepLoop:
         engine = Engine.load(directory)
+        cycle: list[object] = [engine.model]
+        cycle.append(cycle)
         engines.append(weakref.ref(engine.model))
         return StepLoop(Session(engine))
 
@@ -344,6 +347,18 @@ def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
         answers.append(text_of(all_of(served.submit(text_job(PROMPT))[1])))
     assert answers[0] == answers[1] != ""
     assert served.scheduler.close()
+
+
+def test_garbage_collection_ignores_a_loaded_model() -> None:
+    states: queue.SimpleQueue[str] = queue.SimpleQueue()
+    loop = ScriptedLoop("scripted", lambda *_: pytest.fail("nothing to complete"))
+    assert any(each is loop for each in gc.get_objects())
+    host = ModelHost(lambda: loop, on_state=states.put)
+    host.start()
+    while states.get(timeout=60) != "ready":
+        pass
+    assert not any(each is loop for each in gc.get_objects())
+    assert host.close()
 
 
 @pytest.mark.long
