@@ -35,7 +35,7 @@ from akunu_py.bench.result import (
     write_text,
 )
 from akunu_py.bench.runners import PLAIN
-from akunu_py.bench.speed import OURS, SpeedPlan, SpeedSetup, run_speed
+from akunu_py.bench.speed import OURS, SpeedPlan, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding import device, wired
@@ -104,16 +104,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     models = choose_models(options.model or [])
-    check = Check(options.command_line)
-    plan = default_plan()
-    interrupted = was_interrupted(lambda: run_check(models, plan, check, progress))
+    check = Check(default_plan(), options.command_line)
+    interrupted = was_interrupted(lambda: run_check(models, check))
     write_text(options.output, json_text(check.as_dict()))
     if options.soak and not interrupted:
         os.sync()  # the machine may not survive
         seconds = 60 * options.soak
-        interrupted = was_interrupted(
-            lambda: check_soak(models[-1], seconds, plan, check, progress)
-        )
+        interrupted = was_interrupted(lambda: check_soak(models[-1], seconds, check))
         write_text(options.output, json_text(check.as_dict()))
     show(options, check.as_dict(), lambda: print_check(check))
     print(f"{options.output}: all figures", file=sys.stderr)
@@ -180,6 +177,7 @@ class CheckPlan:
 class Check:
     """The results of one run; valid at any interruption."""
 
+    plan: CheckPlan
     command: str = ""
     complete: bool = False
     lines: list[Promise] = field(default_factory=list)
@@ -209,7 +207,7 @@ class Check:
 
 
 def choose_models(named: Sequence[str]) -> list[model_store.StoredModel]:
-    """Return the starter and the named models; for none the largest 4-bit model up to _LARGEST."""
+    """Return the starter and the named models; for none the largest 4-bit model up to _MAX_SIZE."""
     models = [model_store.resolve(name) for name in (DEFAULT_MODEL, *named)]
     if not named:
         candidates = [
@@ -228,18 +226,13 @@ def default_plan() -> CheckPlan:
     return CheckPlan() if device.on_metal() else CheckPlan(kernels=((64, 64),))
 
 
-def run_check(
-    models: Sequence[model_store.StoredModel],
-    plan: CheckPlan,
-    check: Check,
-    progress: Callable[[str], None],
-) -> None:
+def run_check(models: Sequence[model_store.StoredModel], check: Check) -> None:
     """Fill `check`."""
     parts: list[tuple[str, Callable[[], None]]] = [
-        ("kernels", partial(check_kernels, plan, check)),
-        ("device", partial(check_device, plan, check)),
+        ("kernels", partial(check_kernels, check)),
+        ("device", partial(check_device, check)),
     ]
-    parts += [(each.name, partial(check_model, each, plan, check, progress)) for each in models]
+    parts += [(each.name, partial(check_model, each, check)) for each in models]
     for about, measure in parts:
         progress(about)
         try:
@@ -250,8 +243,9 @@ def run_check(
     check.complete = True
 
 
-def check_kernels(plan: CheckPlan, check: Check) -> None:
+def check_kernels(check: Check) -> None:
     """Compare passes over 1 to 33 rows with one row at a time."""
+    plan = check.plan
     for kind in FORMATS:
         name = str(kind).removeprefix("mlx.core.")
         for bits in _BIT_WIDTHS:
@@ -261,9 +255,9 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
         _add_rows(check, f"attention, {name}", kind, attention)
 
 
-def check_device(plan: CheckPlan, check: Check) -> None:
+def check_device(check: Check) -> None:
     """Compare what akunu assumes of this chip with a measurement."""
-    ratio, note = mac_checks.bandwidth_line(plan.bandwidth_bytes)
+    ratio, note = mac_checks.bandwidth_line(check.plan.bandwidth_bytes)
     name, here = "assumed memory bandwidth compared with the measured one", device.on_metal()
     check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 
@@ -285,31 +279,27 @@ def _add_rows(
     )
 
 
-def check_model(
-    model: model_store.StoredModel, plan: CheckPlan, check: Check, progress: Callable[[str], None]
-) -> None:
+def check_model(model: model_store.StoredModel, check: Check) -> None:
     """Check one model."""
-
-    def show(what: str) -> None:
-        progress(f"{model.name}: {what}" if what else "")
-
+    plan = check.plan
     check.figures[model.name] = {}
-    _time_start(model, check, show)  # before this process loads a model
-    show("loading")
+    _time_start(model, check)  # before this process loads a model
+    progress(f"{model.name}: loading")
     before = mx.get_active_memory()
     engine = load_stored(model, LoadOptions())
     workloads = load_workloads(plan.workloads)
     prompts = [length for length in plan.prompts if length + 2 <= engine.plan.context_length]
-    speed = SpeedPlan(workloads, [0.0], plan.max_tokens, plan.repeats, prompts)
-    result = run_speed(engine, SpeedSetup(["off", "auto"], ()), speed, check.command, show)
+    modes = ["off", "auto"]
+    speed = SpeedPlan(workloads, [0.0], plan.max_tokens, plan.repeats, modes, prompts=prompts)
+    result = run_speed(engine, speed, check.command)
     check.results.append(result)
     if not result.complete:
         raise KeyboardInterrupt
     check_speed(model.name, result, check)
-    _check_curves(engine, plan, check, before, show)
-    _check_sampling(engine, plan, check, show)
-    _check_ties(engine, plan, check, show)
-    show("memory")
+    _check_curves(engine, check, before)
+    _check_sampling(engine, check)
+    _check_ties(engine, check)
+    progress(f"{model.name}: memory")
     counted, unused = mac_checks.counted_memory(engine, max(plan.prompts[:2]))
     tied = mac_checks.identity_s(engine)
     for name, value, limit, unit in (
@@ -321,47 +311,46 @@ def check_model(
     most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
     name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
     check.add(model.name, name, mac_checks.metal_buffers(engine), most // 2, here=here)
-    show("schema")
+    progress(f"{model.name}: schema")
     again, note = mac_checks.schema_line(engine)
     name = "compiling a schema of 300 properties again"
     check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
-    show("idle")
-    _check_idle(engine, plan, check)
+    progress(f"{model.name}: idle")
+    _check_idle(engine, check)
 
 
-def _check_sampling(
-    engine: Engine, plan: CheckPlan, check: Check, show: Callable[[str], None]
-) -> None:
+def _check_sampling(engine: Engine, check: Check) -> None:
     """Check the cost of logprobs and top-p, and the output head after a prompt."""
     for name, plain, asked in _SAMPLING:
-        show(name)
-        rate = mac_checks.sampling_speed(engine, plan.max_tokens, plain, asked)
+        progress(f"{engine.name}: {name}")
+        rate = mac_checks.sampling_speed(engine, check.plan.max_tokens, plain, asked)
         name = f"decoding speed with {name}, of the speed without"
         check.add(engine.name, name, rate, MIN_SAMPLING, unit="x", least=True)
     name = f"logit rows computed for the last {mac_checks.HEAD_ROWS} prompt tokens"
     check.add(engine.name, name, mac_checks.head_rows(engine), 1)
 
 
-def _check_ties(engine: Engine, plan: CheckPlan, check: Check, show: Callable[[str], None]) -> None:
+def _check_ties(engine: Engine, check: Check) -> None:
     """Check how often the number of rows changes the most likely token, by format."""
     for kind in FORMATS:
         name = str(kind).removeprefix("mlx.core.")
-        show(f"near-ties in {name}")
-        found = mac_checks.near_ties(engine, kind, plan.tie_positions)
+        progress(f"{engine.name}: near-ties in {name}")
+        found = mac_checks.near_ties(engine, kind, check.plan.tie_positions)
         note = f"{found.flipped} of {found.positions} tokens; {found.close} are near-ties"
         name = f"tokens that {mac_checks.TIE_ROWS} rows change, {name}"
         check.add(engine.name, name, found.rate, MAX_FLIPPED, here=device.on_metal(), note=note)
 
 
-def _time_start(model: model_store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
+def _time_start(model: model_store.StoredModel, check: Check) -> None:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
         for when, limit in (("the first time", MAX_START_S), ("again", MAX_AGAIN_S)):
-            show(f"akunu run to its first token, {when}")
+            name = f"akunu run to its first token, {when}"
+            progress(f"{model.name}: {name}")
             started = time.perf_counter()
             run_process(model.path.absolute(), directory)
             seconds = time.perf_counter() - started
             limit += model.size / LOAD_RATE
-            check.add(model.name, f"akunu run to its first token, {when}", seconds, limit, unit="s")
+            check.add(model.name, name, seconds, limit, unit="s")
 
 
 def run_process(model: Path, directory: str) -> None:
@@ -412,18 +401,16 @@ def _ratio(ours: float, theirs: float) -> float | None:
     return ours / theirs if theirs else None
 
 
-def _check_curves(
-    engine: Engine, plan: CheckPlan, check: Check, before: int, show: Callable[[str], None]
-) -> None:
+def _check_curves(engine: Engine, check: Check, before: int) -> None:
     """Check the cost of passes and the memory for short and long contexts.
 
     before: active memory of MLX before the model was loaded, in bytes.
     """
-    curves = check.figures[engine.name]["curves_s"] = {}
+    plan, curves = check.plan, check.figures[engine.name].setdefault("curves_s", {})
     for context in plan.contexts:
         cost, note = None, f"the context ends at {engine.plan.context_length:,} tokens"
         if context + max(plan.rows) < engine.plan.context_length:
-            show(f"cost curve after {context:,} tokens")
+            progress(f"{engine.name}: cost curve after {context:,} tokens")
             gc.collect()  # frees the caches of earlier sessions
             mx.reset_peak_memory()
             costs = measure_curve(engine, plan.rows, plan.curve_repeats, context)
@@ -440,7 +427,7 @@ def _check_curves(
         check.add(engine.name, name, cost, COST_PER_ROW, unit="steps", here=here, note=note)
 
 
-def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
+def _check_idle(engine: Engine, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
     session = Session(engine)
     prompt = engine.tokens.encode_chat([Message("user", "hi")])
@@ -450,11 +437,11 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
         return session.generate(prompt, options).answer().stats.prefill_s
 
     warm = median([first_token_s() for _ in range(6)][1:])
-    time.sleep(plan.idle_s)
+    time.sleep(check.plan.idle_s)
     idle = first_token_s()
     here, about = device.on_metal(), engine.name
     check.add(about, "first token of a cached prompt", warm, MAX_WARM_S, unit="s")
-    name = f"added to it by {plan.idle_s:g} s of idling"
+    name = f"added to it by {check.plan.idle_s:g} s of idling"
     check.add(about, name, idle - warm, MAX_IDLE_S, unit="s", here=here)
     limit, weights = wired_limit(), device.weight_bytes(engine.model)
     name = "wired memory compared with the weights"
@@ -462,16 +449,10 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     check.add(about, name, limit / weights, MAX_WIRED, unit="x", here=here, note=note)
 
 
-def check_soak(
-    model: model_store.StoredModel,
-    seconds: float,
-    plan: CheckPlan,
-    check: Check,
-    progress: Callable[[str], None],
-) -> None:
+def check_soak(model: model_store.StoredModel, seconds: float, check: Check) -> None:
     """Run two streams of requests with evictions, and record the minutes that they ran."""
     progress(f"{model.name}: two streams for {seconds / 60:g} minutes")
-    found = mac_checks.run_soak(load_stored(model, LoadOptions()), seconds, plan.soak_tokens)
+    found = mac_checks.run_soak(load_stored(model, LoadOptions()), seconds, check.plan.soak_tokens)
     note = f"{found.requests} requests, {found.prompt_tokens:,} prompt tokens"
     note += f"; {one_line(found.error)}" if found.error else ""
     minutes = 0.0 if found.error else found.seconds / 60

@@ -74,18 +74,21 @@ def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
     draft_model = None
     if options.draft_model:
         draft_model = load_engine(options.draft_model, LoadOptions(options.weights))
-    setup = SpeedSetup(options.draft or scope.modes, [options.draft_tokens], draft_model, others)
     plan = SpeedPlan(
         workloads,
         options.temperature or [0.0],
         options.max_tokens or scope.max_tokens,
         options.repeats,
+        modes=options.draft or scope.modes,
+        draft_tokens=[options.draft_tokens],
+        draft_model=draft_model,
+        others=others,
         prompts=options.n_prompt,
         generates=options.n_gen,
         depths=options.n_depth,
         memory_from=options.memory_from,
     )
-    result = run_speed(engine, setup, plan, options.command_line, command.progress)
+    result = run_speed(engine, plan, options.command_line)
     if options.output:
         result.save(options.output)
     print_speed(result, options.format, _not_measured(options) if workloads else "")
@@ -119,16 +122,6 @@ def print_speed(result: Result, format_: str, not_measured: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedSetup:
-    """The runners to measure, None for no such runner."""
-
-    modes: Sequence[str]  # draft modes and `MEMORY`
-    draft_tokens: Sequence[int]  # `fixed` runs once with each length
-    draft_model: Engine | None = None
-    others: MakeRunners | None = None  # other programs' loops
-
-
-@dataclass(frozen=True, slots=True)
 class SpeedPlan:
     """What to measure; lengths are in tokens."""
 
@@ -136,19 +129,17 @@ class SpeedPlan:
     temperatures: Sequence[float]
     max_tokens: int  # of an answer; a workload may have a lower limit
     repeats: int
+    modes: Sequence[str] = ()  # draft modes and `MEMORY`
+    draft_tokens: Sequence[int] = ()  # `fixed` runs once with each length
+    draft_model: Engine | None = None
+    others: MakeRunners | None = None  # returns other programs' loops
     prompts: Sequence[int] = ()
     generates: Sequence[int] = ()
     depths: Sequence[int] = (0,)  # of each prompt and generation
     memory_from: Path | None = None  # trace file with further answers for the memory
 
 
-def run_speed(
-    engine: Engine,
-    setup: SpeedSetup,
-    plan: SpeedPlan,
-    command_line: str,
-    progress: Callable[[str], None],
-) -> Result:
+def run_speed(engine: Engine, plan: SpeedPlan, command_line: str) -> Result:
     """Measure everything in `plan`.
 
     After Ctrl-C or the loss of a host the result is partial and marked as not complete. Raises
@@ -160,23 +151,23 @@ def run_speed(
     tests = make_tests(engine, plan.prompts, plan.generates, plan.depths)
     trace = load_trace(plan.memory_from) if plan.memory_from else None
     curve, memories = CostCurve(), dict[str, AnswerCache]()
-    runners = make_runners(engine, setup, curve, memories)
+    runners = make_runners(engine, plan, curve, memories)
     try:
-        run_tests(engine, tests, plan.repeats, result.throughput, progress)
+        run_tests(engine, tests, plan.repeats, result.throughput)
         if plan.workloads:
-            progress("cost curve")
+            command.progress("cost curve")
             result.curve_s = measure_curve(engine, CURVE_ROWS, _CURVE_REPEATS)
             for rows, seconds in [*result.curve_s.items()] * _CURVE_OBSERVATIONS:
                 curve.observe(rows, seconds, 0)  # the planner's start; it keeps learning
-            if MEMORY in setup.modes:
-                memories |= make_memories(engine, plan, trace, progress)
-            measure(engine, runners, plan, result.runs, progress)
+            if MEMORY in plan.modes:
+                memories |= make_memories(engine, plan, trace)
+            measure(engine, runners, plan, result.runs)
         result.complete = True
     except (KeyboardInterrupt, HostLost, RuntimeError) as error:
         result.lost = _lost_host(engine, error)
         result.runs = [series for series in result.runs if series.repeats or series.failed]
         result.throughput = [test for test in result.throughput if test.rates]
-    progress("")
+    command.progress("")
     return result
 
 
@@ -190,20 +181,20 @@ def _lost_host(engine: Engine, error: BaseException) -> str:
 
 
 def make_runners(
-    engine: Engine, setup: SpeedSetup, curve: CostCurve, memories: Mapping[str, AnswerCache]
+    engine: Engine, plan: SpeedPlan, curve: CostCurve, memories: Mapping[str, AnswerCache]
 ) -> list[Runner]:
     """Return all runners, without mlx-lm's plain loop for a model split over hosts.
 
     Our runners share `curve` and read `memories`. Raises UsageError if the draft
     model does not fit.
     """
-    modes = list(setup.modes)
+    modes = list(plan.modes)
     runners: list[Runner] = [MlxLm(engine)]
     if engine.host_group is not None:
         runners, modes = [], [OFF, *(mode for mode in modes if mode != OFF)]
-    if setup.draft_model is not None:
-        runners.append(MlxLmDraftModel(engine, setup.draft_model))
-        drafted = engine.with_draft_model(setup.draft_model)
+    if plan.draft_model is not None:
+        runners.append(MlxLmDraftModel(engine, plan.draft_model))
+        drafted = engine.with_draft_model(plan.draft_model)
         runners += [
             Akunu(drafted, "model", curve, name="draft model"),
             Akunu(drafted, "auto", curve, name="auto + draft model"),
@@ -212,21 +203,19 @@ def make_runners(
         if mode == MEMORY:
             runners.append(Akunu(engine, "auto", curve, memory=memories))
         elif mode == "fixed":
-            runners += [Akunu(engine, "fixed", curve, draft_tokens=n) for n in setup.draft_tokens]
+            runners += [Akunu(engine, "fixed", curve, draft_tokens=n) for n in plan.draft_tokens]
         else:
             check_mode(engine, named := cast(DraftMode, mode))
             runners.append(Akunu(engine, named, curve))
-    return runners + (setup.others(engine) if setup.others else [])
+    return runners + (plan.others(engine) if plan.others else [])
 
 
-def make_memories(
-    engine: Engine, plan: SpeedPlan, trace: Trace | None, progress: Callable[[str], None]
-) -> dict[str, AnswerCache]:
+def make_memories(engine: Engine, plan: SpeedPlan, trace: Trace | None) -> dict[str, AnswerCache]:
     """Return an answer cache by workload, of the other workloads' answers and the trace's."""
     plain = Akunu(engine, "off", CostCurve())
     outputs: dict[str, list[list[int]]] = {}
     for workload in plan.workloads:
-        progress(f"answer for the memory: {workload.name}")
+        command.progress(f"answer for the memory: {workload.name}")
         run = plain.run(workload, Conditions(min(plan.max_tokens, workload.max_tokens)))
         outputs[workload.name] = [output for _, output in run.turns]
     traced = trace.workloads.values() if trace else ()
@@ -243,13 +232,7 @@ def make_memories(
     return memories
 
 
-def measure(
-    engine: Engine,
-    runners: Sequence[Runner],
-    plan: SpeedPlan,
-    runs: list[Series],
-    progress: Callable[[str], None],
-) -> None:
+def measure(engine: Engine, runners: Sequence[Runner], plan: SpeedPlan, runs: list[Series]) -> None:
     """Append to `runs` a series for each workload, temperature and runner, in this order.
 
     The series are valid at any interruption. A foreign runner that fails does not run again.
@@ -269,7 +252,7 @@ def measure(
         for repeat in range(-1, plan.repeats):
             what = "warming up" if repeat < 0 else f"repetition {repeat + 1} of {plan.repeats}"
             done = (number * (plan.repeats + 1) + repeat + 1) / (len(groups) * (plan.repeats + 1))
-            progress(f"{done:4.0%} {workload.name}, temperature {temperature:g}: {what}")
+            command.progress(f"{done:4.0%} {workload.name}, temperature {temperature:g}: {what}")
             conditions = Conditions(limit, temperature, repeat + 1)
             if repeat < 0:
                 conditions = replace(conditions, max_tokens=min(limit, _WARM_UP_TOKENS))
@@ -358,11 +341,7 @@ def make_tests(
 
 
 def run_tests(
-    engine: Engine,
-    tests: Sequence[LengthTest],
-    repeats: int,
-    into: list[Throughput],
-    progress: Callable[[str], None],
+    engine: Engine, tests: Sequence[LengthTest], repeats: int, into: list[Throughput]
 ) -> None:
     """Append two series for each test to `into`; they are valid at any interruption."""
     no_stop = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
@@ -373,7 +352,8 @@ def run_tests(
         rows = {name: Throughput(test.name, name) for name in loops}
         into += rows.values()
         for repeat in range(-1, repeats):  # the first round warms up
-            progress(f"{test.name}: {'warming up' if repeat < 0 else f'{repeat + 1}/{repeats}'}")
+            round_ = "warming up" if repeat < 0 else f"{repeat + 1}/{repeats}"
+            command.progress(f"{test.name}: {round_}")
             tokens = _random_tokens(engine, test.depth + max(1, test.prompt), repeat)
             for name, loop in loops.items():
                 seconds = loop(no_stop, test, tokens)

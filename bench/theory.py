@@ -77,16 +77,22 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure_fixed(options: argparse.Namespace) -> Result:
     """Measure drafts of the requested lengths."""
-    from akunu_py.bench.speed import SpeedPlan, SpeedSetup, run_speed
+    from akunu_py.bench.speed import SpeedPlan, run_speed
     from akunu_py.decoding.load import load_engine
 
     if 0 in options.draft_tokens:
         raise UsageError("--draft-tokens: expected lengths of 1 or more, got 0")
     workloads = load_workloads(options.workload)
-    plan = SpeedPlan(workloads, options.temperature or [0.0], options.max_tokens, options.repeats)
+    plan = SpeedPlan(
+        workloads,
+        options.temperature or [0.0],
+        options.max_tokens,
+        options.repeats,
+        modes=["fixed"],
+        draft_tokens=options.draft_tokens,
+    )
     engine = load_engine(options.model, LoadOptions(options.weights))
-    setup = SpeedSetup(["fixed"], options.draft_tokens)
-    result = run_speed(engine, setup, plan, options.command_line, command.progress)
+    result = run_speed(engine, plan, options.command_line)
     if options.output:
         result.save(options.output)
     return result

@@ -85,8 +85,8 @@ def test_verdict_uses_the_rounded_figure(
     assert Promise("model", "promise", value, limit, least=least).verdict == verdict
     there = Promise("model", "promise", value, limit, least=least, here=False)
     assert there.verdict == "not on this machine"
-    assert not Check(lines=[there]).failed
-    assert Check(lines=[there, Promise("m", "p", value, limit, least=least)]).failed == (
+    assert not Check(QUICK, lines=[there]).failed
+    assert Check(QUICK, lines=[there, Promise("m", "p", value, limit, least=least)]).failed == (
         verdict == "FAIL"
     )
 
@@ -104,7 +104,7 @@ def _speed_result(off: float, auto: float, **more: Any) -> list[Promise]:
         Throughput("pp512", "mlx-lm", [1000.0]),
         Throughput("pp512", "akunu", [off * 10]),
     ]
-    found = Check()
+    found = Check(QUICK)
     check.check_speed("tiny", result, found)
     return found.lines
 
@@ -149,7 +149,7 @@ def test_kernel_that_is_wrong_from_some_row_count_is_reported(
         return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
 
     for wrong, verdict in ((1.0, "pass"), (1 + 2**-7, "pass"), (1.5, "FAIL"), (math.nan, "FAIL")):
-        found, checked = check.compare_rows(kernel), Check()
+        found, checked = check.compare_rows(kernel), Check(QUICK)
         check._add_rows(checked, "a kernel", mx.bfloat16, [found])
         (line,) = checked.lines
         assert line.verdict == verdict
@@ -175,8 +175,8 @@ def test_a_wrong_bandwidth_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "chip", lambda: ChipBandwidth(153.0, estimated=False))
     for measured, verdict in ((120e9, "pass"), (1000e9, "FAIL"), (50e9, "FAIL")):
         monkeypatch.setattr(mac_checks, "measured_bandwidth", lambda _, found=measured: found)
-        found = Check()
-        check.check_device(QUICK, found)
+        found = Check(QUICK)
+        check.check_device(found)
         assert found.lines[0].verdict == verdict
         assert "153 GB/s known" in found.lines[0].note
     monkeypatch.undo()
@@ -319,8 +319,8 @@ def test_error_during_a_model_becomes_a_failing_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(check, "check_kernels", lambda *_: None)
     monkeypatch.setattr(check, "check_device", lambda *_: None)
     monkeypatch.setattr(check, "check_model", measure)
-    found = Check()
-    check.run_check(models, QUICK, found, lambda line: None)
+    found = Check(QUICK)
+    check.run_check(models, found)
     assert found.complete
     (line,) = found.lines
     assert (line.about, line.verdict) == ("first", "FAIL")

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import tables
+from akunu_py.bench import command, tables
 from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
 from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
 from akunu_py.bench.runners import Conditions, Passes
@@ -109,14 +109,15 @@ def test_loops_are_detected() -> None:
     assert loop_start([]) is None
 
 
-def test_interrupt_keeps_measurements() -> None:
+def test_interrupt_keeps_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(line: str) -> None:
         if line.endswith("edit, temperature 0: repetition 2 of 5"):
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(command, "progress", stop)
     runs: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
-        simulate([Simulated(PLAIN), Simulated("auto")], progress=stop, runs=runs)
+        simulate([Simulated(PLAIN), Simulated("auto")], runs=runs)
     assert [len(series.repeats) for series in runs] == [5, 5, 1, 1]
 
 

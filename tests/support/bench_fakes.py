@@ -73,14 +73,13 @@ def simulate(
     workloads: Sequence[str] = ("chat", "edit"),
     temperatures: Sequence[float] = (0.0,),
     repeats: int = 5,
-    progress: Callable[[str], None] = lambda line: None,
     runs: list[Series] | None = None,
 ) -> Result:
     """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
     plan = SpeedPlan([workload(name) for name in workloads], temperatures, 64, repeats)
     engine = cast(Any, None)  # used only where a runner works on its weights
-    measure(engine, cast(Sequence[Runner], runners), plan, result.runs, progress)
+    measure(engine, cast(Sequence[Runner], runners), plan, result.runs)
     return result
 
 
