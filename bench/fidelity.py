@@ -6,14 +6,14 @@ A pass over several rows rounds differently than a pass over one row, which can 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
+from itertools import compress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -44,7 +44,6 @@ from akunu_py.types import (
     LoadOptions,
     Message,
     SamplingOptions,
-    Stats,
     WeightMode,
 )
 
@@ -123,14 +122,14 @@ def compare_engines(
 ) -> None:
     """Append the missing comparisons to `comparisons` and to the file --keep, one by one."""
     for engine in engines:
-        done, tokens, temperature = tuple(comparisons), options.max_tokens, options.temperature
-        if options.clients > 1:
-            found = compare_batches(
-                engine, prompts, tokens, options.clients, command.progress, done, temperature
-            )
-        else:
-            found = compare_answers(engine, prompts, tokens, command.progress, done, temperature)
-        for each in found:
+        for each in compare_answers(
+            engine,
+            prompts,
+            options.max_tokens,
+            options.clients,
+            done=tuple(comparisons),
+            temperature=options.temperature,
+        ):
             comparisons.append(each)
             if options.keep:
                 append_comparison(options.keep, each)
@@ -202,6 +201,14 @@ class AnswerComparison:
         return self.model, self.weights, self.mode, self.prompt, self.max_tokens
 
 
+class Generated(NamedTuple):
+    """An answer to compare; see `AnswerComparison`."""
+
+    tokens: list[int]
+    drafted: int
+    drafting_passes: int
+
+
 @dataclass(slots=True)
 class FidelitySummary:
     """Totals of one precision and draft mode; see `AnswerComparison`."""
@@ -229,119 +236,68 @@ def load_prompts(count: int) -> list[str]:
     # The topics shift by one in each round of tasks, so that no pair repeats.
     pairs = (
         (tasks[at % len(tasks)], topics[(at + at // len(tasks)) % len(topics)])
-        for at in itertools.count()
+        for at in range(count)
     )
-    return [task.format(topic) for task, topic in itertools.islice(pairs, count)]
+    return [task.format(topic) for task, topic in pairs]
 
 
 def compare_answers(
     engine: Engine,
     prompts: Sequence[str],
     max_tokens: int,
-    progress: Callable[[str], None] = lambda line: None,
+    clients: int = 1,
+    *,
     done: Collection[AnswerComparison] = (),
     temperature: float = 0.0,
 ) -> Iterator[AnswerComparison]:
-    """Compare the answers to each prompt, in the modes of `MODES` that are not `done`.
+    """Compare the answers to each prompt with those without drafts, in the modes not `done`.
 
-    One session generates all answers to a prompt; the prompt's number is the seed.
+    clients: requests that share their passes; if there are several, the answers without drafts are
+    compared too, with those of each request alone. The prompt's number is the seed.
     """
     known = {each.key for each in done}
-    weights = _precision(engine, temperature)
-    for number, prompt in enumerate(prompts):
-        missing = [
-            mode for mode in MODES if (engine.name, weights, mode, prompt, max_tokens) not in known
-        ]
-        if not missing:
-            continue
-        progress(f"{weights}: answer {number + 1} of {len(prompts)}")
-        tokens = engine.tokens.encode_chat([Message("user", prompt)])
-        session = Session(engine, UnsavedState(CostCurve()))
-        sampling = SamplingOptions(temperature=temperature, seed=number)
-        options = GenerateOptions(max_tokens, "off", sampling=sampling)
-        plain = _generate(session, tokens, options, Passes())
-        for mode in missing:
-            passes = Passes()
-            output = _generate(session, tokens, replace(options, draft=mode), passes)
-            drafted = sum(passes.drafted), sum(count > 0 for count in passes.drafted)
-            asked = replace(options, draft=mode)
-            yield _comparison(engine, weights, prompt, asked, tokens, plain, output, drafted)
-
-
-def compare_batches(
-    engine: Engine,
-    prompts: Sequence[str],
-    max_tokens: int,
-    clients: int,
-    progress: Callable[[str], None] = lambda line: None,
-    done: Collection[AnswerComparison] = (),
-    temperature: float = 0.0,
-) -> Iterator[AnswerComparison]:
-    """Compare answers of `clients` requests in shared passes to those of each request alone.
-
-    Modes are "off" and `MODES`; otherwise as `compare_answers`.
-    """
-    known = {each.key for each in done}
-    weights = f"{_precision(engine, temperature)}, {clients} clients"
+    weights, modes = _precision(engine, temperature), MODES
+    if clients > 1:
+        weights, modes = f"{weights}, {clients} clients", ("off", *MODES)
     for start in range(0, len(prompts), clients):
         batch = prompts[start : start + clients]
-        encoded = [engine.tokens.encode_chat([Message("user", prompt)]) for prompt in batch]
-        options = [
-            GenerateOptions(max_tokens, "off", sampling=SamplingOptions(temperature, seed=number))
-            for number in range(start, start + len(batch))
+        requests = [
+            (
+                engine.tokens.encode_chat([Message("user", prompt)]),
+                GenerateOptions(
+                    max_tokens, "off", sampling=SamplingOptions(temperature, seed=seed)
+                ),
+            )
+            for seed, prompt in enumerate(batch, start)
         ]
-        plain: list[list[int]] = []
-        for mode in ("off", *MODES):
-            missing = [
-                prompt
-                for prompt in batch
-                if (engine.name, weights, mode, prompt, max_tokens) not in known
-            ]
-            if not missing:
+        session, plain = Session(engine, UnsavedState(CostCurve())), list[Generated]()
+        for mode in modes:
+            new = [(engine.name, weights, mode, each, max_tokens) not in known for each in batch]
+            if not any(new):
                 continue
-            progress(f"{weights}, {mode}: answers {start + 1} to {start + len(batch)}")
-            if not plain:
-                session = Session(engine, UnsavedState(CostCurve()))
-                for tokens, each in zip(encoded, options, strict=True):
-                    plain.append(_generate(session, tokens, each, Passes()))
-            drafting = [replace(each, draft=mode) for each in options]
-            answers = _generate_together(engine, encoded, drafting)
-            for prompt, asked, tokens, alone, (output, stats) in zip(
-                batch, drafting, encoded, plain, answers, strict=True
+            command.progress(f"{weights}, {mode}: {start + len(batch)} of {len(prompts)} answers")
+            plain = plain or [_generate(session, *request) for request in requests]
+            drafting = [(prompt, replace(options, draft=mode)) for prompt, options in requests]
+            if clients > 1:
+                answers = _generate_together(engine, drafting)
+            else:
+                answers = [_generate(session, *request) for request in drafting]
+            for text, request, alone, answer in compress(
+                zip(batch, requests, plain, answers, strict=True), new
             ):
-                drafted = stats.drafted, stats.target_passes
-                if prompt in missing:
-                    yield _comparison(
-                        engine, weights, prompt, asked, tokens, alone, output, drafted
-                    )
-
-
-def _comparison(
-    engine: Engine,
-    weights: str,
-    prompt: str,
-    options: GenerateOptions,
-    tokens: list[int],
-    plain: list[int],
-    output: list[int],
-    drafted: tuple[int, int],
-) -> AnswerComparison:
-    """Compare `output` to the answer without drafts, `plain`, to the same prompt `tokens`.
-
-    drafted: draft tokens, and passes over more than one row.
-    """
-    turns = [(tokens, plain)], [(tokens, output)]
-    return AnswerComparison(
-        engine.name,
-        weights,
-        options.draft,
-        prompt,
-        options.max_tokens,
-        tokens=len(plain),
-        drafted=drafted[0],
-        drafting_passes=drafted[1],
-        difference=first_divergence(engine, *turns, options.sampling),
-    )
+                prompt, options = request
+                turns = [(prompt, alone.tokens)], [(prompt, answer.tokens)]
+                yield AnswerComparison(
+                    engine.name,
+                    weights,
+                    mode,
+                    text,
+                    max_tokens,
+                    tokens=len(alone.tokens),
+                    drafted=answer.drafted,
+                    drafting_passes=answer.drafting_passes,
+                    difference=first_divergence(engine, *turns, options.sampling),
+                )
 
 
 def _precision(engine: Engine, temperature: float) -> str:
@@ -404,45 +360,45 @@ def append_comparison(path: Path, comparison: AnswerComparison) -> None:
         raise StoreError(f"cannot write {path}: {error}") from error
 
 
-def _generate(
-    session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
-) -> list[int]:
-    """Return the answer's tokens, with a new drafter that has learned nothing."""
-    state = UnsavedState(FixedCosts(PRIOR_SHAPE))
+def _generate(session: Session, prompt: list[int], options: GenerateOptions) -> Generated:
+    """Generate an answer with a new drafter that has learned nothing."""
+    passes, state = Passes(), UnsavedState(FixedCosts(PRIOR_SHAPE))
     session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)
-    return list(session.generate(prompt, options).answer().tokens)
+    tokens = list(session.generate(prompt, options).answer().tokens)
+    return Generated(tokens, sum(passes.drafted), sum(count > 0 for count in passes.drafted))
 
 
 def _generate_together(
-    engine: Engine, prompts: Sequence[list[int]], options: Sequence[GenerateOptions]
-) -> list[tuple[list[int], Stats]]:
-    """Return the tokens and statistics of answers that are generated at the same time."""
-    loop = StepLoop(Session(engine, UnsavedState(FixedCosts(PRIOR_SHAPE))), len(prompts))
-    requests: dict[int, Request] = {}
-    failed: list[Exception] = []
-    running = len(prompts)
+    engine: Engine, requests: Sequence[tuple[list[int], GenerateOptions]]
+) -> list[Generated]:
+    """Return answers that are generated at the same time."""
+    loop = StepLoop(Session(engine, UnsavedState(FixedCosts(PRIOR_SHAPE))), len(requests))
+    begun: dict[int, Request] = {}
+    running = len(requests)
 
     def job(index: int) -> BeginJob:
-        begin = text_job(prompts[index], options[index])
+        begin = text_job(*requests[index])
 
         def begin_and_keep(session: Session) -> RunningJob:
             answering = begin(session)
             assert answering.request is not None
-            requests[index] = answering.request
+            begun[index] = answering.request
             return answering
 
         return begin_and_keep
 
-    for index in range(len(prompts)):
+    for index in range(len(requests)):
         loop.begin(JobHandle(job(index), lambda event: None, "", lambda: None, short=False))
     while running:
-        ends = [event for _, events in loop.step() for event in events]
-        failed += [event.error for event in ends if isinstance(event, Failed)]
-        if failed:
-            raise failed[0]
-        running -= sum(isinstance(event, Finished) for event in ends)
-    return [(list(each.tokens), each.stats) for _, each in sorted(requests.items())]
+        for event in (event for _, events in loop.step() for event in events):
+            if isinstance(event, Failed):
+                raise event.error
+            running -= isinstance(event, Finished)
+    return [
+        Generated(list(each.tokens), each.stats.drafted, each.stats.target_passes)
+        for _, each in sorted(begun.items())
+    ]
 
 
 def print_fidelity(summaries: Sequence[FidelitySummary]) -> None:

@@ -11,7 +11,6 @@ from akunu_py.bench import fidelity
 from akunu_py.bench.fidelity import (
     MODES,
     compare_answers,
-    compare_batches,
     load_comparisons,
     load_prompts,
     summarize,
@@ -45,7 +44,7 @@ def test_answers_are_identical_in_float32(shallow_starter: Engine) -> None:
 
 @pytest.mark.long
 def test_batches_are_compared_with_each_request_alone(shallow_starter: Engine) -> None:
-    comparisons = list(compare_batches(shallow_starter, load_prompts(3), 8, 2))
+    comparisons = list(compare_answers(shallow_starter, load_prompts(3), 8, 2))
     assert [each.mode for each in comparisons] == [
         mode for count in (2, 1) for mode in ("off", *MODES) for _ in range(count)
     ]
@@ -54,9 +53,9 @@ def test_batches_are_compared_with_each_request_alone(shallow_starter: Engine) -
         assert (row.weights, row.answers, row.tokens) == ("float32, 2 clients", 3, 24)
         assert row.differences == []
         assert (row.drafted == 0) == (row.mode == "off")
-    assert list(compare_batches(shallow_starter, load_prompts(3), 8, 2, done=comparisons)) == []
+    assert list(compare_answers(shallow_starter, load_prompts(3), 8, 2, done=comparisons)) == []
     # Interrupted within a batch: only the missing answer is compared again.
-    rest = compare_batches(shallow_starter, load_prompts(2), 8, 2, done=comparisons[1:])
+    rest = compare_answers(shallow_starter, load_prompts(2), 8, 2, done=comparisons[1:])
     assert list(rest) == comparisons[:1]
 
 
@@ -89,11 +88,11 @@ def test_different_answer_is_reported(
     answer = fidelity._generate
 
     def altered(
-        session: Session, prompt: list[int], options: GenerateOptions, *rest: object
-    ) -> list[int]:
-        output = answer(session, prompt, options, *rest)  # type: ignore[arg-type]
+        session: Session, prompt: list[int], options: GenerateOptions
+    ) -> fidelity.Generated:
+        output = answer(session, prompt, options)
         if options.draft != "off":
-            output[3] += 1
+            output.tokens[3] += 1
         return output
 
     monkeypatch.setattr(fidelity, "_generate", altered)
