@@ -125,7 +125,7 @@ class HttpConversation:
         self.messages.append({"role": "user", "content": text})
 
 
-def write_float32_model(source: Path, directory: Path, layers: int | None) -> None:
+def write_float32_model(source: Path, directory: Path, layers: int | None = None) -> None:
     """Write the model in float32 into an empty directory, with fewer layers if given."""
     model, config = load_model(source)
     model.set_dtype(mx.float32)
@@ -142,7 +142,7 @@ def write_float32_model(source: Path, directory: Path, layers: int | None) -> No
 
 
 class Server:
-    """A server process that can be restarted; its name is akunu or mlx-lm."""
+    """A server process, a context manager; its name is akunu or mlx-lm."""
 
     def __init__(self, name: str, model: Path, options: Sequence[str] = ()) -> None:
         """options: of akunu's server."""
@@ -153,6 +153,13 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         """Start the server and wait for its first answer."""
@@ -252,25 +259,19 @@ def compare_servers(
 
     layers: number of layers to keep. words: length of a long prompt. tokens: maximum of an answer.
     """
+    found = {}
     with tempfile.TemporaryDirectory() as work:
-        model = Path(work, "model")
-        model.mkdir()
-        write_float32_model(source, model, layers)
-        found = {}
+        write_float32_model(source, model := Path(work), layers)
         for name in SERVERS:
-            server, times = Server(name, model), ServerTimes()
-            server.start()
-            try:
+            times = found[name] = ServerTimes()
+            with Server(name, model) as server:
                 _return_to_conversations(server, words, times)
                 _answer_during_prefill(server, words, tokens, times)
                 for count in clients:
                     command.progress(f"{name}: {count} concurrent clients")
                     times.tokens_per_s[count] = _concurrent_rate(server, count, tokens)
                 times.health_per_s = _HEALTH_REQUESTS / server.time_health(_HEALTH_REQUESTS)
-            finally:
-                server.stop()
-            found[name] = times
-        return found
+    return found
 
 
 def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
@@ -342,25 +343,16 @@ def compare_throughput(source: Path, tokens: int, clients: Sequence[int], repeat
     """
     rates: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as work:
-        model = Path(work, "model")
-        model.mkdir()
-        write_float32_model(source, model, None)
-        for number in range(repeats):
-            for name in SERVERS:
-                # The answers to variants of a prompt are alike; drafts from them would flatter.
-                server = Server(name, model, ["--no-answer-cache"])
-                server.start()
-                try:
-                    for workload, count in product(load_workloads(WORKLOADS), clients):
-                        command.progress(
-                            f"{name}: {workload.name}, {count} clients, run {number + 1}"
-                        )
-                        chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
-                        server.ask(_variant(workload, "warm"), 2)
-                        rate = _rate(server, chats, tokens)
-                        rates.setdefault((workload.name, name, count), []).append(rate)
-                finally:
-                    server.stop()
+        write_float32_model(source, model := Path(work))
+        for number, name in product(range(repeats), SERVERS):
+            # The answers to variants of a prompt are alike; drafts from them would flatter.
+            with Server(name, model, ["--no-answer-cache"]) as server:
+                for workload, count in product(load_workloads(WORKLOADS), clients):
+                    command.progress(f"{name}: {workload.name}, {count} clients, run {number + 1}")
+                    chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
+                    server.ask(_variant(workload, "warm"), 2)
+                    rate = _rate(server, chats, tokens)
+                    rates.setdefault((workload.name, name, count), []).append(rate)
     found: Rates = {}
     for (workload_name, name, count), measured in rates.items():
         found.setdefault(workload_name, {}).setdefault(name, {})[count] = median(measured)
