@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json, read_bounded
-from akunu_py.parser import add_values, count, positive
+from akunu_py.parser import add_values, count, number, positive
 from akunu_py.text import parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
@@ -40,15 +41,10 @@ def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> l
     return arguments
 
 
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_TEMPERATURE:
-        expected = f"expected a number from 0 to {MAX_TEMPERATURE:g}"
-        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
-    return value
+def parse_temperature(text: str) -> float:
+    """Parse a temperature; 0 is greedy."""
+    expected = f"a number from 0 to {MAX_TEMPERATURE:g}"
+    return number(text, lambda value: 0 <= value <= MAX_TEMPERATURE, expected)
 
 
 def _size(text: str) -> int:
@@ -97,7 +93,7 @@ def add_generation(
     about_temperature = f"Sampling temperature, 0 to {MAX_TEMPERATURE:g} (default: {default})"
     add_values(
         parser.add_argument_group("sampling"),
-        ("--temperature", "T", _temperature, temperature, about_temperature),
+        ("--temperature", "T", parse_temperature, temperature, about_temperature),
         ("--top-p", "P", float, top_p, "Sample from tokens up to this total probability; 1: all"),
         ("--top-k", "K", int, 0, "Sample from the K most likely tokens; 0: all"),
         ("--min-p", "P", float, 0.0, "Minimum probability relative to the most likely token"),
@@ -184,26 +180,16 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:
     """Return the options of `add_generation`; generation checks their ranges."""
-    sampling = SamplingOptions(
-        temperature=args.temperature,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        top_k=args.top_k,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        logit_bias=tuple(args.logit_bias or ()),
-        seed=args.seed,
-        lenience=args.lenience,
-        typical=args.typical,
-    )
-    stop = tuple(args.stop or ())
+    given = {
+        each.name: vars(args)[each.name] for each in fields(SamplingOptions) if each.name in args
+    }
+    sampling = SamplingOptions(**given | {"logit_bias": tuple(args.logit_bias or ())})
     return GenerateOptions(
         args.max_tokens,
         args.draft,
         args.draft_tokens,
         sampling,
-        stop,
+        stop=tuple(args.stop or ()),
         thinking_budget=args.thinking_budget,
     )
 

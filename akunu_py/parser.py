@@ -82,9 +82,10 @@ def add_actions(parser: argparse.ArgumentParser) -> AddAction:
     return add
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add --format."""
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="Output format")
+def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
+    """Add --format. others: formats besides text and JSON."""
+    formats = ("text", *others, "json")
+    parser.add_argument("--format", choices=formats, default="text", help="Output format")
 
 
 def positive(text: str) -> int:
@@ -104,6 +105,17 @@ def _integer(text: str, least: int) -> int:
         value = least - 1
     if value < least:
         raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
+    return value
+
+
+def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
+    """Parse the value of an option that must be a number that is `allowed`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
     return value
 
 

@@ -44,7 +44,7 @@ from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, one_line
 from akunu_py.models.store import model_store
-from akunu_py.parser import add_format
+from akunu_py.parser import add_format, number
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message, SamplingOptions
 
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
@@ -89,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_json_file,
         default="akunu-check.json",
         metavar="FILE.json",
-        help="Result file with all figures (default: %(default)s)",
+        help="Result file with all figures",
     )
     parser.add_argument(
         "--soak",
@@ -118,10 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _minutes(text: str) -> float:
-    minutes = float(text)
-    if not 0 <= minutes <= _MAX_SOAK:
-        raise argparse.ArgumentTypeError(f"expected 0 to {_MAX_SOAK} minutes, got {text}")
-    return minutes
+    return number(text, lambda value: 0 <= value <= _MAX_SOAK, f"0 to {_MAX_SOAK} minutes")
 
 
 def _json_file(text: str) -> Path:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from akunu_py.arguments import add_hosts
+from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
-from akunu_py.parser import positive
+from akunu_py.parser import add_format, add_values, number, positive
 from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
@@ -37,52 +37,26 @@ def add_lengths(parser: Options, *names: str, default: Sequence[int], what: str)
     parser.add_argument(*names, type=lengths, default=default, metavar="N,...", help=what)
 
 
-def temperature(text: str) -> float:
-    """Parse a temperature; 0 is greedy."""
-    return _bounded(text, lambda value: 0 <= value <= 100, "a temperature from 0 to 100")
-
-
 def percent(text: str) -> float:
     """Parse a percentage and return it as a fraction."""
     expected = "a percentage above 0 and below 100"
-    return _bounded(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
+    return number(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
 
 
 def milliseconds(text: str) -> float:
     """Parse a duration in milliseconds."""
-    return _bounded(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
-
-
-def _bounded(text: str, allowed: Callable[[float], bool], expected: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-    return value
+    return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
 
 
 def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME_OR_PATH",
-        help="Model name or directory (default: %(default)s)",
-    )
+    add_values(parser, ("--model", "NAME_OR_PATH", str, DEFAULT_MODEL, "Model name or directory"))
     if weights:
-        parser.add_argument(
-            "--weights",
-            choices=WEIGHT_MODES,
-            default="auto",
-            help="Weight format (default: %(default)s)",
-        )
+        parser.add_argument("--weights", choices=WEIGHT_MODES, default="auto", help="Weight format")
 
 
 def add_count(parser: Options, name: str, default: int, what: str) -> None:
     """Add an option that takes a positive integer."""
-    text = f"{what} (default: {default})"
-    parser.add_argument(name, type=positive, default=default, metavar="N", help=text)
+    add_values(parser, (name, "N", positive, default, what))
 
 
 def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
@@ -91,7 +65,9 @@ def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
 
 def add_temperatures(parser: Options) -> None:
     text = "Sampling temperature; repeatable (default: 0)"
-    parser.add_argument("--temperature", type=temperature, action="append", metavar="T", help=text)
+    parser.add_argument(
+        "--temperature", type=parse_temperature, action="append", metavar="T", help=text
+    )
 
 
 def add_workloads(parser: Options) -> None:
@@ -172,12 +148,7 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
     add_repeats(parser, 3)
     add_model(parser)
     add_hosts(parser)
-    parser.add_argument(
-        "--format",
-        choices=("text", "md", "json"),
-        default="text",
-        help="Output format (default: %(default)s)",
-    )
+    add_format(parser, "md")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
     )

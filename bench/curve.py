@@ -43,7 +43,7 @@ def add_curve_option(parser: argparse.ArgumentParser) -> None:
         default="m5max",
         metavar="CURVE",
         help=f"Cost of passes: {', '.join(CURVES)}, points such as 1:1,3:1.11,5:1.42, or both as "
-        "in m5max,33:7 (default: %(default)s)",
+        "in m5max,33:7",
     )
 
 

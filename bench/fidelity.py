@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
+from akunu_py.arguments import parse_temperature
 from akunu_py.bench import command
 from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.result import describe_machine, median, today
@@ -37,7 +38,7 @@ from akunu_py.decoding.sampling import filtered, race
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
-from akunu_py.parser import add_format
+from akunu_py.parser import add_format, add_values
 from akunu_py.types import (
     DraftMode,
     GenerateOptions,
@@ -73,13 +74,7 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
     parser.add_argument(
         "--kv-bits", type=int, choices=(4, 8), help="Bits of the KV cache (default: unquantized)"
     )
-    parser.add_argument(
-        "--temperature",
-        type=command.temperature,
-        default=0.0,
-        metavar="T",
-        help="Sampling temperature (default: %(default)g)",
-    )
+    add_values(parser, ("--temperature", "T", parse_temperature, 0.0, "Sampling temperature"))
     command.add_count(parser, "--answers", 100, "Number of answers, up to 300")
     command.add_count(parser, "--max-tokens", 64, "Maximum tokens of an answer")
     command.add_count(parser, "--clients", 1, "Concurrent requests; several share their passes")

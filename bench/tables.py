@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from rich.cells import cell_len
 
 from akunu_py.bench.result import Result, half_range, load_merged, median, write_text
 from akunu_py.errors import UsageError
@@ -181,7 +182,7 @@ def to_markdown(table: Table) -> str:
     headings, cells = table
     escaped = [[text.replace("|", "\\|") for text in row] for row in [headings, *cells]]
     right = _right_aligned(cells, len(headings))
-    widths = [max(3, *map(_width, column)) for column in zip(*escaped, strict=True)]
+    widths = [max(3, *map(cell_len, column)) for column in zip(*escaped, strict=True)]
     rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
     first, *rest = (_padded(row, widths, right) for row in escaped)
     return "".join(f"| {' | '.join(row)} |\n" for row in (first, rule, *rest))
@@ -191,7 +192,7 @@ def to_text(table: Table) -> str:
     """Return a table for a terminal."""
     headings, cells = table
     rows, right = [headings, *cells], _right_aligned(cells, len(headings))
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     return "".join("  ".join(_padded(row, widths, right)).rstrip() + "\n" for row in rows)
 
 
@@ -204,12 +205,8 @@ def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
 
 
 def _padded(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
-    spaces = [" " * (width - _width(text)) for text, width in zip(row, widths, strict=True)]
+    spaces = [" " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
     return [
         space + text if at_right else text + space
         for text, space, at_right in zip(row, spaces, right, strict=True)
     ]
-
-
-def _width(text: str) -> int:
-    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
