@@ -187,7 +187,7 @@ def _entries(
         return weights.unpermute(values, config[slot.heads]) if slot.heads else values
 
     def vector() -> weights.Array:
-        return weights.store(weights.round_to(_vector(tensor, slot.shift), dtype), dtype)
+        return weights.store(_vector(tensor, slot.shift), dtype)
 
     def matrix() -> weights.Array:
         return unpermuted(weights.convert_float(tensor, dtype))

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize, quantize
 from gguf.quants import Q4_K
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
@@ -338,12 +338,12 @@ def convert_float(tensor: GgufTensor, dtype: str) -> Array:
     for first in range(0, tensor.blocks, _SLICE_WEIGHTS):
         part = tensor.read(first, _SLICE_WEIGHTS)
         values = load(part.view(_STORAGE[tensor.type.name])[:, 0], tensor.type.name)
-        rounded = round_to(values, dtype)
-        if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):
+        stored = store(values, dtype)
+        if not np.array_equal(np.isfinite(load(stored, dtype)), np.isfinite(values)):
             raise UnsupportedModel(
                 f"{tensor.path.name}: values of {tensor.name[:80]} exceed the range of {dtype}"
             )
-        out[first : first + _SLICE_WEIGHTS] = store(rounded, dtype)
+        out[first : first + _SLICE_WEIGHTS] = stored
     return out.reshape(tensor.shape)
 
 
@@ -367,32 +367,28 @@ def pack(codes: Array, bits: int) -> Array:
     return np.ascontiguousarray(codes).view("<u4")
 
 
-# numpy has no BF16: its values are float32 with an empty lower half, stored as the upper half.
+# numpy has no BF16.
 _STORAGE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-def round_to(values: Array, dtype: str) -> Array:
-    """Round float32 `values` to the nearest of `dtype`, still float32. Overflow is infinite."""
-    if dtype == "BF16":
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        even = bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32) & np.uint32(0xFFFF0000)
-        return np.where(np.isfinite(values), even.view(np.float32), values)
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16 if dtype == "F16" else np.float32).astype(np.float32)
-
-
 def store(values: Array, dtype: str) -> Array:
-    """Return float32 `values`, already rounded to `dtype`, in its storage form."""
-    if dtype == "BF16":
-        return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype("<u2")
-    return values.astype(_STORAGE[dtype])
+    """Round float32 `values` to the nearest of `dtype`, in its storage form.
+
+    Overflow is infinite.
+    """
+    with np.errstate(over="ignore"):
+        stored = quantize(np.ascontiguousarray(values), GGMLQuantizationType[dtype])
+    return stored.view(_STORAGE[dtype])
 
 
 def load(stored: Array, dtype: str) -> Array:
     """Return the float32 values of an array in the storage form of `dtype`."""
-    if dtype == "BF16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
+    return dequantize(np.ascontiguousarray(stored).view(np.uint8), GGMLQuantizationType[dtype])
+
+
+def round_to(values: Array, dtype: str) -> Array:
+    """Round float32 `values` to the nearest of `dtype`, still float32. Overflow is infinite."""
+    return load(store(values, dtype), dtype)
 
 
 def _groups(type_: TensorType, raw: Array, dtype: str) -> Groups:
