@@ -248,17 +248,9 @@ def _read_model(name: str, path: Path) -> StoredModel:
         manifest = read_manifest(path)
     except DamagedModel as error:
         return StoredModel(name, path, size=_size(path), damaged=str(error))
-    shared_fields = (
-        "context_length",
-        "source",
-        "quantization",
-        "created",
-        "license",
-        "repository",
-        "commit",
-    )
-    facts: dict[str, Any] = {field: getattr(manifest, field) for field in shared_fields}
-    return StoredModel(name, path, manifest.size, manifest=manifest, **facts)
+    names = {each.name for each in fields(StoredModel)} - {"name"}
+    facts = {key: getattr(manifest, key) for key in names if hasattr(manifest, key)}
+    return StoredModel(name, path, manifest=manifest, **facts)
 
 
 def _size(path: Path) -> int:
