@@ -43,8 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     comparisons = compare(
-        [load_result(Path(options.before))],
-        [load_result(Path(options.after))],
+        load_result(Path(options.before)),
+        load_result(Path(options.after)),
         threshold=options.threshold,
         alpha=options.alpha,
         against_baseline=options.against_baseline,
@@ -80,14 +80,9 @@ class Comparison:
 
 
 def compare(
-    a: Sequence[Result],
-    b: Sequence[Result],
-    *,
-    threshold: float,
-    alpha: float,
-    against_baseline: bool,
+    a: Result, b: Result, *, threshold: float, alpha: float, against_baseline: bool
 ) -> list[Comparison]:
-    """Compare the tests of both sides, then each runner over all its tests.
+    """Compare the tests of both results, then each runner over all its tests.
 
     alpha: significance level, shared among all comparisons (Holm 1979). against_baseline: divide
     each repetition by the baseline of the same round.
@@ -101,7 +96,7 @@ def compare(
     groups = single | {key: pairs for key, pairs in groups.items() if len(pairs) > 1}
     p_values = {key: rank_test_p(pairs) for key, pairs in groups.items()}
     significant = _significant(p_values, alpha)
-    baselines = {series.baseline for result in (*a, *b) for series in result.runs}
+    baselines = {series.baseline for series in (*a.runs, *b.runs)}
     found = []
     for (runner, test), pairs in groups.items():
         before, after, ratio = _geometric_means(pairs)
@@ -130,21 +125,19 @@ def _geometric_means(pairs: Sequence[Pair]) -> tuple[float, float, float]:
     return before, after, after / before
 
 
-def _rates(results: Sequence[Result], against_baseline: bool) -> dict[tuple[str, str], list[float]]:
+def _rates(result: Result, against_baseline: bool) -> dict[tuple[str, str], list[float]]:
     """Return the tokens per second by runner and test."""
     found: dict[tuple[str, str], list[float]] = {}
-    for result in results:
-        for series in result.runs:
-            test = f"{series.workload}, temperature {series.temperature:g}"
-            rates = series.rates
-            if against_baseline:
-                plain = result.baseline(series)
-                others = plain.rates if plain and plain is not series else []
-                rates = [r / other for r, other in zip(rates, others, strict=False) if other]
-            found.setdefault((series.runner, test), []).extend(rates)
-        if not against_baseline:
-            for row in result.throughput:
-                found.setdefault((row.runner, row.test), []).extend(row.rates)
+    for series in result.runs:
+        test = f"{series.workload}, temperature {series.temperature:g}"
+        rates = series.rates
+        if against_baseline:
+            plain = result.baseline(series)
+            others = plain.rates if plain and plain is not series else []
+            rates = [r / other for r, other in zip(rates, others, strict=False) if other]
+        found[series.runner, test] = rates
+    if not against_baseline:
+        found |= {(row.runner, row.test): row.rates for row in result.throughput}
     return {key: [rate for rate in rates if rate > 0] for key, rates in found.items()}
 
 

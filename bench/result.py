@@ -122,7 +122,6 @@ class Throughput:
     test: str
     runner: str
     rates: list[float] = field(default_factory=list)  # tokens per second, by repetition
-    failed: str | None = None
 
 
 @dataclass(slots=True)
@@ -166,15 +165,13 @@ class Result:
             entry |= {"tokens_per_s": median(test.rates), "spread": half_range(test.rates)}
         for entry, series in zip(content["runs"], self.runs, strict=True):
             figures = {
+                "tokens_per_s": series.tokens_per_s,
+                "spread": series.spread,
                 "speedup": self.speedup(series),
                 "tokens_per_pass": series.tokens_per_pass,
                 "acceptance_rate": series.acceptance_rate,
                 "score": series.score(self.curve_s),
             }
-            rates = series.tokens_per_s, series.spread
-            entry |= zip(
-                ("tokens_per_s", "spread"), (round(rate, 3) for rate in rates), strict=True
-            )
             entry |= {name: v if v is None else round(v, 4) for name, v in figures.items()}
         return content
 

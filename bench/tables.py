@@ -90,9 +90,7 @@ def throughput_table(result: Result) -> Table:
         params(model.get("params") or 0),
         str(result.machine.get("backend")),
     ]
-    cells = [
-        [*what, test.runner, test.test, rate(test.rates, test.failed)] for test in result.throughput
-    ]
+    cells = [[*what, test.runner, test.test, rate(test.rates)] for test in result.throughput]
     return ["model", "size", "params", "backend", "loop", "test", "t/s"], cells
 
 
