@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__, package_version
 
 _TOP_LEVEL = ("-h", "--help", "--version")
-_COMMANDS = {  # name: summary; bench has its own parser, the others are modules in commands/
+_COMMANDS = {  # name: summary
     "chat": "Chat with a model in the terminal (the default command)",
     "run": "Answer one prompt: the answer to stdout, statistics to stderr",
     "complete": "Complete code at the cursor, for editors and scripts",
@@ -37,7 +38,7 @@ _COMMANDS = {  # name: summary; bench has its own parser, the others are modules
     "completions": "Print a completion script for bash, zsh or fish",
     "uninstall": "Show how to remove the program, or delete its data",
 }
-_MODULES = {  # of commands whose module has another name
+_MODULES = {  # of commands whose module is not in commands/ or has another name
     "bench": "akunu_py.bench.subcommands",
     "completions": "akunu_py.commands.shell_completions",
 }
@@ -84,15 +85,18 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
-    ours, rest = arguments, list[str]()  # rest: parsed by bench, or by the program to launch
+    ours, rest = arguments, list[str]()  # rest: for the program to launch
     if arguments[0] == "bench":
-        ours, rest = arguments[:1], arguments[1:]
+        from akunu_py.bench.subcommands import with_action
+
+        ours = ["bench", *with_action(arguments[1:])]
     elif arguments[0] == "launch" and "--" in arguments:
         at = arguments.index("--")
         ours, rest = arguments[:at], arguments[at + 1 :]
     try:
-        args = _parser(arguments[0]).parse_args(ours)
+        args = _parser(arguments[0], actions=ours[1:]).parse_args(ours)
         args.rest, args.whole_parser = rest, partial(_parser, *_COMMANDS)
+        args.command_line = shlex.join(["akunu", *arguments])
         code: int = args.run(args)
     except SystemExit as end:  # argparse's, after --help or wrong usage
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -111,8 +115,11 @@ class _PrintVersions(argparse.Action):
         parser.exit()
 
 
-def _parser(*wanted: str) -> argparse.ArgumentParser:
-    """Return a parser of all command names; only the `wanted` commands are imported."""
+def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser of all command names; only the `wanted` commands are imported.
+
+    actions: of bench, to be imported (default: all that need no MLX).
+    """
     parser = Parser(
         prog="akunu",
         description="Chat with local models, complete code in your editor, and serve models over "
@@ -125,15 +132,14 @@ def _parser(*wanted: str) -> argparse.ArgumentParser:
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )
     for name, summary in _COMMANDS.items():
-        ours = name != "bench"
-        command = commands.add_parser(name, help=summary, description=f"{summary}.", add_help=ours)
+        command = commands.add_parser(name, help=summary, description=f"{summary}.")
         if name in wanted:
             module = importlib.import_module(_MODULES.get(name, f"akunu_py.commands.{name}"))
             command.set_defaults(run=module.run)
-            if ours:
+            if name == "bench":
+                module.add_actions(command, actions or module.WITHOUT_MLX)
+            else:
                 module.add_options(command)
-            elif len(wanted) > 1:
-                module.add_actions(command, module.WITHOUT_MLX)
     return parser
 
 

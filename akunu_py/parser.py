@@ -38,13 +38,12 @@ class _HelpFormatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser that reports wrong usage on one line and accepts only full option names."""
 
-    def __init__(self, *, add_help: bool = True, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         formatter = partial(_HelpFormatter, max_help_position=32)
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
         super().__init__(add_help=False, **(defaults | options))
         self._positionals.title = "arguments"
-        if add_help:
-            self.add_argument("-h", "--help", action="help", help="Show this help and exit")
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit")
         # Without SUPPRESS, a command's parser would reset the value of its parent's parser.
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS

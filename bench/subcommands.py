@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Iterable
 from importlib import import_module
 
@@ -25,23 +24,21 @@ WITHOUT_MLX = ("speed", "replay", "curve", "compare", "report", "theory")  # to 
 _MODULES = {"serve": "serving", "report": "tables"}  # name of the action: its module, if different
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run an action and return its exit code. args.rest: the words after `akunu bench`."""
-    rest = args.rest
-    if not rest or rest[0] not in (*ACTIONS, "-h", "--help"):
-        rest = ["speed", *rest]
-    parser = Parser(
-        prog="akunu bench", description="Measure the speed of decoding. Without an action: speed."
-    )
-    add_actions(parser, rest[:1])
-    options = parser.parse_args(rest)
-    options.command_line = shlex.join(["akunu", "bench", *args.rest])
-    code: int = import_module(_module(rest[0])).run(options)
+def with_action(words: list[str]) -> list[str]:
+    """Return the words after `akunu bench`, with the default action if they name none."""
+    first = next((word for word in words if word != "--debug"), "")
+    return words if first in (*ACTIONS, "-h", "--help") else ["speed", *words]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run an action and return its exit code."""
+    code: int = import_module(_module(options.action)).run(options)
     return code
 
 
 def add_actions(parser: argparse.ArgumentParser, wanted: Iterable[str]) -> None:
     """Add all actions; only the `wanted` ones are imported and have their options."""
+    parser.epilog = "Without an action: speed."
     actions = parser.add_subparsers(
         title="actions", dest="action", metavar="ACTION", required=True, parser_class=Parser
     )
