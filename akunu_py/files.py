@@ -9,9 +9,11 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+_BLOCK_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -60,6 +62,15 @@ def read_stream(file: BinaryIO, limit: int, name: str = "stdin") -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", name)
     return data
+
+
+def read_blocks(file: IO[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the data of an open file in blocks; `progress` gets the bytes after each block."""
+    done = 0
+    while block := file.read(_BLOCK_BYTES):
+        yield block
+        done += len(block)
+        progress(done)
 
 
 def parse_json(data: bytes | str, *, infinity: bool = False) -> Any:

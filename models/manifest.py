@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from akunu_py.errors import DamagedModel
-from akunu_py.files import open_regular, read_json
+from akunu_py.files import open_regular, read_blocks, read_json
 
 FILE_NAME = "akunu.json"
 FORMAT = 1
@@ -108,12 +108,10 @@ def record_files(
 
 def sha256_file(path: Path, progress: Callable[[int], None] = lambda done: None) -> str:
     """Return the file's SHA-256 in hex. `progress` is called with the bytes read so far."""
-    digest, done = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     with open_regular(path) as file:
-        while block := file.read(1 << 20):
+        for block in read_blocks(file, progress):
             digest.update(block)
-            done += len(block)
-            progress(done)
     return digest.hexdigest()
 
 

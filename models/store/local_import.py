@@ -14,7 +14,7 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
-from akunu_py.files import open_regular
+from akunu_py.files import open_regular, read_blocks
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.model_files import as_error, text_config
 from akunu_py.models.manifest import ModelFacts
@@ -23,7 +23,6 @@ from akunu_py.models.store.model_store import Builder, install
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 
 GROUP_SIZE = 64  # mlx-lm's default
-_BLOCK = 1 << 22
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
@@ -140,10 +139,12 @@ def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> Non
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
         with open_regular(path) as source, (directory / path.name).open("xb") as target:
-            while block := source.read(_BLOCK):
-                target.write(block)
-                done += len(block)
-                progress("copy", done, total)
+
+            def report(read: int, base: int = done) -> None:
+                progress("copy", base + read, total)
+
+            target.writelines(read_blocks(source, report))
+            done += source.tell()
     if done != total:
         raise DamagedModel(f"{files[0].parent} changed during the copy; import it again")
 
