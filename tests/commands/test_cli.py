@@ -93,6 +93,7 @@ def test_version_names_the_libraries() -> None:
         ("models pull", "; see: akunu models pull --help"),
         ("run hi --temperature 9", "expected a number from 0 to 5, got '9'; see: akunu run --help"),
         ("chat --temperature hot", "expected a number from 0 to 5, got 'hot'"),
+        ("--debug bench replay", "expected a trace file"),
     ],
 )
 def test_wrong_usage_names_the_help_of_the_command(words: str, says: str) -> None:
