@@ -13,6 +13,7 @@ from typing import Any
 
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.load.model_files import text_config
+from akunu_py.text import human_size
 
 GIB = 1 << 30
 CATALOG_CONTEXT = 8192  # tokens, for the catalog's figures
@@ -193,7 +194,7 @@ def choose_context(
         raise DoesNotFit(f"{_describe(name, smallest, limit)}; {_advice(limit, best, with_8_bits)}")
     note = (
         f"{name} gets {best:,} of its {needs.context:,} tokens of context: all of them would need "
-        f"{_gb(estimate.total)}, this machine has {_gb(limit)} available"
+        f"{human_size(estimate.total)}, this machine has {human_size(limit)} available"
     )
     if (bigger := _best_with(with_8_bits, limit)) > best:
         note += f"; with --kv-bits 8 it gets {bigger:,}"
@@ -223,10 +224,12 @@ def usable_memory(installed: int) -> int:
 
 
 def _describe(name: str, estimate: Estimate, limit: int) -> str:
+    parts = (estimate.total, estimate.weights, estimate.cache, estimate.working, limit)
+    total, weights, cache, working, available = map(human_size, parts)
     return (
-        f"{name} needs about {_gb(estimate.total)} for {estimate.context:,} tokens of context "
-        f"({_gb(estimate.weights)} weights, {_gb(estimate.cache)} KV cache, "
-        f"{_gb(estimate.working)} working space), this machine has {_gb(limit)} available"
+        f"{name} needs about {total} for {estimate.context:,} tokens of context "
+        f"({weights} weights, {cache} KV cache, {working} working space), this machine has "
+        f"{available} available"
     )
 
 
@@ -244,7 +247,3 @@ def _best_with(with_8_bits: Callable[[], MemoryNeeds | None], limit: int) -> int
     """Return the largest context with an 8-bit cache, 0 if the cache cannot be quantized."""
     needs = with_8_bits()
     return largest_context(needs, limit) if needs else 0
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"

@@ -17,6 +17,7 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.errors import StoreError
 from akunu_py.files import locked
+from akunu_py.text import human_size
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -74,8 +75,8 @@ def check_space(directory: Path, need_bytes: int, env_variable: str = "XDG_DATA_
     free = shutil.disk_usage(existing).free
     if free < need_bytes:
         raise StoreError(
-            f"not enough space in {existing}: expected {need_bytes / 1e6:,.0f} MB free, found "
-            f"{free / 1e6:,.0f} MB; free some, or set {env_variable} to a directory on another disk"
+            f"not enough space in {existing}: expected {human_size(need_bytes)} free, found "
+            f"{human_size(free)}; free some, or set {env_variable} to a directory on another disk"
         )
 
 
