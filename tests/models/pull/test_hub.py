@@ -264,6 +264,10 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
     assert model_store.resolve("mine") == model_store.resolve(REPOSITORY) == model
     with pytest.raises(UnknownModel, match="akunu models pull some/other"):
         model_store.resolve("some/other")
+    assert find_installed(REPOSITORY, "mine") == model
+    assert find_installed("qwen3-0.6b", "mine") is None
+    with pytest.raises(UsageError, match="fixed name"):
+        find_installed("starter", "mine")
     other = json.loads((model.path / "akunu.json").read_text()) | {"repository": "x/y"}
     (model.path / "akunu.json").write_text(json.dumps(other))
     with pytest.raises(UsageError, match="another model is installed as 'mine'"):
