@@ -40,7 +40,7 @@ from akunu_py.bench.result import (
 from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
 from akunu_py.bench.runners.akunu import Akunu
 from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
-from akunu_py.bench.tables import result_text, to_markdown, to_text
+from akunu_py.bench.tables import result_markdown, result_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.decoding.drafting.drafter import check_mode
@@ -116,7 +116,7 @@ def print_speed(result: Result, format_: str, not_measured: str) -> None:
     if format_ == "json":
         print(result.to_json(), end="")
     else:
-        print(result_text(result, to_markdown if format_ == "md" else to_text))
+        print(result_markdown(result) if format_ == "md" else result_text(result))
     if not_measured:
         print(not_measured, file=sys.stderr if format_ == "json" else sys.stdout)
 

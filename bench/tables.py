@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -34,21 +34,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"-o: expected a file name ending in .md, got {options.output}")
     results = load_merged(options.files)
     if options.output:
-        write_text(options.output, report_markdown(results))
+        write_text(options.output, "\n".join(result_markdown(result) for result in results))
         print(options.output, file=sys.stderr)
     else:
-        print("\n\n".join(result_text(result, to_text) for result in results))
+        print("\n\n".join(result_text(result) for result in results))
     return 0
-
-
-def report_markdown(results: Sequence[Result]) -> str:
-    """Return a heading, tables and notes for each result."""
-    parts = []
-    for result in results:
-        parts.append(f"```\n{heading(result)}\n```\n")
-        parts += map(to_markdown, result_tables(result))
-        parts += [f"{line}\n" for line in notes(result)]
-    return "\n".join(parts)
 
 
 def heading(result: Result) -> str:
@@ -122,10 +112,15 @@ def speed_table(result: Result) -> Table:
     return headings, cells
 
 
-def result_text(result: Result, layout: Callable[[Table], str]) -> str:
-    """Return a result as a heading, tables, and notes; `layout` is `to_text` or `to_markdown`."""
-    parts = [f"{heading(result)}\n", *map(layout, result_tables(result)), *notes(result)]
-    return "\n".join(parts)
+def result_text(result: Result) -> str:
+    """Return a result as a heading, tables, and notes for a terminal."""
+    return "\n".join([f"{heading(result)}\n", *map(to_text, result_tables(result)), *notes(result)])
+
+
+def result_markdown(result: Result) -> str:
+    """Return a result as a heading, tables, and notes in Markdown."""
+    parts = [f"```\n{heading(result)}\n```\n", *map(to_markdown, result_tables(result))]
+    return "\n".join([*parts, *(f"{line}\n" for line in notes(result))])
 
 
 def result_tables(result: Result) -> list[Table]:
