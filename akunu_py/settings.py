@@ -84,7 +84,7 @@ class Settings:
     model: str = DEFAULT_MODEL
     completion_model: str = ""  # for `akunu complete`; "": `model`
     completion_exclude: tuple[str, ...] = SECRET_FILES  # patterns of files without completions
-    save_battery: bool = True  # completions: nothing ahead, and later requests, on battery
+    save_battery: bool = True  # on battery: complete after a longer pause, and never ahead
     draft_model: str = ""  # drafts for models with the same tokenizer; "": none
     unload_after: float = 30.0  # minutes without a request before unloading; 0: never
     temperature: float = 0.7  # of the chat

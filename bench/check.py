@@ -1,6 +1,6 @@
-"""`akunu bench check`: promises that only this machine can verify, one line each.
+"""`akunu bench check`: verify on this machine what the documentation promises, one line each.
 
-They are about the rounding of Metal's kernels, the cost of passes, and the memory of the system.
+The promises cover the rounding of Metal's kernels, the cost of passes, and memory.
 """
 
 from __future__ import annotations
@@ -318,9 +318,9 @@ def check_model(model: model_store.StoredModel, check: Check) -> None:
 
 def _check_sampling(engine: Engine, check: Check) -> None:
     """Check the cost of logprobs and top-p, and the output head after a prompt."""
-    for name, plain, asked in _SAMPLING:
+    for name, plain, changed in _SAMPLING:
         progress(f"{engine.name}: {name}")
-        rate = mac_checks.sampling_speed(engine, check.plan.max_tokens, plain, asked)
+        rate = mac_checks.sampling_speed(engine, check.plan.max_tokens, plain, changed)
         name = f"decoding speed with {name}, of the speed without"
         check.add(engine.name, name, rate, MIN_SAMPLING, unit="x", least=True)
     name = f"logit rows computed for the last {mac_checks.HEAD_ROWS} prompt tokens"

@@ -60,7 +60,7 @@ def measured_bandwidth(nbytes: int) -> float:
 
 
 def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
-    """Return how far the assumed bandwidth is from the measured one, as a ratio, and a note."""
+    """Return the ratio of assumed to measured bandwidth, or its inverse if larger, and a note."""
     if not device.on_metal():
         return None, ""
     chip, measured = device.chip(), measured_bandwidth(nbytes) / 1e9
@@ -70,9 +70,9 @@ def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
 
 
 def sampling_speed(
-    engine: Engine, max_tokens: int, plain: SamplingOptions, asked: SamplingOptions
+    engine: Engine, max_tokens: int, plain: SamplingOptions, changed: SamplingOptions
 ) -> float | None:
-    """Return the speed of decoding with the options `asked`, relative to `plain`."""
+    """Return the decoding speed with the options `changed`, relative to `plain`."""
     prompt = engine.tokens.encode_chat([Message("user", "Count from 1 to 100.")])
 
     def seconds(sampling: SamplingOptions) -> float:
@@ -80,7 +80,7 @@ def sampling_speed(
         stats = Session(engine).generate(prompt, options).answer().stats
         return stats.decode_s / max(1, stats.generated_tokens - 1)
 
-    before, after = ([seconds(each) for _ in range(_REPEATS)] for each in (plain, asked))
+    before, after = ([seconds(each) for _ in range(_REPEATS)] for each in (plain, changed))
     return median(before) / median(after) if median(after) else None
 
 
@@ -138,9 +138,10 @@ _PROPERTIES = 300
 
 
 def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
-    """Return MLX's memory for a prompt of `length` tokens, relative to the bytes counted.
+    """Measure the memory of a prompt of `length` tokens.
 
-    And the unused buffers that it leaves to other requests, relative to their limit.
+    Returns MLX's memory relative to the bytes that akunu counts, and the unused buffers that MLX
+    keeps afterwards relative to their limit.
     """
     length = min(length, engine.plan.context_length - 2)
     gc.collect()
@@ -154,9 +155,9 @@ def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
 
 
 def metal_buffers(engine: Engine) -> int:
-    """Return the most buffers of the weights and of all prompt caches in memory.
+    """Return the maximum number of Metal buffers: weights, and all prompt caches in memory.
 
-    At its limit Metal's allocator in MLX frees every unused buffer, so only live ones count.
+    Buffers in use count: at its limit, MLX's allocator frees all others.
     """
     cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     mx.eval(engine.model(mx.array([[0]]), cache=cache))
@@ -191,7 +192,7 @@ _CACHED_PROMPTS = 2  # that fit into the prompt caches
 
 @dataclass(slots=True)
 class Soak:
-    """What two streams did."""
+    """Totals of the two streams of requests."""
 
     seconds: float = 0.0
     requests: int = 0

@@ -284,7 +284,7 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
 
     first, second, agent = HttpConversation(1), HttpConversation(2), HttpConversation(3)
     ask("a long prompt", first, words)
-    ask("another one", second, words)
+    ask("another long prompt", second, words)
     ask("back to the first", first)
     ask("back to the second", second)
     for turn in range(_TURNS):
@@ -298,7 +298,7 @@ def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> 
     interrupted = HttpConversation(4)
     interrupted.add_message(words)
     server.ask(interrupted, abort_s=times.requests["a long prompt"].ttft / 2)
-    times.requests["asked again"] = server.ask(interrupted)
+    times.requests["again after a disconnect"] = server.ask(interrupted)
 
 
 def _answer_during_prefill(server: Server, words: int, tokens: int, times: ServerTimes) -> None:
@@ -379,7 +379,7 @@ def print_throughput(rates: Rates) -> None:
             alone = rate / next(iter(servers["akunu"].values()))
             cells = [f"{rate:.1f}", f"{alone:.2f}", f"{other:.1f}", f"{rate / other:.2f}"]
             rows.append([workload, str(count), *cells])
-    headings = ["workload", "clients", "akunu", "of the first", "mlx-lm", "akunu / mlx-lm"]
+    headings = ["workload", "clients", "akunu", "scaling", "mlx-lm", "akunu / mlx-lm"]
     print("tokens per second of all clients\n")
     print(to_text((headings, rows)), end="")
 

@@ -134,16 +134,18 @@ def notes(result: Result) -> list[str]:
     lines = []
     if hosts := result.model.get("hosts"):
         split = f"split over {'; '.join(hosts)}"
-        lines.append(f"{split}: mlx-lm's own loop cannot run, so off is 1.00")
+        lines.append(f"{split}: mlx-lm's own loop cannot run, so the baseline is off")
     if any(series.loop is not None for series in result.runs):
-        lines.append("* the answer ends in a loop, which any drafter follows; not a typical speed")
+        lines.append(
+            "* the answer ends in a loop, which any drafter predicts; the speed is not typical"
+        )
     for series in result.runs:
         where = f"{series.workload}, temperature {series.temperature:g}, {series.runner}"
         if series.failed:
             lines.append(f"{where} failed: {series.failed}")
         if (difference := series.difference) is not None:
             margin = difference["margin"]
-            tie = "" if margin is None else f", where the first two logits are {margin:.3g} apart"
+            tie = "" if margin is None else f", where the two highest logits differ by {margin:.3g}"
             lines.append(
                 f"{where} differs from {series.reference} at token {difference['position']} of "
                 f"answer {difference['turn'] + 1}{tie}"

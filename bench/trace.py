@@ -56,7 +56,9 @@ def load_trace(path: str | Path) -> Trace:
     except OSError as err:
         raise UsageError(f"cannot read the trace file {path}: {err.strerror or err}") from err
     except (ValueError, RecursionError, EOFError, zlib.error) as err:
-        raise UsageError(f"expected a trace file (JSON, maybe gzipped), got {path}: {err}") from err
+        raise UsageError(
+            f"expected a trace file (JSON, optionally gzipped), got {path}: {err}"
+        ) from err
     return parse_trace(content, str(path))
 
 

@@ -142,7 +142,7 @@ def _best_of(
         smallest = min(pool, key=lambda entry: entry.memory_8k)
         why = (
             f"no model fits: the smallest, {smallest.name}, needs "
-            f"{human_size(smallest.memory_8k)}, a model can use {human_size(memory)} here"
+            f"{human_size(smallest.memory_8k)}; {human_size(memory)} are available here"
         )
         return Recommendation(purpose, None, why)
     fast = [entry for entry in fitting if is_fast(entry)]
@@ -151,8 +151,8 @@ def _best_of(
         return Recommendation(purpose, None, why)
     best = fast[-1]
     why = (
-        f"the most capable of {len(pool)} that fits: it needs {human_size(best.memory_8k)} with "
-        f"8,192 tokens of context, a model can use {human_size(memory)} here"
+        f"the most capable model that fits: it needs {human_size(best.memory_8k)} with 8,192 "
+        f"tokens of context, and {human_size(memory)} are available here"
     )
     if better := [entry for entry in pool if entry.grade > best.grade]:
         smallest = min(better, key=lambda entry: entry.memory_8k)

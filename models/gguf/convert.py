@@ -338,7 +338,7 @@ def common_config(settings: GgufSettings, vocabulary: int) -> Config:
     key_heads = settings.count("attention.head_count_kv", heads)
     head_dim = settings.count("attention.key_length", hidden // heads or 1)
     if head_dim % 2 or heads % key_heads:
-        raise damaged(settings.file.path, "impossible attention heads in the metadata")
+        raise damaged(settings.file.path, "its numbers of attention heads do not fit together")
     settings.expect("attention.value_length", head_dim)
     settings.expect("attention.scale", 1 / math.sqrt(head_dim))
     return {

@@ -227,7 +227,7 @@ class _Cursor:
     def key(self) -> str:
         key = self.string()
         if len(key) > MAX_KEY_BYTES:
-            raise self.damaged(f"a name of {len(key)} characters")
+            raise self.damaged(f"a name has {len(key)} characters")
         return key
 
     def value(self, kind: int) -> Any:
@@ -237,17 +237,17 @@ class _Cursor:
             return self.string()
         if kind == _ARRAY:
             return self.array(self.number("I"), self.number("Q"))
-        raise self.damaged(f"metadata of unknown type {kind}")
+        raise self.damaged(f"its metadata has the unknown type {kind}")
 
     def array(self, kind: int, count: int) -> Any:
         if kind in _SCALARS:
             dtype = np.dtype("<" + _SCALARS[kind] if kind != 7 else "?")
             return np.frombuffer(self.take(count * dtype.itemsize), dtype)
         if kind != _STRING:
-            raise self.damaged(f"an array of type {kind} in the metadata")
+            raise self.damaged(f"its metadata has an array of type {kind}")
         self.strings += count
         if self.strings > MAX_STRINGS or count * 8 > self.size - self.at:
-            raise self.damaged(f"an array that claims {count} strings")
+            raise self.damaged(f"an array claims {count} strings")
         return [self.string() for _ in range(count)]
 
 

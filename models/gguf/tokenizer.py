@@ -241,7 +241,7 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         raise damaged(file.path, "its vocabulary is empty or has a duplicate token")
     kinds = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), np.int32))
     if not isinstance(kinds, np.ndarray) or kinds.shape != (len(tokens),):
-        raise damaged(file.path, f"expected the kinds of {len(tokens)} tokens")
+        raise damaged(file.path, f"expected token_type for {len(tokens)} tokens")
     control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
     user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     roles = _read_roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
@@ -288,10 +288,10 @@ def _sentence_pieces(
     """Return the plan of a SentencePiece tokenizer. Raises DamagedModel or UnsupportedModel."""
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
-        raise damaged(file.path, f"expected the scores of {len(tokens)} tokens")
+        raise damaged(file.path, f"expected scores for {len(tokens)} tokens")
     scores = scores.astype(np.float64)
     if not np.isfinite(scores).all():
-        raise damaged(file.path, "a token's score is not a number")
+        raise damaged(file.path, "a token has an infinite score, or none")
     byte_tokens = {tokens[i] for i in np.flatnonzero(kinds == _BYTE)}
     if not {f"<0x{byte:02X}>" for byte in range(256)} <= byte_tokens:
         raise UnsupportedModel(
@@ -320,7 +320,9 @@ def _read_roles(
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-            raise damaged(file.path, f"its {key} token is {value!r:.40}, of {len(tokens)} tokens")
+            raise damaged(
+                file.path, f"its {key} token {value!r:.40} is not one of its {len(tokens)} tokens"
+            )
         roles[role] = value
     if "eos" not in roles:
         raise damaged(file.path, "it has no end-of-text token")

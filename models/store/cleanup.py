@@ -118,7 +118,7 @@ def _empty_models() -> Iterator[Leftover]:
         if model.manifest is None or not model.repository:
             continue
         if not any((model.path / name).exists() for name in model.manifest.files):
-            what = f"{model.name}: all its files are missing from the hub's cache"
+            what = f"{model.name}, whose files are missing from the hub's cache"
             yield Leftover(what, model.name, (model.path,), _size(model.path))
 
 
@@ -134,7 +134,7 @@ def _old_usage(root: Path) -> Iterator[Leftover]:
     for path in sorted((root / USAGE).glob("*.json")):
         if model_store.is_name(path.stem) and not (root / path.stem).exists():
             yield Leftover(
-                f"usage notes on {path.stem}, which is removed", path.stem, (path,), _size(path)
+                f"usage record of the removed model {path.stem}", path.stem, (path,), _size(path)
             )
 
 
