@@ -1,4 +1,4 @@
-"""akunu.json, the file that describes one model of the store.
+"""Models on disk, and akunu.json, the file that describes one model of the store.
 
 Every field is checked, because a broken entry must never break the others.
 """
@@ -53,6 +53,25 @@ class Manifest(ModelFacts):
     @property
     def size(self) -> int:
         return sum(record.size for record in self.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on disk."""
+
+    name: str
+    path: Path
+    size: int = 0  # bytes
+    context_length: int = 0  # tokens, 0 if unknown
+    source: str = ""
+    quantization: str = ""
+    created: str = ""
+    license: str = ""
+    damaged: str = ""  # the problem, if one is known without reading the files
+    repository: str = ""  # on the hub; `path` then contains links into the hub's cache
+    commit: str = ""
+    program: str = ""  # that downloaded and manages the model, if it is not akunu
+    manifest: Manifest | None = None  # None for a directory outside the store
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

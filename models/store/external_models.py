@@ -10,12 +10,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular, read_bounded, read_json
 from akunu_py.models.load.model_files import context_length, read_settings
+from akunu_py.models.manifest import StoredModel
 from akunu_py.models.store.hub_cache import CachedRepository, parse_reference
 
 HUB_CACHE = "Hugging Face cache"
@@ -33,21 +33,9 @@ _BEGINNING = 4096  # bytes of a weight file; the metadata comes first
 _MAX_SETTINGS_BYTES = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalModel:
-    """A model that another program manages."""
-
-    name: str  # OWNER/REPOSITORY
-    path: Path
-    program: str  # HUB_CACHE or LM_STUDIO
-    commit: str  # on the hub; "" if unknown
-    context_length: int  # tokens, 0 if unknown
-    size: int  # bytes
-
-
-def find_models() -> list[ExternalModel]:
+def find_models() -> list[StoredModel]:
     """Return the models of other programs by name. Skips what is incomplete or unreadable."""
-    found: dict[str, ExternalModel] = {}
+    found: dict[str, StoredModel] = {}
     for name, path, program, commit in (*_in_hub_cache(), *_in_lm_studio()):
         if name not in found and (model := _read(name, path, program, commit)):
             found[name] = model
@@ -108,7 +96,7 @@ def _is_name(name: str) -> bool:
     return parse_reference(name) == (name, None)
 
 
-def _read(name: str, path: Path, program: str, commit: str) -> ExternalModel | None:
+def _read(name: str, path: Path, program: str, commit: str) -> StoredModel | None:
     """Return the model in `path`, None if it is incomplete or in another format."""
     with contextlib.suppress(OSError, ValueError, DamagedModel):
         files = {file.name: file.stat().st_size for file in os.scandir(path) if file.is_file()}
@@ -120,8 +108,8 @@ def _read(name: str, path: Path, program: str, commit: str) -> ExternalModel | N
         config = read_settings(path / "config.json")
         if not _is_mlx(path / weights[0], config.get("quantization")):
             return None
-        size = sum(files.values())
-        return ExternalModel(name, path, program, commit, context_length(config), size)
+        size, context = sum(files.values()), context_length(config)
+        return StoredModel(name, path, size, context, program, commit=commit, program=program)
     return None
 
 

@@ -34,6 +34,7 @@ from akunu_py.models.manifest import (
     sha256_file,
     write_manifest,
 )
+from akunu_py.models.manifest import StoredModel as StoredModel
 from akunu_py.models.store.directories import ModelBusy, check_space, lock_model, store_errors, sync
 from akunu_py.models.store.external_models import find_models
 from akunu_py.models.store.hub_cache import parse_reference
@@ -42,25 +43,6 @@ from akunu_py.text import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
 _PARTIAL = ".partial-"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A model on disk."""
-
-    name: str
-    path: Path
-    size: int = 0  # bytes
-    context_length: int = 0  # tokens, 0 if unknown
-    source: str = ""
-    quantization: str = ""
-    created: str = ""
-    license: str = ""
-    damaged: str = ""  # the problem, if one is known without reading the files
-    repository: str = ""  # on the hub; `path` then contains links into the hub's cache
-    commit: str = ""
-    program: str = ""  # that downloaded and manages the model, if it is not akunu
-    manifest: Manifest | None = None  # None for a directory outside the store
 
 
 def list_models() -> list[StoredModel]:
@@ -82,11 +64,7 @@ def all_models() -> list[StoredModel]:
 def external_models(stored: Sequence[StoredModel]) -> list[StoredModel]:
     """Return the models of other programs that are not among those of the store, by name."""
     repositories = {model.repository for model in stored}
-    return [
-        StoredModel(source=model.program, **asdict(model))
-        for model in find_models()
-        if model.name not in repositories
-    ]
+    return [model for model in find_models() if model.name not in repositories]
 
 
 def get(name: str) -> StoredModel:
