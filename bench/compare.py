@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log
+from math import log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Literal
+
+import numpy as np
 
 from akunu_py.bench.command import FAILED, percent, show
 from akunu_py.bench.result import Result, load_result, median
@@ -99,7 +102,8 @@ def compare(
     baselines = {series.baseline for series in (*a.runs, *b.runs)}
     found = []
     for (runner, test), pairs in groups.items():
-        before, after, ratio = _geometric_means(pairs)
+        before, after = (geometric_mean(median(pair[side]) for pair in pairs) for side in (0, 1))
+        ratio = after / before
         verdict: Verdict = "no difference"
         if abs(log(ratio)) > log(1 + threshold):
             if (runner, test) in significant:
@@ -115,14 +119,6 @@ def compare(
 def any_slower(comparisons: Sequence[Comparison]) -> bool:
     """Return True if any of our runners is slower; a slower baseline means a slower machine."""
     return any(c.verdict == "slower" and not c.plain for c in comparisons)
-
-
-def _geometric_means(pairs: Sequence[Pair]) -> tuple[float, float, float]:
-    """Return the geometric means of both sides' medians, and their ratio."""
-    before, after = (
-        exp(sum(log(median(pair[side])) for pair in pairs) / len(pairs)) for side in (0, 1)
-    )
-    return before, after, after / before
 
 
 def _rates(result: Result, against_baseline: bool) -> dict[tuple[str, str], list[float]]:
@@ -162,9 +158,9 @@ def rank_test_p(pairs: Sequence[Pair]) -> float:
     # Twice U, so that ties, which count one half, are integers.
     statistic = sum(2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right)
     middle = sum(len(left) * len(right) for left, right in pairs)
-    counts = [1]
+    counts = np.array([1], object)  # Python's integers, which do not overflow
     for left, right in pairs:
-        counts = _convolve(counts, _u_counts(len(left), len(right)))
+        counts = np.convolve(counts, np.array(_u_counts(len(left), len(right)), object))
     distance = abs(statistic - middle)
     extreme = sum(count for u, count in enumerate(counts) if abs(2 * u - middle) >= distance)
     return extreme / sum(counts)
@@ -185,14 +181,6 @@ def _u_counts(m: int, n: int) -> list[int]:
         for u in range(i, m * n + 1):  # over 1 - q^i
             counts[u] += counts[u - i]
     return counts
-
-
-def _convolve(left: list[int], right: list[int]) -> list[int]:
-    result = [0] * (len(left) + len(right) - 1)
-    for i, a in enumerate(left):
-        for j, b in enumerate(right):
-            result[i + j] += a * b
-    return result
 
 
 def print_comparisons(comparisons: Sequence[Comparison], unit: str, slower: bool) -> None:
