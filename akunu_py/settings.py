@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +26,6 @@ _MAX_VALUE = 80  # characters of a wrong value in an error
 _SIZES = {"prompt_cache_memory": "0B", "memory_limit": "0B", "prompt_cache_disk": ""}
 _LEAST = {"max_tokens": 0, "thinking_budget": -1}  # tokens
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_EXPECTED = {
-    bool: "true or false",
-    str: "a text in quotes",
-    float: "a number",
-    int: "an integer",
-    dict: "a table of names and texts",
-    tuple: "a list of strings",
-}
 
 
 # Names of files that usually contain passwords or private keys.
@@ -148,7 +140,7 @@ def serve_settings() -> ServeSettings:
         variable = f"AKUNU_{name.upper()}"
         if value := os.environ.get(variable, ""):
             found[name] = int(value) if name == "port" and value.isdecimal() else value
-            if wrong := _validate_serve({name: found[name]})[1]:
+            if wrong := _validate_table({name: found[name]}, ServeSettings())[1]:
                 raise UsageError(wrong[0].replace(f"serve.{name}", variable))
     return replace(load_settings().serve, **found)
 
@@ -234,24 +226,7 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
 
     source: the file of `content`, for the errors.
     """
-    types = {name: type(value) for name, value in asdict(Settings()).items()}
-    valid: dict[str, Any] = {}
-    wrong = []
-    for name, value in content.items():
-        if name not in types:
-            close = difflib.get_close_matches(name, types, n=1)
-            names = "settings: " + ", ".join(types)
-            hint = f"did you mean {close[0]}?" if close else names
-            wrong.append(f"unknown setting {_abbreviate(name)}; {hint}")
-        elif name == "serve":
-            valid[name], lines = _validate_serve(value)
-            wrong += lines
-        elif expected := _expected(name, value, types[name]):
-            wrong.append(f"expected {expected} for {name}, found {_abbreviate(value)}")
-            if name == "answer_cache":
-                valid[name] = False
-        else:
-            valid[name] = types[name](value) if types[name] in (float, tuple) else value
+    valid, wrong = _validate_table(content, Settings())
     settings = replace(Settings(), **valid)
     if settings.persona and settings.persona not in settings.personas:
         names = ", ".join(settings.personas) or "none"
@@ -260,25 +235,33 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
     return settings, [f"{source}: {line}" for line in wrong]
 
 
-def _validate_serve(content: Any) -> tuple[ServeSettings, list[str]]:
-    """Return the valid settings of the table [serve], and the errors."""
-    defaults, valid, wrong = asdict(ServeSettings()), dict[str, Any](), list[str]()
-    if not isinstance(content, dict):
-        wrong.append(f"expected a table for serve, found {_abbreviate(content)}")
-        content = {}
-    for name, value in content.items():
-        if name not in defaults:
-            hint = f"settings of [serve]: {', '.join(defaults)}"
-            wrong.append(f"unknown setting serve.{_abbreviate(name)}; {hint}")
-        elif name == "port" and not (type(value) is int and 0 <= value < 65536):
-            wrong.append(
-                f"expected a port from 0 to 65535 for serve.port, found {_abbreviate(value)}"
-            )
-        elif name != "port" and not _has_type(value, str):
-            wrong.append(f"expected {_EXPECTED[str]} for serve.{name}, found {_abbreviate(value)}")
+def _validate_table(
+    content: Mapping[str, Any], defaults: Settings | ServeSettings
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the valid values of one table, and the errors."""
+    known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
+    serve = isinstance(defaults, ServeSettings)
+    valid: dict[str, Any] = {}
+    wrong = []
+    for key, value in content.items():
+        name = f"serve.{key}" if serve else key
+        kind = type(known.get(key))
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            names = f"settings{' of [serve]' if serve else ''}: {', '.join(known)}"
+            hint = f"did you mean {close[0]}?" if close else names
+            wrong.append(f"unknown setting {'serve.' if serve else ''}{_abbreviate(key)}; {hint}")
+        elif kind is ServeSettings and isinstance(value, dict):
+            inner, lines = _validate_table(value, known[key])
+            valid[key] = ServeSettings(**inner)
+            wrong += lines
+        elif expected := _expected(name, value, kind):
+            wrong.append(f"expected {expected} for {name}, found {_abbreviate(value)}")
+            if name == "answer_cache":
+                valid[key] = False
         else:
-            valid[name] = value
-    return ServeSettings(**valid), wrong
+            valid[key] = kind(value) if kind in (float, tuple) else value
+    return valid, wrong
 
 
 def _abbreviate(value: object) -> str:
@@ -287,8 +270,21 @@ def _abbreviate(value: object) -> str:
     return shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}..."
 
 
+_EXPECTED = {
+    bool: "true or false",
+    str: "a text in quotes",
+    float: "a number",
+    int: "an integer",
+    dict: "a table of names and texts",
+    tuple: "a list of strings",
+    ServeSettings: "a table",
+}
+
+
 def _expected(name: str, value: Any, kind: type) -> str:
     """Return a description of valid values, or "" if the value is valid."""
+    if name == "serve.port" and not (type(value) is int and 0 <= value < 65536):
+        return "a port from 0 to 65535"
     if not _has_type(value, kind):
         return _EXPECTED[kind]
     if name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
