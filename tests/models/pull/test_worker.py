@@ -85,7 +85,7 @@ def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
     server: Hub, home: Path, tmp_path: Path
 ) -> None:
     _upload_to_xet(server, tmp_path)
-    with pull_module.Hub(lambda: False, lambda *_: None) as hub:
+    with pull_module.Hub(lambda *_: None) as hub:
         model = hub.look_up(REPOSITORY, None)
     (weights,) = [file for file in model.files if file.name == WEIGHTS]
     partial = CachedRepository(REPOSITORY).partial_path(weights)
