@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 from akunu_py import paths
+from akunu_py.errors import describe
 from akunu_py.text import displayable, print_warnings
 from akunu_py.version import __version__
 
 MAX_REPORTS = 10  # files
 _MAX_PART = 32_768  # characters of the beginning and of the end of a traceback
-_MAX_SUMMARY = 200  # characters of an exception's own text
+_MAX_SUMMARY = 240  # characters of the line about an exception
 
 
 def report(error: BaseException, *, debug: bool = False) -> None:
@@ -62,7 +63,6 @@ def _details(error: BaseException) -> str:
 
 def _summary(error: BaseException) -> str:
     try:
-        text = " ".join(str(error).split())[:_MAX_SUMMARY]
+        return describe(error)[:_MAX_SUMMARY]
     except Exception:  # noqa: BLE001 - as above
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return type(error).__name__

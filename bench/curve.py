@@ -54,20 +54,18 @@ def run(options: argparse.Namespace) -> int:
 
     engine = load_engine(options.model, LoadOptions(options.weights))
     costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
-    setup = {
+    found = {
         "model": engine.name,
         "weights": engine.plan.weights,
         "device": device.device_name(),
         "blas": device.blas_name(),
-    }
-    found = setup | {
         "context": options.context,
         "curve_s": {str(count): round(seconds, 6) for count, seconds in costs.items()},
         "draft_tokens_at_acceptance": {
             str(chance): planned_length(costs, chance) for chance in CHANCES
         },
     }
-    show(options, found, lambda: print_curve(setup, costs, found))
+    show(options, found, lambda: print_curve(costs, found))
     return 0
 
 
@@ -168,9 +166,9 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
     return length
 
 
-def print_curve(setup: Mapping[str, str], costs: Mapping[int, float], found: Any) -> None:
+def print_curve(costs: Mapping[int, float], found: Mapping[str, Any]) -> None:
     """Print the curve and the plan. found: the values that `--format json` prints."""
-    print(" · ".join(f"{name} {value}" for name, value in setup.items()))
+    print(" · ".join(f"{name} {found[name]}" for name in ("model", "weights", "device", "blas")))
     print(f"\none pass over N positions, {found['context']} tokens in the cache:")
     most = max(costs.values())
     for count, seconds in costs.items():
