@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
@@ -103,9 +105,9 @@ def plan_import(source: Path) -> ImportPlan:
 def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, TensorSlot]:
     """Check the tensors against the settings, and return their slots by GGUF name."""
     expected = {
-        "token_embd.weight": TensorSlot("model.embed_tokens.weight", ("vocab", "hidden")),
-        "output_norm.weight": TensorSlot("model.norm.weight", ("hidden",), shift=family.shift),
-        "output.weight": TensorSlot("lm_head.weight", ("vocab", "hidden")),
+        "token_embd.weight": TensorSlot("model.embed_tokens.weight"),
+        "output_norm.weight": TensorSlot("model.norm.weight", shift=family.shift),
+        "output.weight": TensorSlot("lm_head.weight"),
     }
     if config["tie_word_embeddings"]:
         del expected["output.weight"]
@@ -117,7 +119,7 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
     if missing := [name for name in expected if name not in file.tensors]:
         message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
         raise damaged(file.path, message)
-    numbers = sizes(config)
+    shapes = _parameter_shapes(config)
     allowed = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
     for name, tensor in file.tensors.items():
         if name not in allowed and not _is_identity_table(tensor):
@@ -126,13 +128,20 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
             )
         if name not in expected:
             continue
-        shape = tuple(numbers[size] for size in expected[name].shape)
+        shape = shapes[expected[name].name]
         if tensor.shape != shape:
             found = f"found {list(tensor.shape)}"
             raise damaged(file.path, f"expected the shape {list(shape)} for {name}, {found}")
         if len(shape) == 1 and tensor.type.bits:
             raise damaged(file.path, f"expected floats for {name}, found {tensor.type.name}")
     return expected
+
+
+def _parameter_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of mlx-lm's model by the parameters' names; computes no parameter."""
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
 def _is_identity_table(tensor: GgufTensor) -> bool:
@@ -290,7 +299,6 @@ class TensorSlot:
     """The place of a GGUF tensor in mlx-lm's model."""
 
     name: str  # of the parameter in mlx-lm
-    shape: tuple[str, ...]  # keys of `sizes`
     heads: str | None = None  # setting with the number of heads whose rows llama.cpp permutes
     shift: float = 0.0  # added to the values by llama.cpp
 
@@ -310,25 +318,6 @@ class Family:
 
 # Tensors that hold settings instead of weights.
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-def sizes(config: Config) -> dict[str, int]:
-    """Return the number behind each name in a slot's shape."""
-    query = config["num_attention_heads"] * config["head_dim"]
-    key = config["num_key_value_heads"] * config["head_dim"]
-    inner = config["intermediate_size"]
-    return {
-        "hidden": config["hidden_size"],
-        "query": query,
-        "key": key,
-        "query+key+value": query + 2 * key,
-        "head": config["head_dim"],
-        "inner": inner,
-        "gate+up": 2 * inner,
-        "experts": config.get("num_experts", 0),
-        "expert": config.get("moe_intermediate_size", 0),
-        "vocab": config["vocab_size"],
-    }
 
 
 def common_config(settings: GgufSettings, vocabulary: int) -> Config:
@@ -502,61 +491,54 @@ def _factors(tensor: GgufTensor, count: int) -> list[float]:
 
 
 _NORMS = {
-    "attn_norm.weight": TensorSlot("input_layernorm.weight", ("hidden",)),
-    "ffn_norm.weight": TensorSlot("post_attention_layernorm.weight", ("hidden",)),
+    "attn_norm.weight": TensorSlot("input_layernorm.weight"),
+    "ffn_norm.weight": TensorSlot("post_attention_layernorm.weight"),
 }
 _ATTENTION = {
-    "attn_q.weight": TensorSlot("self_attn.q_proj.weight", ("query", "hidden")),
-    "attn_k.weight": TensorSlot("self_attn.k_proj.weight", ("key", "hidden")),
-    "attn_v.weight": TensorSlot("self_attn.v_proj.weight", ("key", "hidden")),
-    "attn_output.weight": TensorSlot("self_attn.o_proj.weight", ("hidden", "query")),
+    "attn_q.weight": TensorSlot("self_attn.q_proj.weight"),
+    "attn_k.weight": TensorSlot("self_attn.k_proj.weight"),
+    "attn_v.weight": TensorSlot("self_attn.v_proj.weight"),
+    "attn_output.weight": TensorSlot("self_attn.o_proj.weight"),
 }
 _PERMUTED = {
-    "attn_q.weight": TensorSlot(
-        "self_attn.q_proj.weight", ("query", "hidden"), "num_attention_heads"
-    ),
-    "attn_k.weight": TensorSlot(
-        "self_attn.k_proj.weight", ("key", "hidden"), "num_key_value_heads"
-    ),
+    "attn_q.weight": TensorSlot("self_attn.q_proj.weight", "num_attention_heads"),
+    "attn_k.weight": TensorSlot("self_attn.k_proj.weight", "num_key_value_heads"),
 }
 _BIASES = {
-    "attn_q.bias": TensorSlot("self_attn.q_proj.bias", ("query",)),
-    "attn_k.bias": TensorSlot("self_attn.k_proj.bias", ("key",)),
-    "attn_v.bias": TensorSlot("self_attn.v_proj.bias", ("key",)),
+    "attn_q.bias": TensorSlot("self_attn.q_proj.bias"),
+    "attn_k.bias": TensorSlot("self_attn.k_proj.bias"),
+    "attn_v.bias": TensorSlot("self_attn.v_proj.bias"),
 }
 _HEAD_NORMS = {
-    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight", ("head",)),
-    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight", ("head",)),
+    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight"),
+    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight"),
 }
 _QWEN3 = _NORMS | _ATTENTION | _HEAD_NORMS
 _DENSE = {
-    "ffn_gate.weight": TensorSlot("mlp.gate_proj.weight", ("inner", "hidden")),
-    "ffn_up.weight": TensorSlot("mlp.up_proj.weight", ("inner", "hidden")),
-    "ffn_down.weight": TensorSlot("mlp.down_proj.weight", ("hidden", "inner")),
+    "ffn_gate.weight": TensorSlot("mlp.gate_proj.weight"),
+    "ffn_up.weight": TensorSlot("mlp.up_proj.weight"),
+    "ffn_down.weight": TensorSlot("mlp.down_proj.weight"),
 }
-_EXPERTS_IN, _EXPERTS_OUT = ("experts", "expert", "hidden"), ("experts", "hidden", "expert")
 _MIXTURE = {
-    "ffn_gate_inp.weight": TensorSlot("mlp.gate.weight", ("experts", "hidden")),
-    "ffn_gate_exps.weight": TensorSlot("mlp.switch_mlp.gate_proj.weight", _EXPERTS_IN),
-    "ffn_up_exps.weight": TensorSlot("mlp.switch_mlp.up_proj.weight", _EXPERTS_IN),
-    "ffn_down_exps.weight": TensorSlot("mlp.switch_mlp.down_proj.weight", _EXPERTS_OUT),
+    "ffn_gate_inp.weight": TensorSlot("mlp.gate.weight"),
+    "ffn_gate_exps.weight": TensorSlot("mlp.switch_mlp.gate_proj.weight"),
+    "ffn_up_exps.weight": TensorSlot("mlp.switch_mlp.up_proj.weight"),
+    "ffn_down_exps.weight": TensorSlot("mlp.switch_mlp.down_proj.weight"),
 }
 # Gemma multiplies by 1 + w; GGUF stores the sum.
 _GEMMA_NORMS = {
-    "attn_norm.weight": TensorSlot("input_layernorm.weight", ("hidden",), shift=1),
-    "post_attention_norm.weight": TensorSlot(
-        "post_attention_layernorm.weight", ("hidden",), shift=1
-    ),
-    "ffn_norm.weight": TensorSlot("pre_feedforward_layernorm.weight", ("hidden",), shift=1),
-    "post_ffw_norm.weight": TensorSlot("post_feedforward_layernorm.weight", ("hidden",), shift=1),
-    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight", ("head",), shift=1),
-    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight", ("head",), shift=1),
+    "attn_norm.weight": TensorSlot("input_layernorm.weight", shift=1),
+    "post_attention_norm.weight": TensorSlot("post_attention_layernorm.weight", shift=1),
+    "ffn_norm.weight": TensorSlot("pre_feedforward_layernorm.weight", shift=1),
+    "post_ffw_norm.weight": TensorSlot("post_feedforward_layernorm.weight", shift=1),
+    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight", shift=1),
+    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight", shift=1),
 }
 _FUSED = {
-    "attn_qkv.weight": TensorSlot("self_attn.qkv_proj.weight", ("query+key+value", "hidden")),
-    "attn_output.weight": TensorSlot("self_attn.o_proj.weight", ("hidden", "query")),
-    "ffn_up.weight": TensorSlot("mlp.gate_up_proj.weight", ("gate+up", "hidden")),
-    "ffn_down.weight": TensorSlot("mlp.down_proj.weight", ("hidden", "inner")),
+    "attn_qkv.weight": TensorSlot("self_attn.qkv_proj.weight"),
+    "attn_output.weight": TensorSlot("self_attn.o_proj.weight"),
+    "ffn_up.weight": TensorSlot("mlp.gate_up_proj.weight"),
+    "ffn_down.weight": TensorSlot("mlp.down_proj.weight"),
 }
 
 FAMILIES = {
