@@ -7,7 +7,6 @@ which refers to them, is removed.
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections import Counter
@@ -59,6 +58,8 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
     Raises UnknownModel without a model, UnsupportedModel, DamagedModel.
     """
+    from mlx_lm.utils import get_total_parameters
+
     from akunu_py.models.load.mlx_loader import open_model
 
     with as_error(f"{source} cannot be imported"):
@@ -78,7 +79,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
             bits=bits,
             facts=ModelFacts(
                 context_length=model.context,
-                parameters=_parameters(model),
+                parameters=int(get_total_parameters(opened.model)),
                 quantization=quantization,
                 license=_license(source),
             ),
@@ -97,21 +98,6 @@ def _quantization(model: ModelFiles) -> tuple[str, int]:
         return f"{other.get('quant_method')!s:.40}", 4
     types = Counter(entry["dtype"] for entry in tensors.values() if len(entry["shape"]) > 1)
     return ", ".join(f"{name} x {count}" for name, count in types.most_common()), 0
-
-
-def _parameters(model: ModelFiles) -> int:
-    """Return the number of weights, including those in packed words."""
-    settings = model.config.get("quantization")
-    settings = settings if isinstance(settings, dict) else {}
-    total = 0
-    for name, entry in model.tensors.items():
-        module, _, part = name.rpartition(".")
-        packed = part == "weight" and entry["dtype"] == "U32"
-        if packed and isinstance(module_settings := settings.get(module, settings), dict):
-            total += math.prod(entry["shape"]) * 32 // (module_settings.get("bits") or 32)
-        elif part not in ("scales", "biases"):
-            total += math.prod(entry["shape"])
-    return total
 
 
 def _license(source: Path) -> str:
