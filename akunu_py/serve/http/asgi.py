@@ -209,6 +209,8 @@ class _Post:
                     record.status = await handler.reply(prepared, run, record.add)
             except RequestError as error:
                 record.status = await handler.fail(error)
+            finally:
+                handler.close()
 
     @contextlib.asynccontextmanager
     async def _prepared(
