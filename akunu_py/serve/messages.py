@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort
@@ -24,9 +24,9 @@ from akunu_py.serve.dialect.bodies import (
     ByType,
     Ignored,
     JsonText,
+    ListEntry,
     OtherPart,
     check_tool,
-    drop_unknown,
     merge_messages,
     text_of,
 )
@@ -464,8 +464,10 @@ class MessagesTurn(CachedPart):
     content: str | list[Block]
 
 
-class MessagesTool(CachedPart):
+class MessagesTool(CachedPart, ListEntry):
     """A tool of the client. Tools that Anthropic's server runs or defines are dropped."""
+
+    known_types = "custom"
 
     name: str = Field(min_length=1, max_length=128)
     type: Literal["custom"] | None = None
@@ -476,11 +478,6 @@ class MessagesTool(CachedPart):
     defer_loading: Ignored = None
     eager_input_streaming: Ignored = None
     input_examples: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: kind == "custom")
 
 
 class MessagesToolChoice(Body):
@@ -499,16 +496,13 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class ContextEdit(Body):
+class ContextEdit(ListEntry):
     """Removal of earlier thinking; has no effect, because the chat template decides."""
+
+    known_types = "clear_thinking_.*"
 
     type: str
     keep: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: kind.startswith("clear_thinking_"))
 
 
 class ContextManagement(Body):
