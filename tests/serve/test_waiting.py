@@ -88,8 +88,8 @@ def text_of(found: list[dict[str, Any]]) -> str:
         text += each.get("message", {}).get("content", "") if "done" in each else ""
         text += each["response"] if isinstance(each.get("response"), str) else ""
         text += each.get("content", "") if "id_slot" in each else ""
-        piece = each.get("piece", {}).get("piece", {})
-        text += piece.get("text", "") + str(each.get("text", ""))
+        piece = each.get("AnnotatedPiece", {}).get("piece", {})
+        text += piece.get("text", "") + each.get("TextDelta", each).get("text", "")
     return text
 
 

@@ -117,28 +117,19 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 
 
 class AkunuEncoder(CommentEncoder):
-    """Encodes prefill progress and piece details."""
+    """Encodes events by the names of their classes; `RemoteLoop` decodes them."""
 
     error_body = staticmethod(error_body)
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case PrefillProgress():
-                return [frame({"reading": [event.done, event.total]})]
-            case TextDelta(text):
-                return [frame({"text": text})]
-            case AnnotatedPiece():
-                return [frame({"piece": asdict(event)})]
-            case ToolCallStarted(id, name):
-                return [frame({"call": [id, name]})]
-            case ToolCallArguments(text):
-                return [frame({"arguments": text})]
-            case ToolCallFinished():
-                return [frame({"called": True})]
-            case Finished(details=AnnotatedEnd() as end):
-                return [frame({"ended": asdict(end), "stats": asdict(event.stats)})]
-            case Finished(details=Completion() as completion):
-                return [frame({"completion": asdict(completion)})]
+            case PrefillProgress() | TextDelta() | AnnotatedPiece():
+                return [frame({type(event).__name__: asdict(event)})]
+            case ToolCallStarted() | ToolCallArguments() | ToolCallFinished():
+                return [frame({type(event).__name__: asdict(event)})]
+            case Finished(details=AnnotatedEnd() | Completion() as details):
+                stats = {"stats": asdict(event.stats)}
+                return [frame({type(details).__name__: asdict(details)} | stats)]
             case _:
                 return []
 
