@@ -190,10 +190,10 @@ class OpenBrackets:
             del stack[len(stack) if at is None else at :]
         return None
 
-    def depth(self, text: str, *, closed: bool = False) -> int:
-        """Count the brackets open after `text`. closed: also count any closed after the cursor."""
+    def depth(self, text: str) -> int:
+        """Count the brackets open after `text`, without those closed after the cursor."""
         stack = self._add([], self._scan(text))
-        return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
+        return sum(each.kind not in _STRINGS and not each.closed for each in stack)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""
