@@ -29,8 +29,8 @@ from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
-    CommentEncoder,
     Dialect,
+    Encoder,
     Endpoint,
     PreparedRequest,
     frame,
@@ -108,11 +108,6 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
         lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         short=True,
     )
-
-
-def infill_encoder(body: InfillBody, name: str) -> InfillEncoder | None:
-    """Return the encoder of a streamed reply. name: the model's."""
-    return InfillEncoder(name) if body.stream else None
 
 
 def infill_job(
@@ -247,10 +242,8 @@ def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-class InfillEncoder(CommentEncoder):
+class InfillEncoder(Encoder):
     """Encodes a streamed completion."""
-
-    error_body = staticmethod(error_body)
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -271,7 +264,7 @@ LLAMACPP = Dialect(
             InfillBody,
             prepare_infill,
             "Complete text at a cursor.",
-            encoder=infill_encoder,
+            encoder=lambda body, name: InfillEncoder(name),
         ),
     ),
     error_body,

@@ -18,8 +18,8 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
-from akunu_py.serve.http.asgi import DIALECTS, IGNORED_HEADER, create_app
-from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.asgi import DIALECTS, create_app
+from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions

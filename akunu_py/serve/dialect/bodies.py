@@ -25,7 +25,7 @@ from akunu_py.files import parse_json
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.text import on_one_line
-from akunu_py.types import Message
+from akunu_py.types import Message, ToolChoice
 
 MAX_BYTES = 32 << 20  # of a body; more than any context needs
 MAX_DEPTH = 64  # of nested JSON values
@@ -45,6 +45,11 @@ class Body(BaseModel):
 
     _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
     _refuses: bool = PrivateAttr(default=False)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the reply is streamed. Only of a whole body."""
+        return bool(getattr(self, "stream", False))
 
     @property
     def ignored(self) -> list[str]:
@@ -272,7 +277,15 @@ def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
     return turns
 
 
-def check_tool(name: str, names: Collection[str], param: str = "tool_choice") -> None:
-    """Raise RequestError if a chosen tool is not offered."""
-    if name not in names:
+ToolMode = Literal["auto", "none", "required", "named"]
+
+
+def choose_tool(
+    mode: ToolMode, name: str, offered: Collection[str], param: str = "tool_choice"
+) -> ToolChoice:
+    """Return a tool choice. Raises RequestError if no such tool is offered."""
+    if mode == "named" and name not in offered:
         raise RequestError(f"tool_choice: unknown tool {name[:100]!r}", param=param)
+    if mode == "required" and not offered:
+        raise invalid("tool_choice", "requires tools")
+    return ToolChoice(mode, name)

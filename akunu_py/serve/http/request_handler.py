@@ -53,10 +53,9 @@ class RequestHandler:
         self._stream: _Stream | None = None  # if the reply is streamed
         self._disconnected: asyncio.Future[None] | None = None  # watched once the body arrived
 
-    def stream(self, encoder: Encoder | None) -> None:
-        """Stream the reply, unless `encoder` is None."""
-        if encoder is not None:
-            self._stream = _Stream(self._send, encoder, self._heartbeat_s)
+    def stream(self, encoder: Encoder) -> None:
+        """Stream the reply."""
+        self._stream = _Stream(self._send, encoder, self._heartbeat_s)
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
@@ -127,11 +126,11 @@ class RequestHandler:
     async def fail(self, error: Exception) -> int:
         """Send an error, at the end of the stream if it began, and return the status."""
         failure = request_error(error)
+        body = self._dialect.error(failure, self._request_id)
         if self._stream is not None and self._stream.started:
-            await self._stream.write(self._stream.encoder.fail(failure))
+            await self._stream.write(self._stream.encoder.fail(failure, body))
             await self._stream.end()
             return 200
-        body = self._dialect.error(failure, self._request_id)
         return await send_json(self._send, failure.status, body)
 
 

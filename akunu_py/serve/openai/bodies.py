@@ -15,7 +15,7 @@ from akunu_py.serve.dialect.bodies import (
     ListEntry,
     OtherPart,
     RefusalPart,
-    check_tool,
+    choose_tool,
 )
 from akunu_py.serve.dialect.fields import ConversationFields, TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
@@ -228,9 +228,7 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
 
 def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
     """Convert a tool choice. Raises RequestError for a tool that is not among `tools`."""
+    names = [tool.name for tool in tools]
     if isinstance(body, NamedTool):
-        check_tool(body.function.name, [tool.name for tool in tools])
-        return ToolChoice("named", body.function.name)
-    if body == "required" and not tools:
-        raise invalid("tool_choice", "requires tools")
-    return ToolChoice(body or "auto")
+        return choose_tool("named", body.function.name, names)
+    return choose_tool(body or "auto", "", names)
