@@ -85,7 +85,7 @@ class Completer:
         fim = "none" if self.edit_format else options.fim
         self.family = find_family(fim, self.code, engine.name)
         others = [family.stop for family in load_families().values()]
-        others += [form.stop for form in FORMATS]
+        others += [edit_format.stop for edit_format in FORMATS]
         ends = [self.family.stop] if self.family else others
         markers = tuple(token for stop in ends for token in stop)
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
@@ -137,7 +137,7 @@ class Completer:
         Raises UsageError if the model was not trained to predict changes.
         """
         if self.edit_format is None:
-            known = ", ".join(form.name for form in FORMATS)
+            known = ", ".join(edit_format.name for edit_format in FORMATS)
             raise UsageError(
                 f"{self.engine.name} is not known to predict edits; choose a format with --fim: "
                 f"{known}"

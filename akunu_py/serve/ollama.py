@@ -329,8 +329,8 @@ def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
     """Return the embeddings of all texts. Raises RequestError."""
-    asked = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
-    found = embeddings(asked, embedder)
+    request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
+    found = embeddings(request, embedder)
     return {
         "model": found["model"],
         "embeddings": [each["embedding"] for each in found["data"]],

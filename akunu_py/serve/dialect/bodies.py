@@ -44,7 +44,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
-    _refuses: bool = PrivateAttr(default=False)
+    _strict: bool = PrivateAttr(default=False)
 
     @property
     def streams(self) -> bool:
@@ -58,7 +58,7 @@ class Body(BaseModel):
 
     def ignore(self, name: str) -> None:
         """Record a field without effect. Raises RequestError if the server is strict."""
-        if self._refuses:
+        if self._strict:
             message = on_one_line(f"unsupported parameter: {name}")
             raise RequestError(message[:_MAX_MESSAGE], param=name[:_MAX_MESSAGE])
         self._ignored[name] = None
@@ -161,7 +161,7 @@ def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyTyp
         if error.error_count() > _MAX_ERRORS:
             raise RequestError("the body has too many invalid fields") from None
         raise _validation_error(value, error.errors(include_url=False)) from error
-    body._refuses = strict
+    body._strict = strict
     for name in _drop_unknown(body):
         body.ignore(name)
     return body

@@ -1,4 +1,4 @@
-"""A model that a running server has, for a `ModelHost`."""
+"""The loop of a `ModelHost` whose model a running server has."""
 
 from __future__ import annotations
 
