@@ -92,7 +92,7 @@ class Completer:
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
         self._budgets = _budgets(options, engine.plan.context_length)
-        self._cache = CompletionCache()
+        self.cache = CompletionCache()
         self._related = RelatedFiles()
         self.session = session or Session(self.engine, learned)
         if session is None:
@@ -114,7 +114,7 @@ class Completer:
         check_request(request)
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
-        known = self._cache.find(unix) if unix.max_tokens else None
+        known = self.cache.find(unix) if unix.max_tokens else None
         text = unix.prefix + (unix.suffix if self.family or unix.edits else "")
         if ended() == "cancelled":
             known = Completion("", "cancelled", Stats())
@@ -126,10 +126,6 @@ class Completer:
                 on_text(known.text)
             return KnownCompletion(known)
         return CompletionRun(self, session, unix, ended, on_text, sampling, crlf=crlf)
-
-    def keep(self, request: CompletionRequest, completion: Completion) -> None:
-        """Add a completion to the completion cache."""
-        self._cache.add(request, completion)
 
     def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
         """Return the prompt for the next change and the parser of its answer.
@@ -364,7 +360,7 @@ class CompletionRun:
         stopped = self._reason == "stop"
         change = self._edit.change(self._output) if self._edit and stopped else None
         made = Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
-        self._completer.keep(self._request, made)
+        self._completer.cache.add(self._request, made)
         return with_crlf(made) if self._crlf else made
 
 
