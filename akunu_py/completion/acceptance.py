@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from akunu_py.text import on_one_line
 _MAX_FILE = 1 << 20  # bytes
 _SAVED_EVERY = 20  # shown completions
 _MAX_RECENT = 64  # shown completions whose acceptance can still be reported
+_MAX_LATEST = 4  # shown completions that the next one may extend; a request may show three
 
 Kind = tuple[str, str]  # language and place
 
@@ -40,32 +41,38 @@ class Acceptance:
         self._lock = threading.Lock()
         self._unsaved_counts: dict[Kind, Counter[str]] = {}  # not in the file yet
         self._by_end = OrderedDict[Hashable, ShownCompletion]()  # by the text they end in
+        # The last ones, with their requests and the text up to their ends.
+        self._latest = deque[tuple[CompletionRequest, str, ShownCompletion]](maxlen=_MAX_LATEST)
         self._by_id = OrderedDict[Hashable, ShownCompletion]()
         self._unsaved = 0
 
-    def shown(
-        self,
-        request: CompletionRequest,
-        text: str,
-        id: str | int,
-        extended: ShownCompletion | None = None,
-    ) -> ShownCompletion:
-        """Count a completion, unless it is the rest of a counted completion.
+    def shown(self, request: CompletionRequest, text: str, id: str | int) -> None:
+        """Count a completion, unless it is the rest or an extension of a counted one.
 
-        id: to pass to `accepted`. extended: the shown completion that `text` extends, if any.
+        id: to pass to `accepted`.
         """
-        end = hash((request.path, request.prefix + text))
+        whole = request.prefix + text
+        end = hash((request.path, whole))
         with self._lock:
             if end not in self._by_end:
-                _add_recent(self._by_end, end, extended or ShownCompletion(kind_of(request)))
-                if extended is None:
-                    self._count(self._by_end[end].kind, shown=1)
+                completion = self._extended(request, whole)
+                if completion is None:
+                    completion = ShownCompletion(kind_of(request))
+                    self._count(completion.kind, shown=1)
                     self._unsaved += 1
-            completion = self._by_end[end]
-            _add_recent(self._by_id, id, completion)
+                _add_recent(self._by_end, end, completion)
+                self._latest.append((request, whole, completion))
+            _add_recent(self._by_id, id, self._by_end[end])
         if self._unsaved >= _SAVED_EVERY:
             self.save()
-        return completion
+
+    def _extended(self, request: CompletionRequest, whole: str) -> ShownCompletion | None:
+        """Return the last completion that `whole` extends, if any; a part of it may be typed."""
+        for earlier, text, completion in reversed(self._latest):
+            typed = len(earlier.prefix) <= len(request.prefix) < len(text)
+            if request.path == earlier.path and typed and whole.startswith(text):
+                return completion
+        return None
 
     def accepted(self, id: str | int, characters: int) -> None:
         """Count `characters` of a completion as accepted; unknown ids are ignored."""

@@ -170,7 +170,7 @@ class OpenBrackets:
         self._closed_at = {each.at for each in self._open if each.on_line and each.closed}
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
-        """Return the position of the first closing bracket too many in `text`, None for none.
+        """Return the position of the first unmatched closing bracket in `text`, None for none.
 
         ended: the last line is complete. If not, brackets after an open quote do not count,
         because the quote may still be closed.
@@ -182,18 +182,18 @@ class OpenBrackets:
                 stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, closed))
                 continue
             at = _closes([each.kind for each in stack], bracket.kind)
-            behind = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
-            if behind > 0:
+            after_cursor = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
+            if after_cursor > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
                 if stack[at].closed if at is not None else not (label or self._unseen):
                     return max(0, bracket.at - len(self._before))
             del stack[len(stack) if at is None else at :]
         return None
 
-    def depth(self, text: str, *, closed: bool = False) -> int:
-        """Count the brackets open after `text`. closed: also count any closed after the cursor."""
+    def depth(self, text: str) -> int:
+        """Count the brackets open after `text`, without those closed after the cursor."""
         stack = self._add([], self._scan(text))
-        return sum(each.kind not in _STRINGS and (closed or not each.closed) for each in stack)
+        return sum(each.kind not in _STRINGS and not each.closed for each in stack)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""

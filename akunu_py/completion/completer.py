@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.prompt.layout import (
@@ -32,6 +33,7 @@ from akunu_py.completion.request import (
     CompletionRequest,
     EndCheck,
     check_request,
+    finished,
     has_crlf,
     with_crlf,
     with_unix_newlines,
@@ -44,7 +46,8 @@ from akunu_py.completion.stops import (
     strip_fence,
 )
 from akunu_py.decoding import device
-from akunu_py.decoding.events import PrefillProgress, PromptProcessed
+from akunu_py.decoding.events import Event, PrefillProgress, PromptProcessed, TextDelta
+from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -82,14 +85,14 @@ class Completer:
         fim = "none" if self.edit_format else options.fim
         self.family = find_family(fim, self.code, engine.name)
         others = [family.stop for family in load_families().values()]
-        others += [form.stop for form in FORMATS]
+        others += [edit_format.stop for edit_format in FORMATS]
         ends = [self.family.stop] if self.family else others
         markers = tuple(token for stop in ends for token in stop)
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
         self._budgets = _budgets(options, engine.plan.context_length)
-        self._cache = CompletionCache()
+        self.cache = CompletionCache()
         self._related = RelatedFiles()
         self.session = session or Session(self.engine, learned)
         if session is None:
@@ -102,7 +105,7 @@ class Completer:
         ended: EndCheck,
         on_text: Callable[[str], None],
         sampling: SamplingOptions = _GREEDY,
-    ) -> CompletionRun:
+    ) -> RunningJob:
         """Begin the completion in `session`.
 
         ended: polled around every step. on_text: gets the final parts. sampling: options except
@@ -111,17 +114,18 @@ class Completer:
         check_request(request)
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
-        emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
-        known = self._cache.find(unix) if unix.max_tokens else None
-        if known is not None:
-            if known.text:
-                emit(known.text)
-        elif not (unix.prefix + (unix.suffix if self.family or unix.edits else "")).strip():
+        known = self.cache.find(unix) if unix.max_tokens else None
+        text = unix.prefix + (unix.suffix if self.family or unix.edits else "")
+        if ended() == "cancelled":
+            known = Completion("", "cancelled", Stats())
+        elif known is None and not text.strip():
             known = Completion("", "stop", Stats())  # without text, models invent some
         if known is not None:
-            return CompletionRun(known, crlf=crlf)
-        steps = _CompletionSteps(self, session, unix, ended, emit, sampling)
-        return CompletionRun(steps, lambda made: self._cache.add(unix, made), crlf=crlf)
+            known = with_crlf(known) if crlf else known
+            if known.text:
+                on_text(known.text)
+            return KnownCompletion(known)
+        return CompletionRun(self, session, unix, ended, on_text, sampling, crlf=crlf)
 
     def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
         """Return the prompt for the next change and the parser of its answer.
@@ -129,7 +133,7 @@ class Completer:
         Raises UsageError if the model was not trained to predict changes.
         """
         if self.edit_format is None:
-            known = ", ".join(form.name for form in FORMATS)
+            known = ", ".join(edit_format.name for edit_format in FORMATS)
             raise UsageError(
                 f"{self.engine.name} is not known to predict edits; choose a format with --fim: "
                 f"{known}"
@@ -188,42 +192,20 @@ class Completer:
         return prompt
 
 
+@dataclass(frozen=True, slots=True)
+class KnownCompletion:
+    """A completion that needs no pass, as a `RunningJob`."""
+
+    completion: Completion
+    request: ClassVar[None] = None
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        text = [TextDelta(self.completion.text)] if self.completion.text else []
+        return [*text, finished(self.completion)]
+
+
 class CompletionRun:
-    """A completion that has begun."""
-
-    def __init__(
-        self,
-        source: Completion | _CompletionSteps,
-        on_complete: Callable[[Completion], None] = lambda completion: None,
-        *,
-        crlf: bool,
-    ) -> None:
-        """source: a known completion, or the steps to it. crlf: the buffer has CRLF newlines."""
-        self._steps = source if isinstance(source, _CompletionSteps) else None
-        self._completion = source if isinstance(source, Completion) else None
-        self._on_complete = on_complete
-        self._crlf = crlf
-
-    @property
-    def request(self) -> Request | None:
-        """The request that runs now, None at the end."""
-        return self._steps.request if self._steps is not None else None
-
-    def add(self, results: Sequence[Step]) -> list[PrefillProgress | PromptProcessed]:
-        """Add the results of a step of `request`; return the progress."""
-        return self._steps.add(results) if self._steps is not None else []
-
-    def completion(self) -> Completion:
-        """Return the completion at the end."""
-        if self._completion is None:
-            assert self._steps is not None
-            self._completion = self._steps.finish()
-            self._on_complete(self._completion)
-        return with_crlf(self._completion) if self._crlf else self._completion
-
-
-class _CompletionSteps:
-    """The requests of one completion: token healing takes some of its own."""
+    """A completion that the model makes: token healing takes some requests of its own."""
 
     def __init__(
         self,
@@ -233,12 +215,16 @@ class _CompletionSteps:
         ended: EndCheck,
         on_text: Callable[[str], None],
         sampling: SamplingOptions,
+        *,
+        crlf: bool,
     ) -> None:
+        """request: with LF newlines. crlf: the completion gets CRLF newlines."""
         self._completer = completer
         self._session = session
         self._request = request
         self._ended = ended
-        self._on_text = on_text
+        self._on_text, self._crlf = on_text, crlf
+        self._new: list[Event] = []  # text since the last step
         self._sampling = replace(sampling, temperature=request.temperature)
         self._edit: EditAnswer | None = None
         self._stops: CompletionStops | EditAnswer
@@ -284,21 +270,24 @@ class _CompletionSteps:
         )
         return self._session.generate(self._tokens, options, self._prompt.draft_context)
 
-    def add(self, results: Sequence[Step]) -> list[PrefillProgress | PromptProcessed]:
-        """Add the results of a step of `request`; return the progress."""
-        request, progress = self.request, list[PrefillProgress | PromptProcessed]()
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        """Add the results of a step of `request`; return progress, new text and the end."""
+        request, events = self.request, list[Event]()
         assert request is not None
-        for step in results:
+        for step in steps:
             if self._reason and not isinstance(step, PrefillProgress):
                 break
-            progress += self._add(request, step)
+            events += self._add(request, step)
         if self._reason and self._begun:
             request.close()
         if request.status is Status.FINISHED:
             self._end_request(request)
-        return progress
+        end = [finished(self._complete())] if self.request is None else []
+        events += [*self._new, *end]
+        self._new.clear()
+        return events
 
-    def _add(self, request: Request, step: Step) -> list[PrefillProgress | PromptProcessed]:
+    def _add(self, request: Request, step: Step) -> list[Event]:
         if isinstance(step, PrefillProgress):
             self._check(request, step)
             return [step]
@@ -352,13 +341,15 @@ class _CompletionSteps:
         if self._fenced:
             code, closed = strip_fence(code, final=final)
         cut = self._stops.cut(code, final=final or closed)
-        if len(cut.text) > len(self._cut.text):
-            self._on_text(cut.text[len(self._cut.text) :])
+        if new := cut.text[len(self._cut.text) :]:
+            new = new.replace("\n", "\r\n") if self._crlf else new
+            self._on_text(new)
+            self._new.append(TextDelta(new))
         self._cut = replace(cut, done=cut.done or closed)
         if self._cut.done:
             self._reason = "length" if cut.full else "stop"
 
-    def finish(self) -> Completion:
+    def _complete(self) -> Completion:
         """Return the completion, the best text so far if nothing else ended it."""
         if not self._cut.done:
             reason = self._reason
@@ -368,7 +359,9 @@ class _CompletionSteps:
         draft_only = sum(len(tokens) for tokens in self._prompt.draft_context)
         stopped = self._reason == "stop"
         change = self._edit.change(self._output) if self._edit and stopped else None
-        return Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
+        made = Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
+        self._completer.cache.add(self._request, made)
+        return with_crlf(made) if self._crlf else made
 
 
 def with_small_caches(engine: Engine) -> Engine:

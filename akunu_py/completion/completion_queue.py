@@ -1,4 +1,4 @@
-"""Requests for completions on their way to a model: superseding, cancelling, work ahead.
+"""The queue of completion requests to a model: superseding, cancelling, working ahead.
 
 A cached completion is returned in the caller's thread; all other callbacks run in the model's.
 Work ahead (a prefill, or the completion after the last one) runs while no request waits. The next

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from akunu_py.decoding.events import Finished
 from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, FinishReason, Stats
 
@@ -14,7 +15,7 @@ CompletionReason = Literal["stop", "length", "time", "cancelled"]
 EndCheck = Callable[[], CompletionReason | None]  # returns the reason to end, None to continue
 
 # The finish reason of an answer for each reason of a completion.
-FINISH_REASONS: dict[CompletionReason, FinishReason] = {
+_FINISH_REASONS: dict[CompletionReason, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "time": "length",
@@ -95,6 +96,12 @@ class CompleteOptions:
     fresh_tokens: int = 512  # of other files without a cached prefix, while a client waits
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
+
+
+def finished(completion: Completion) -> Finished:
+    """Return the last event of a completion."""
+    reason = _FINISH_REASONS[completion.finish_reason]
+    return Finished(reason, completion.stats, details=completion)
 
 
 def check_request(request: CompletionRequest) -> None:

@@ -16,7 +16,7 @@ def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
     """Return the grammar of the values that fit `schema`. Raises SchemaError.
 
     Properties come in any order. In an ordered layout, and where they are counted or required by a
-    pattern, they come in the order of the schema, with others behind them.
+    pattern, they come in the order of the schema, and other properties after them.
 
     prefix: of the names of all rules, lower-case letters and digits.
     """

@@ -27,7 +27,7 @@ _MAX_SCHEMAS = 20_000
 
 
 def conjunction(parts: Iterable[Formula]) -> Formula:
-    """Return the formula that all parts hold."""
+    """Return the formula that is true if all of `parts` are true."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == FALSE:
@@ -125,7 +125,7 @@ class Document:
         return self.reference(found, f"#{fragment}", uri)
 
     def _index(self, part: Any, base: str, depth: int) -> None:
-        """Note the identifiers and anchors in a part of the document."""
+        """Record the identifiers and anchors in a part of the document."""
         if isinstance(part, dict):
             base = self._base_uri(part, base)
             if not depth or "$id" in part or "id" in part:

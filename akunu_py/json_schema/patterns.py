@@ -69,8 +69,8 @@ def content_matching(pattern: str) -> Expr:
             inner = [part for part in parts if isinstance(part, Expr)]
             if len(inner) < len(parts):
                 parser.refuse("an anchor within the text that it matches")
-            before, behind = [CONTENT] * (not at_start), [CONTENT] * (not at_end)
-            found.append(concat(*before, *inner, *behind))
+            before, after = [CONTENT] * (not at_start), [CONTENT] * (not at_end)
+            found.append(concat(*before, *inner, *after))
     return either(reversed(found))
 
 
@@ -90,7 +90,7 @@ class _Parser:
     def parse(self) -> list[_Parts]:
         options = self._alternatives()
         if self._at < len(self._text):
-            self.refuse("a closing bracket too many")
+            self.refuse("an unmatched closing bracket")
         return options
 
     def refuse(self, what: str) -> NoReturn:
@@ -103,7 +103,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self._at >= len(self._text):
-            self.refuse("no end")
+            self.refuse("an unfinished group, class or escape")
         self._at += 1
         return self._text[self._at - 1]
 
@@ -159,7 +159,7 @@ class _Parser:
                 self.refuse("a word boundary, which grammars cannot express")
             return characters(self._escape())
         if character in "*+?":
-            self.refuse("nothing to repeat")
+            self.refuse("a quantifier without anything to repeat")
         return characters(((ord(character), ord(character)),))
 
     def _group(self) -> _Part:
@@ -170,10 +170,10 @@ class _Parser:
             while self._next() != ">":
                 pass
         elif self._text.startswith("?", self._at):
-            self.refuse("a group of an unknown kind")
+            self.refuse("an unknown kind of group")
         options = self._alternatives()
         if not self._accept(")"):
-            self.refuse("a bracket that is not closed")
+            self.refuse("a group that is not closed")
         plain = [[part for part in parts if isinstance(part, Expr)] for parts in options]
         if list(map(len, plain)) == list(map(len, options)):
             return either(concat(*parts) for parts in plain)
@@ -195,7 +195,7 @@ class _Parser:
                 last = self._class_member()
                 if len(last) == 1 and last[0][0] == last[0][1]:
                     if last[0][0] < first[0][0]:
-                        self.refuse("a range that is upside down")
+                        self.refuse("a reversed range")
                     ranges.append(((first[0][0], last[0][0]),))
                     continue
                 ranges += [((0x2D, 0x2D),), last]
@@ -210,7 +210,7 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
-        """Read an escape after its backslash; return the characters that it matches."""
+        """Parse an escape after its backslash; return the characters that it matches."""
         letter = self._next()
         code = ord(letter)
         if letter.lower() in _CLASSES:
@@ -240,11 +240,11 @@ class _Parser:
                 if 0xD800 <= code < 0xDC00 and self._accept("\\u"):
                     code = 0x10000 + (code - 0xD800 << 10) + self._hex(4, 0xDC00) - 0xDC00
         elif letter in "AZzG":
-            self.refuse(f"\\{letter}, which ECMAScript does not know")
+            self.refuse(f"\\{letter}, which ECMAScript does not have")
         return ((code, code),)
 
     def _hex(self, digits: int, default: int) -> int:
-        """Read a hexadecimal number; if it is invalid, read nothing and return `default`."""
+        """Parse a hexadecimal number; if it is invalid, consume nothing and return `default`."""
         text = self._text[self._at : self._at + max(digits, 0)]
         if not re.fullmatch("[0-9a-fA-F]+", text) or len(text) < digits or int(text, 16) > MAX_CODE:
             return default
@@ -256,7 +256,7 @@ class _Parser:
         kind = {"Letter": "L", "Number": "N", "Punctuation": "P", "Symbol": "S"}.get(kind, kind)
         ranges = _category(kind) if re.fullmatch("[A-Z][a-z]?", kind) else ()
         if not ranges:
-            self.refuse(f"the Unicode property {name!r:.40}, which is not known here")
+            self.refuse(f"the Unicode property {name!r:.40}, which is not supported")
         return ranges
 
 
@@ -310,7 +310,7 @@ _URI = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:(?:{_AUTHORITY}|{_PATH}|){_TAIL}"
 
 
 def _regex(depth: int) -> str:
-    """Of ECMAScript, with groups in groups down to `depth`."""
+    """Return a pattern of ECMAScript's patterns, with groups nested up to `depth` deep."""
     atom = r"[^\\^$.*+?()\[\]{}|]|\\[^cux]|\\c[a-zA-Z]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|[.^$\]}]"
     atom += r"|\[\^?(?:[^\]\\]|\\.)+\]"
     if depth:

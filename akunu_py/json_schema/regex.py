@@ -191,7 +191,7 @@ class _ByteTokenizer:
 
 @cache
 def byte_tables() -> LLTokenizer:
-    """Each byte is a token."""
+    """Return the tables of a tokenizer in which each byte is a token."""
     return LLTokenizer(TokenizerWrapper(_ByteTokenizer()), slices=[])
 
 

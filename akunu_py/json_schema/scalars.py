@@ -246,7 +246,7 @@ def _unsigned_from(value: Decimal, strictly: bool) -> str:
 
 
 def _multiples(step: Decimal) -> Expr:
-    """Multiples of a number that divides a power of ten, by their last digits."""
+    """Return the multiples of a number that divides a power of ten, by their last digits."""
     decimals = max(0, -int(step.as_tuple().exponent))
     scaled = int(step.scaleb(decimals))
     width = next((k for k in range(decimals, 20) if 10**k % scaled == 0), None)
@@ -282,7 +282,7 @@ def _for_fractions(formula: Formula) -> Formula:
 
 
 def _add_digits(rules: Rules, rule: Rule, formula: Formula, spend: Callable[[int], None]) -> None:
-    """Add the numbers that fit, read digit by digit. Raises SchemaError.
+    """Add the numbers that fit as rules for single digits. Raises SchemaError.
 
     A state stands for all integers that have the same remainder and compare alike with the first
     digits of each bound. One of them is tested for all.

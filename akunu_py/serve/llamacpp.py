@@ -9,25 +9,28 @@ from typing import Any
 from pydantic import Field
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_job import CompletionEvents
 from akunu_py.completion.request import (
-    FINISH_REASONS,
     MAX_COMPLETION_TOKENS,
     CompleteOptions,
-    Completion,
     CompletionReason,
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.events import (
+    Event,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+)
+from akunu_py.decoding.generate.job import Job, RunningJob
+from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
-    CommentEncoder,
     Dialect,
+    Encoder,
     Endpoint,
     PreparedRequest,
     frame,
@@ -107,11 +110,6 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     )
 
 
-def infill_encoder(body: InfillBody, name: str) -> InfillEncoder | None:
-    """Return the encoder of a streamed reply. name: the model's."""
-    return InfillEncoder(name) if body.stream else None
-
-
 def infill_job(
     get_completer: Callable[[Session], Completer],
     request: CompletionRequest,
@@ -125,23 +123,20 @@ def infill_job(
     time limit after prefill; it applies once the completion has a line break.
     """
 
-    def begin(session: Session) -> CompletionEvents:
-        partial = _PartialCompletion(session, stop, seconds)
-
-        def end(completion: Completion) -> list[Event]:
-            reason = "stop" if partial.stop_sequence else FINISH_REASONS[completion.finish_reason]
-            return [*partial.flush(), Finished(reason, completion.stats, partial.stop_sequence)]
-
-        run = get_completer(session).begin(
-            session, request, partial.end_reason, partial.add, sampling
+    def begin(session: Session) -> _InfillRun:
+        run = _InfillRun(session, stop, seconds)
+        run.inner = get_completer(session).begin(
+            session, request, run.end_reason, run.add_text, sampling
         )
-        return CompletionEvents(run, partial.drain, end)
+        return run
 
     return begin
 
 
-class _PartialCompletion:
-    """The text of a completion so far."""
+class _InfillRun:
+    """A completion that ends at stop sequences and time limits, as a `RunningJob`."""
+
+    inner: RunningJob  # the completion without them
 
     def __init__(self, session: Session, stop: tuple[str, ...], seconds: float | None) -> None:
         self._session, self._seconds = session, seconds
@@ -151,34 +146,38 @@ class _PartialCompletion:
         self._prefilled_at: float | None = None  # monotonic seconds
 
     @property
-    def stop_sequence(self) -> str:
-        """The stop sequence that ended the completion, or ""."""
-        return self._stops.found or ""
+    def request(self) -> Request | None:
+        return self.inner.request
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
+        """Add new text before the next call of `end_reason`."""
         self._new += [run.text for run in self._stops.add(text)]
         self._has_line = self._has_line or "\n" in text
 
     def end_reason(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
         # A completion cut at this request's stop sequence is not cached for other requests.
-        if self.stop_sequence or self._session.cancelled:
+        if self._stops.found or self._session.cancelled:
             return "cancelled"
         if self._seconds is None or self._prefilled_at is None or not self._has_line:
             return None
         return "time" if time.monotonic() - self._prefilled_at > self._seconds else None
 
-    def drain(self, step: Event | None) -> list[TextDelta]:
-        """Return the text that became final since the last call."""
-        if isinstance(step, PromptProcessed):
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        found = self.inner.add(steps)
+        events = [each for each in found if isinstance(each, PrefillProgress | PromptProcessed)]
+        if any(isinstance(each, PromptProcessed) for each in events):
             self._prefilled_at = time.monotonic()
+        end = [each for each in found if isinstance(each, Finished)]
+        if end:
+            self._new += [run.text for run in self._stops.finish()]
         text, self._new = "".join(self._new), []
-        return [TextDelta(text)] if text else []
-
-    def flush(self) -> list[TextDelta]:
-        """Return the text held back as a possible start of a stop sequence."""
-        text = "".join(run.text for run in self._stops.finish())
-        return [TextDelta(text)] if text else []
+        stop = self._stops.found or ""
+        return [
+            *events,
+            *([TextDelta(text)] if text else []),
+            *(Finished("stop" if stop else each.reason, each.stats, stop) for each in end),
+        ]
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
@@ -243,10 +242,8 @@ def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-class InfillEncoder(CommentEncoder):
+class InfillEncoder(Encoder):
     """Encodes a streamed completion."""
-
-    error_body = staticmethod(error_body)
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -267,7 +264,7 @@ LLAMACPP = Dialect(
             InfillBody,
             prepare_infill,
             "Complete text at a cursor.",
-            encoder=infill_encoder,
+            encoder=lambda body, name: InfillEncoder(name),
         ),
     ),
     error_body,

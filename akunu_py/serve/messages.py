@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from akunu_py.decoding import events
 from akunu_py.decoding.chat_format.effort import Effort
@@ -24,9 +24,10 @@ from akunu_py.serve.dialect.bodies import (
     ByType,
     Ignored,
     JsonText,
+    ListEntry,
     OtherPart,
-    check_tool,
-    drop_unknown,
+    ToolMode,
+    choose_tool,
     merge_messages,
     text_of,
 )
@@ -52,7 +53,7 @@ from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking, sh
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 
-_TOOL_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
+_TOOL_CHOICES: dict[str, ToolMode] = {
     "auto": "auto",
     "any": "required",
     "tool": "named",
@@ -78,20 +79,17 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
         parallel=parallel,
         variables=thinking.variables,
     )
-    show = thinking.shown
     return PreparedRequest(
         [job],
-        lambda answers: build_message(service.name, answers, shows_thinking=show),
-        lambda encoder: encoder.set_thinks(show and thinking.possible),
+        lambda answers: build_message(service.name, answers),
+        lambda encoder: encoder.set_thinks(thinking.shown and thinking.possible),
+        shows_thinking=thinking.shown,
     )
 
 
-def message_encoder(body: MessagesBody, name: str) -> MessageEncoder | None:
+def message_encoder(body: MessagesBody, name: str) -> MessageEncoder:
     """Return the encoder of a streamed reply of a model that may be able to think."""
-    if not body.stream:
-        return None
-    shown = shows_thinking(body)
-    return MessageEncoder(name, shows_thinking=shown, thinks=shown and body.thinking is not None)
+    return MessageEncoder(name, thinks=body.thinking is not None and shows_thinking(body))
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
@@ -168,12 +166,9 @@ def tool_choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice,
     choice = body.tool_choice
     if choice is None:
         return ToolChoice(), True
-    if choice.type == "tool":
-        check_tool(choice.name or "", [tool.name for tool in tools], "tool_choice.name")
-    if choice.type == "any" and not tools:
-        raise invalid("tool_choice", "requires tools")
-    parallel = not choice.disable_parallel_tool_use
-    return ToolChoice(_TOOL_CHOICES[choice.type], choice.name or ""), parallel
+    mode, names = _TOOL_CHOICES[choice.type], [tool.name for tool in tools]
+    chosen = choose_tool(mode, choice.name or "", names, "tool_choice.name")
+    return chosen, not choice.disable_parallel_tool_use
 
 
 _STOP_REASONS: dict[FinishReason, str] = {
@@ -202,9 +197,7 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     return body | ({"request_id": request_id} if request_id else {})
 
 
-def build_message(
-    model: str, answers: Sequence[CollectedAnswer], *, shows_thinking: bool
-) -> dict[str, Any]:
+def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
     """Return the body of a reply that is not streamed."""
     answer = answers[0]
     assert answer.finished is not None
@@ -214,7 +207,7 @@ def build_message(
             content.append({"type": "text", "text": part.text})
         elif isinstance(part, ToolCall):
             content.append(_call_block(part))
-        elif shows_thinking:
+        else:
             signature = _signature(part.text)
             content.append({"type": "thinking", "thinking": part.text, "signature": signature})
     message = _empty_message(model, answer.prompt or _prompt_of(answer.finished))
@@ -274,9 +267,9 @@ def _signature(thinking: str) -> str:
 class MessageEncoder(Encoder):
     """Encodes a streamed message."""
 
-    def __init__(self, model: str, *, shows_thinking: bool, thinks: bool = False) -> None:
+    def __init__(self, model: str, *, thinks: bool = False) -> None:
         """thinks: see `set_thinks`."""
-        self._model, self._shows_thinking, self._thinks = model, shows_thinking, thinks
+        self._model, self._thinks = model, thinks
         self._prompt = events.PromptProcessed(0, 0)  # so far
         self._started = False
         self._open_type = ""  # type of the open block, or ""
@@ -298,8 +291,8 @@ class MessageEncoder(Encoder):
             return _frame({"type": "ping"})
         return b"".join(map(_frame, [*values, self._text_event(self._open_type, "")]))
 
-    def fail(self, error: RequestError) -> list[bytes]:
-        return [_frame(error_body(error, ""))]
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
+        return [_frame(body)]
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         return [_frame(value) for value in self._stream_events(event)]
@@ -314,7 +307,7 @@ class MessageEncoder(Encoder):
                 return self._start(event)
             case events.ThinkingDelta(text):
                 self._thinking += text
-                return self._delta("thinking", text) if self._shows_thinking else []
+                return self._delta("thinking", text)
             case events.TextDelta(text):
                 return self._delta("text", text)
             case events.ToolCallStarted(id, name):
@@ -385,7 +378,7 @@ class MessageEncoder(Encoder):
         return {"type": f"content_block_{event}", "index": self._index, **values}
 
 
-def _frame(value: dict[str, Any]) -> bytes:
+def _frame(value: Mapping[str, Any]) -> bytes:
     return frame(value, value["type"])
 
 
@@ -464,8 +457,10 @@ class MessagesTurn(CachedPart):
     content: str | list[Block]
 
 
-class MessagesTool(CachedPart):
+class MessagesTool(CachedPart, ListEntry):
     """A tool of the client. Tools that Anthropic's server runs or defines are dropped."""
+
+    known_types = "custom"
 
     name: str = Field(min_length=1, max_length=128)
     type: Literal["custom"] | None = None
@@ -476,11 +471,6 @@ class MessagesTool(CachedPart):
     defer_loading: Ignored = None
     eager_input_streaming: Ignored = None
     input_examples: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: kind == "custom")
 
 
 class MessagesToolChoice(Body):
@@ -499,16 +489,13 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class ContextEdit(Body):
+class ContextEdit(ListEntry):
     """Removal of earlier thinking; has no effect, because the chat template decides."""
+
+    known_types = "clear_thinking_.*"
 
     type: str
     keep: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: kind.startswith("clear_thinking_"))
 
 
 class ContextManagement(Body):

@@ -96,6 +96,10 @@ class OllamaChatBody(OllamaBody, ConversationFields):
     messages: list[OllamaMessage] = Field(default=[])
     tools: list[ChatTool] | None = None
 
+    @property
+    def streams(self) -> bool:
+        return self.stream and bool(self.messages)
+
 
 class OllamaGenerateBody(OllamaBody):
     """The body of /api/generate."""
@@ -105,6 +109,10 @@ class OllamaGenerateBody(OllamaBody):
     system: str = ""
     raw: bool = False  # the prompt needs no template
     images: list[str] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream and bool(self.prompt or self.images)
 
 
 class OllamaEmbedBody(Body):
@@ -194,9 +202,7 @@ def prepare_generate(
     thinking = plan_thinking(body, service)
     options = _options(body, service, thinking)
     if body.suffix:
-        if service.infill.family is None:
-            raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
-        infill = service.infill.prompt(body.prompt, body.suffix)
+        infill = service.infill_prompt(body.prompt, body.suffix)
         options = replace(options, stop_tokens=(*options.stop_tokens, *infill.stop_tokens))
         job: Job = prompt_job(engine, infill.tokens, options, infill.draft_context)
     elif body.raw or not engine.tokens.tokenizer.has_chat_template:
@@ -206,18 +212,6 @@ def prepare_generate(
         user = Message("user", _with_images(body.prompt, body.images))
         job = chat_job(engine, [*system, user], options, variables=thinking.variables)
     return _prepared(job, head, body, thinking)
-
-
-def chat_encoder(body: OllamaChatBody, name: str) -> OllamaEncoder | None:
-    """Return the encoder of a streamed reply. name: the model's."""
-    streams = body.stream and body.messages
-    return OllamaEncoder(OllamaHead(name, chat=True)) if streams else None
-
-
-def generate_encoder(body: OllamaGenerateBody, name: str) -> OllamaEncoder | None:
-    """Return the encoder of a streamed reply. name: the model's."""
-    streams = body.stream and (body.prompt or body.images)
-    return OllamaEncoder(OllamaHead(name, chat=False)) if streams else None
 
 
 def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> GenerateOptions:
@@ -294,8 +288,8 @@ class OllamaEncoder(Encoder):
         """Return a line without text."""
         return _encoded(self._head.line())
 
-    def fail(self, error: RequestError) -> list[bytes]:
-        return [_encoded(error_body(error))]
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
+        return [_encoded(body)]
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
@@ -335,8 +329,8 @@ def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
     """Return the embeddings of all texts. Raises RequestError."""
-    asked = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
-    found = embeddings(asked, embedder)
+    request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
+    found = embeddings(request, embedder)
     return {
         "model": found["model"],
         "embeddings": [each["embedding"] for each in found["data"]],
@@ -394,14 +388,14 @@ OLLAMA = Dialect(
             OllamaChatBody,
             prepare_chat,
             "Answer a conversation, for Ollama.",
-            encoder=chat_encoder,
+            encoder=lambda body, name: OllamaEncoder(OllamaHead(name, chat=True)),
         ),
         Endpoint(
             "/api/generate",
             OllamaGenerateBody,
             prepare_generate,
             "Continue, for Ollama.",
-            encoder=generate_encoder,
+            encoder=lambda body, name: OllamaEncoder(OllamaHead(name, chat=False)),
         ),
         Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
         Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),

@@ -202,7 +202,7 @@ def test_typing_what_is_being_made_does_not_start_again(host: Host, whole: Compl
     """At every place in it, and letter by letter."""
     text = whole.text
     for at in range(1, len(text)):
-        host.completer._cache._entries.clear()
+        host.completer.cache._entries.clear()
         host.queue._cache._entries.clear()
         later: list[Asked] = []
 
@@ -427,7 +427,7 @@ def test_whatever_is_asked_is_answered_once_and_as_the_model_completes(
 
     def whole(request: CompletionRequest) -> str:
         if request.prefix not in wholes:
-            alone._cache._entries.clear()
+            alone.cache._entries.clear()
             wholes[request.prefix] = request.prefix + complete(alone, request).text
         return wholes[request.prefix]
 

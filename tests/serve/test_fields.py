@@ -18,8 +18,8 @@ from akunu_py.serve.dialect.fields import SamplingFields
 from akunu_py.serve.dialect.interface import Endpoint
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.sampling_body import generate_options
-from akunu_py.serve.http.asgi import DIALECTS, IGNORED_HEADER, create_app
-from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.asgi import DIALECTS, create_app
+from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
@@ -199,7 +199,7 @@ async def test_fields_without_effect_are_named_once(
         reply = await ask(app, path, LEAST[path] | more | {"stream": stream})
         assert reply.status == 200, reply.body
         assert reply.headers[IGNORED_HEADER] == names
-    assert [", ".join(record.news) for record in logged] == [names, ""]
+    assert [", ".join(record.first_ignored) for record in logged] == [names, ""]
     strict = app_of(tiny, RequestRecords(), strict=True)
     reply = await ask(strict, path, LEAST[path] | more)
     assert reply.status == 400
@@ -316,7 +316,7 @@ async def test_fields_without_a_counterpart_are_named_and_change_nothing(
     assert found[1] == found[2] == found[0]
     prefix = "options." if path == IN_OPTIONS else ""
     assert logged[1].ignored == [f"{prefix}{name}" for name in WITHOUT_EFFECT]
-    assert [len(record.news) for record in logged] == [0, len(WITHOUT_EFFECT), 0]
+    assert [len(record.first_ignored) for record in logged] == [0, len(WITHOUT_EFFECT), 0]
     if path in LEAST:
         for name, value in WITHOUT_EFFECT.items():
             with pytest.raises(RequestError, match=f"unsupported parameter: {name}"):

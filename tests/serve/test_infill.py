@@ -20,7 +20,7 @@ from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.llamacpp import InfillBody, infill_encoder, prepare_infill
+from akunu_py.serve.llamacpp import InfillBody, InfillEncoder, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.complete import complete
 from tests.support.jobs import run_job
@@ -97,8 +97,7 @@ def test_text_equals_completer(
 
 def test_stream_ends_with_statistics(service: Service, session: Session) -> None:
     body = {"input_prefix": "a(", "input_suffix": "b", "n_predict": 9, "stream": True}
-    encoder = infill_encoder(parsed(body), service.name)
-    assert encoder is not None
+    encoder = InfillEncoder(service.name)
     events = run(service, session, body)
     frames = b"".join(frame for event in events for frame in encoder.encode(event, 0))
     values = [

@@ -25,8 +25,14 @@ from tests.support.serve_events import answers, collect_answer
 from tests.support.sse_reader import named_events
 
 
+def shown_events(events: list[Event], *, shows_thinking: bool) -> list[Event]:
+    """Return the events that the server encodes."""
+    return [event for event in events if shows_thinking or not isinstance(event, ThinkingDelta)]
+
+
 def streamed(events: list[Event], *, shows_thinking: bool) -> list[dict[str, Any]]:
-    encoder = MessageEncoder("tiny", shows_thinking=shows_thinking, thinks=shows_thinking)
+    encoder = MessageEncoder("tiny", thinks=shows_thinking)
+    events = shown_events(events, shows_thinking=shows_thinking)
     frames = [encoder.heartbeat()]
     for event in events:
         frames += [*encoder.encode(event, 0), encoder.heartbeat()]
@@ -90,7 +96,8 @@ def test_accumulated_stream_equals_complete_reply(
     kind = "thinking" if shows_thinking else "text"
     if found["content"][0][kind] == "":  # the block of the heartbeats before the answer
         del found["content"][0]
-    whole = build_message("tiny", [collect_answer(events)], shows_thinking=shows_thinking)
+    events = shown_events(events, shows_thinking=shows_thinking)
+    whole = build_message("tiny", [collect_answer(events)])
     assert found | {"id": ""} == whole | {"id": ""}
     shown = [event.text for event in events if isinstance(event, ThinkingDelta) and shows_thinking]
     thought = [block["thinking"] for block in whole["content"] if block["type"] == "thinking"]
@@ -117,7 +124,7 @@ def test_stop_reason(ended: Finished, called: bool, reason: str) -> None:
         [ToolCallStarted("a", "b"), ToolCallArguments("{}")] if called else [TextDelta("x")]
     )
     answer = collect_answer([*events, ended])
-    whole = build_message("tiny", [answer], shows_thinking=True)
+    whole = build_message("tiny", [answer])
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, ended.stop or None)
 
 
@@ -127,7 +134,7 @@ def test_truncated_call_becomes_text() -> None:
         ToolCallArguments('{"path": "/tmp/x'),
         _cut(),
     ]
-    whole = build_message("tiny", [collect_answer(events)], shows_thinking=True)
+    whole = build_message("tiny", [collect_answer(events)])
     assert whole["content"] == [{"type": "text", "text": 'rm {"path": "/tmp/x'}]
 
 
@@ -142,6 +149,6 @@ def test_errors() -> None:
         "error": {"type": "invalid_request_error", "message": error.message},
         "request_id": "req_1",
     }
-    assert named_events(MessageEncoder("tiny", shows_thinking=True).fail(error)) == [
+    assert named_events(MessageEncoder("tiny").fail(error, error_body(error, ""))) == [
         error_body(error, "")
     ]

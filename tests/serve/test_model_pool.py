@@ -428,7 +428,7 @@ def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
                 user, options = {"role": "user", "content": "x"}, {"max_tokens": 4}
                 said = {"messages": [user], "options": options, "id": "1"}
                 frames = [*client.frames("/akunu/chat", said, lambda: None)]
-                assert "ended" in frames[-1]
+                assert "AnnotatedEnd" in frames[-1]
             assert matching_server(directories[2], LoadOptions()) is None
         assert [model.loads for model in pool.models] == [1, 1]
         assert [model.host.counts().ended for model in pool.models] == [1, 1]

@@ -177,7 +177,7 @@ def test_truncated_response_is_incomplete() -> None:
 def test_failed_response_has_error_code() -> None:
     encoder = ResponseEncoder(reply())
     error = RequestError("too long", code="context_length_exceeded")
-    found = named_events([*encoder.encode(TextDelta("x"), 0), *encoder.fail(error)])
+    found = named_events([*encoder.encode(TextDelta("x"), 0), *encoder.fail(error, {})])
     assert found[-1]["type"] == "response.failed"
     assert found[-1]["response"]["error"]["code"] == "context_length_exceeded"
 

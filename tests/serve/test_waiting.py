@@ -18,8 +18,8 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
-from akunu_py.serve.http.asgi import DIALECTS, IGNORED_HEADER, create_app
-from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.asgi import DIALECTS, create_app
+from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
@@ -88,8 +88,8 @@ def text_of(found: list[dict[str, Any]]) -> str:
         text += each.get("message", {}).get("content", "") if "done" in each else ""
         text += each["response"] if isinstance(each.get("response"), str) else ""
         text += each.get("content", "") if "id_slot" in each else ""
-        piece = each.get("piece", {}).get("piece", {})
-        text += piece.get("text", "") + str(each.get("text", ""))
+        piece = each.get("AnnotatedPiece", {}).get("piece", {})
+        text += piece.get("text", "") + each.get("TextDelta", each).get("text", "")
     return text
 
 

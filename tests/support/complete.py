@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, time_limit
+from akunu_py.decoding.events import Event, Finished
 from akunu_py.types import SamplingOptions
 
 
@@ -20,6 +21,9 @@ def complete(
     ended = ended or time_limit(request.seconds)
     sampling = sampling or SamplingOptions()
     run = completer.begin(completer.session, request, ended, on_text, sampling)
+    events: Sequence[Event] = [] if run.request else run.add(())
     while run.request is not None:
-        run.add(run.request.step())
-    return run.completion()
+        events = run.add(run.request.step())
+    assert isinstance(events[-1], Finished)
+    assert isinstance(events[-1].details, Completion)
+    return events[-1].details

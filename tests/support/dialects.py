@@ -182,13 +182,15 @@ def _ollama(values: list[dict[str, Any]]) -> ReplyData:
 
 def _akunu_chat(values: list[dict[str, Any]]) -> ReplyData:
     stats = values[-1]["stats"]
-    text = "".join(value["piece"]["piece"]["text"] for value in values if "piece" in value)
+    pieces = [value["AnnotatedPiece"] for value in values if "AnnotatedPiece" in value]
+    text = "".join(each["piece"]["text"] for each in pieces)
     return ReplyData(text, stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
 
 
 def _akunu_complete(values: list[dict[str, Any]]) -> ReplyData:
-    done = values[-1]["completion"]
-    assert "".join(value.get("text", "") for value in values) == done["text"]
+    done = values[-1]["Completion"]
+    deltas = [value["TextDelta"]["text"] for value in values if "TextDelta" in value]
+    assert "".join(deltas) == done["text"]
     stats = done["stats"]
     return ReplyData(done["text"], stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
 

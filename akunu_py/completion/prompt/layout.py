@@ -19,7 +19,7 @@ from zlib import crc32
 
 from akunu_py.errors import UsageError
 
-_CHARACTERS_A_TOKEN = 4  # typical of code
+_CHARACTERS_PER_TOKEN = 4  # typical of code
 _LONGEST = 8  # maximum characters per token
 _PATH = 200  # maximum characters of a path in the prompt, from its end
 _VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
@@ -88,7 +88,7 @@ def make_prompt(
     """
     start = window_before(code, prefix, budgets.prefix)
     end = window_after(code, suffix, budgets.suffix) if family else 0
-    draft_context = encode_pieces(code, _within([text for _, text in files], _DRAFT_CONTEXT)[::-1])
+    draft_context = encode_pieces(code, _limit([text for _, text in files], _DRAFT_CONTEXT)[::-1])
     others = len(draft_context)
     draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
     draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
@@ -119,7 +119,7 @@ def window_before(code: CodeTokens, text: str, budget: int) -> int:
         line = text.find("\n", at - 1) + 1 if at else 0
         return line if 0 < line < len(text) and line - at < 2 * budget else at
 
-    step = max(0, -(-(len(text) - _CHARACTERS_A_TOKEN * budget) // budget))
+    step = max(0, -(-(len(text) - _CHARACTERS_PER_TOKEN * budget) // budget))
     fits = len(code.encode(text[start(step) :])) <= budget
     while not fits and step * budget < len(text):
         step += 1
@@ -155,7 +155,7 @@ def comment_line(path: str) -> str:
     return ""
 
 
-def _within(texts: Sequence[str], room: int) -> list[str]:
+def _limit(texts: Sequence[str], room: int) -> list[str]:
     """Return `texts`, cut off after `room` characters in total."""
     found = []
     for text in texts:

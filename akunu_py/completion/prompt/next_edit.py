@@ -68,19 +68,19 @@ class EditFormat:
 class EditAnswer:
     """Parses an answer into a change."""
 
-    def __init__(self, form: EditFormat, window: Window, room: int) -> None:
+    def __init__(self, edit_format: EditFormat, window: Window, room: int) -> None:
         """room: maximum tokens of the answer."""
-        self._form, self._window = form, window
+        self._format, self._window = edit_format, window
         self.room = room
 
     def cut(self, output: str, *, final: bool) -> Cut:
         """Return no text at the cursor, and True once the answer has ended."""
-        return Cut("", done=bool(self._form.end) and self._form.end in output)
+        return Cut("", done=bool(self._format.end) and self._format.end in output)
 
     def change(self, output: str) -> Change | None:
         """Return the changed lines of the window, None for no change."""
         window = self._window
-        written = output.partition(self._form.end)[0] if self._form.end else output
+        written = output.partition(self._format.end)[0] if self._format.end else output
         written = written.replace(_CURSOR, "").removesuffix("\n")
         if not written or written == "NO_EDITS":
             return None
@@ -89,32 +89,32 @@ class EditAnswer:
             new.pop()
         while old and not old[-1].strip():
             old.pop()
-        ahead = _common(old, new)
-        behind = _common(old[ahead:], new[ahead:], backward=True)
-        if ahead + behind == len(old) == len(new):
+        before = _common(old, new)
+        after = _common(old[before:], new[before:], backward=True)
+        if before + after == len(old) == len(new):
             return None
-        first, last = window.first + ahead, window.first + len(old) - behind
-        return Change(first, last, tuple(new[ahead : len(new) - behind]))
+        first, last = window.first + before, window.first + len(old) - after
+        return Change(first, last, tuple(new[before : len(new) - after]))
 
 
 def make_edit_prompt(
-    code: CodeTokens, form: EditFormat, request: CompletionRequest, names: Names
+    code: CodeTokens, edit_format: EditFormat, request: CompletionRequest, names: Names
 ) -> tuple[Prompt, EditAnswer]:
     """Return the prompt for the cursor position and the parser of the answer."""
     lines = (request.prefix + request.suffix).split("\n")
     row = request.prefix.count("\n")
-    window = form.window(lines, row, len(request.prefix) - request.prefix.rfind("\n") - 1)
+    window = edit_format.window(lines, row, len(request.prefix) - request.prefix.rfind("\n") - 1)
     edits = [
         BufferEdit(
-            relative(each.path, names.root), _unix(each.before), _unix(each.after), each.line
+            relative(each.path, names.root), _with_lf(each.before), _with_lf(each.after), each.line
         )
         for each in (request.edits or ())[-LATEST:]
     ]
-    tokens = [*code.opening, *_encode(code, form.write(window, edits, names.path))]
+    tokens = [*code.opening, *_encode(code, edit_format.write(window, edits, names.path))]
     copied = code.encode(window.text)
     # The answer starts like the window, so the first token already has a draft.
     draft = (*tokens[-_HEADER:], *copied)
-    answer = EditAnswer(form, window, len(copied) + max(1, request.max_tokens))
+    answer = EditAnswer(edit_format, window, len(copied) + max(1, request.max_tokens))
     return Prompt(tokens, 0, "", [draft], 0), answer
 
 
@@ -124,13 +124,13 @@ def find_edit_format(name: str, vocabulary: Container[str], model: str) -> EditF
     Raises UsageError if the vocabulary lacks its tokens.
     """
     model_name = re.sub(r"[\s_]+", "-", model.lower())
-    for form in FORMATS:
-        if name == form.name:
-            check_tokens(name, form.tokens, vocabulary, model)
-            return form
-        known = all(token in vocabulary for token in form.tokens)
-        if name == "auto" and known and form.named.search(model_name):
-            return form
+    for edit_format in FORMATS:
+        if name == edit_format.name:
+            check_tokens(name, edit_format.tokens, vocabulary, model)
+            return edit_format
+        known = all(token in vocabulary for token in edit_format.tokens)
+        if name == "auto" and known and edit_format.named.search(model_name):
+            return edit_format
     return None
 
 
@@ -162,7 +162,7 @@ def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, 
 
 
 def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
-    behind = window.after if window.after.endswith("\n") else window.after + "\n"
+    after = window.after if window.after.endswith("\n") else window.after + "\n"
     history = "".join(f"--- a/{each.path}\n+++ b/{each.path}\n{unified(each)}" for each in edits)
     past = []
     if history:
@@ -171,7 +171,7 @@ def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[
     lines = window.with_cursor(_CURSOR)
     return [
         PromptPart("token", "<[fim-suffix]>"),
-        PromptPart("text", behind),
+        PromptPart("text", after),
         PromptPart("token", "<[fim-prefix]>"),
         *past,
         PromptPart("token", "<filename>"),
@@ -242,7 +242,7 @@ def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
     yield from code.encode(text)
 
 
-def _unix(text: str) -> str:
+def _with_lf(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
@@ -271,7 +271,7 @@ class RecentEdits:
         self._texts[path] = text
         if step is None:
             return
-        if current is None or current.path != path or not _touch(current, step):
+        if current is None or current.path != path or not _is_near(current, step):
             if current is not None:
                 self._done.append(current)
             self._base = path, before
@@ -287,7 +287,7 @@ class RecentEdits:
         return difference(path, base, self._texts[path])
 
 
-def _touch(one: BufferEdit, other: BufferEdit) -> bool:
+def _is_near(one: BufferEdit, other: BufferEdit) -> bool:
     end = one.line + one.after.count("\n")
     return one.line - _NEAR <= other.line and other.line + other.before.count("\n") <= end + _NEAR
 
@@ -296,12 +296,12 @@ def difference(path: str, before: str, after: str) -> BufferEdit | None:
     """Return the change from one text to another with some context, None if there is none."""
     if before == after:
         return None
-    ahead = _common(before, after)
-    behind = _common(before[ahead:], after[ahead:], backward=True)
-    start = before.rfind("\n", 0, ahead) + 1
+    same = _common(before, after)
+    same_end = _common(before[same:], after[same:], backward=True)
+    start = before.rfind("\n", 0, same) + 1
     for _ in range(_CONTEXT):
         start = before.rfind("\n", 0, max(0, start - 1)) + 1 if start else 0
-    end = len(before) - behind
+    end = len(before) - same_end
     for _ in range(_CONTEXT + 1):
         end = (before.find("\n", end) + 1 or len(before)) if end < len(before) else end
     rest = len(before) - end

@@ -111,17 +111,17 @@ class JsonLines:
         self._defaults = defaults
         self._lock = threading.Lock()
         self._tickets: dict[str | int, Ticket] = {}
-        self._lost: OSError | None = None
+        self._write_error: OSError | None = None
 
     def serve(self, stream: BinaryIO) -> None:
         """Answer every line of `stream`. Raises OSError if a reply cannot be written."""
         for line in read_lines(stream):
             self.handle(line)
-            if self._lost:
-                raise self._lost
+            if self._write_error:
+                raise self._write_error
         self._queue.close(drain=True)
-        if self._lost:
-            raise self._lost
+        if self._write_error:
+            raise self._write_error
 
     def handle(self, line: bytes | None) -> None:
         """Handle one line, None for a line that is too long."""
@@ -169,12 +169,12 @@ class JsonLines:
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            if self._lost:
+            if self._write_error:
                 return
             try:
                 self._write(line)
             except OSError as error:
-                self._lost = error
+                self._write_error = error
                 for ticket in self._tickets.values():
                     ticket.cancel()
 

@@ -21,8 +21,9 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from lsprotocol import types
@@ -40,7 +41,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
-from akunu_py.completion.acceptance import Acceptance, ShownCompletion
+from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
@@ -63,8 +64,6 @@ from akunu_py.version import __version__
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
-
-_T = TypeVar("_T")
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
@@ -127,7 +126,6 @@ class InlineCompletions:
         self.head_of_files: tuple[str, ...] = ()  # paths of files to read from disk
         self.wants_edits = False  # the client requests next edits, not text at the cursor
         self.shows_parts = False  # the client shows parts of an unfinished answer
-        self.partial: _PartialAnswer | None = None  # the last one
         self._add_features(loads)
 
     def _add_features(self, loads: asyncio.Queue[str | CompletionFailure | None]) -> None:
@@ -214,9 +212,8 @@ class InlineCompletions:
         items = []
         for text in (done.text, *done.alternatives):
             if text.strip():
-                extended = partial.ghost_of(text) if partial and text == done.text else None
                 items.append(_item(text, position, chosen))
-                items[-1].command, _ = self.accept_command(request, text, extended)
+                items[-1].command = self.accept_command(request, text)
         return types.InlineCompletionList(items)
 
     async def next_edit(self, params: Any) -> dict[str, Any] | None:
@@ -242,7 +239,7 @@ class InlineCompletions:
         change = (await self._completion(request, uri)).change
         if change is None:
             return None
-        command, _ = self.accept_command(request, "\n".join(change.lines) + "\n")
+        command = self.accept_command(request, "\n".join(change.lines) + "\n")
         return {**asdict(change), "command": command}
 
     async def _completion(
@@ -253,16 +250,17 @@ class InlineCompletions:
         alternatives: int = 0,
     ) -> Completion:
         """Wait for the completion. Raises JsonRpcException if it failed or was superseded."""
-        done: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
+        done = Future[Completion | CompletionFailure]()
+        done.set_running_or_notify_cancel()  # only the queue ends it, after a cancellation too
 
         def on_text(text: str) -> None:
             if partial is not None:
                 self._call_soon(lambda: partial.add(text))
 
-        ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri, on_text)
+        ticket = Ticket(request, done.set_result, uri, on_text)
         submit_with_alternatives(self.queue, ticket, alternatives)
         try:
-            outcome = await done
+            outcome = await asyncio.wrap_future(done)
         except asyncio.CancelledError:
             ticket.cancel()
             raise
@@ -275,14 +273,11 @@ class InlineCompletions:
             raise JsonRpcContentModified("superseded by a newer request for the same document")
         return outcome
 
-    def accept_command(
-        self, request: CompletionRequest, text: str, extended: ShownCompletion | None = None
-    ) -> tuple[types.Command, ShownCompletion]:
-        """Count a completion as shown; return the command that accepts it, and its record."""
+    def accept_command(self, request: CompletionRequest, text: str) -> types.Command:
+        """Count a completion as shown; return the command that accepts it."""
         number = next(self.numbers)
-        ghost = self.acceptance.shown(request, text, number, extended)
-        command = types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
-        return command, ghost
+        self.acceptance.shown(request, text, number)
+        return types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
 
     def _requested(
         self, params: types.InlineCompletionParams
@@ -322,15 +317,6 @@ class InlineCompletions:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(call)
 
-    def _resolve(self, future: asyncio.Future[_T], value: _T) -> None:
-        """Resolve `future` from another thread, unless it was cancelled."""
-
-        def resolve() -> None:
-            if not future.done():
-                future.set_result(value)
-
-        self._call_soon(resolve)
-
 
 class _PartialAnswer:
     """The parts of an unfinished answer that the client shows."""
@@ -344,12 +330,8 @@ class _PartialAnswer:
         self._owner = owner
         self._request = request
         self._place = {"textDocument": params.text_document, "position": params.position}
-        self._text = self._sent = ""
-        self._command: types.Command | None = None
+        self._text = ""
         self._timer: asyncio.TimerHandle | None = None
-        self._ghost: ShownCompletion | None = None  # None until a part is sent
-        before, owner.partial = owner.partial, self
-        self._earlier = before.shown if before else None
 
     def add(self, text: str) -> None:
         self._text += text.replace("\r\n", "\n")
@@ -360,37 +342,12 @@ class _PartialAnswer:
         if self._timer is not None:
             self._timer.cancel()
 
-    def ghost_of(self, text: str) -> ShownCompletion | None:
-        """Return the shown completion that `text` extends, if any.
-
-        This request showed it, or the request before, if a part of it was typed since.
-        """
-        if self._ghost is not None or self._earlier is None:
-            return self._ghost
-        path, before, whole, ghost = self._earlier
-        now = self._request.prefix
-        continues = now.startswith(before) and len(now) < len(whole)
-        same = path == self._request.path and continues and (now + text).startswith(whole)
-        return ghost if same else None
-
-    @property
-    def shown(self) -> tuple[str, str, str, ShownCompletion] | None:
-        """Return path, prefix, prefix with text, and ghost of the last shown part."""
-        prefix = self._request.prefix
-        if self._ghost is None:
-            return self._earlier
-        return self._request.path, prefix, prefix + self._sent, self._ghost
-
     def _send(self) -> None:
         self._timer = None
         if not self._text.strip():
             return
-        self._sent = self._text
-        if self._command is None:
-            extended = self.ghost_of(self._text)
-            command, ghost = self._owner.accept_command(self._request, self._text, extended)
-            self._command, self._ghost = command, ghost
-        part = {**self._place, "text": self._text, "command": self._command}
+        command = self._owner.accept_command(self._request, self._text)
+        part = {**self._place, "text": self._text, "command": command}
         self._owner.server.protocol.notify(PART, part)
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails
 from pydantic_core.core_schema import tagged_union_schema
 
 from akunu_py.files import parse_json
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.text import on_one_line
-from akunu_py.types import Message
+from akunu_py.types import Message, ToolChoice
 
 MAX_BYTES = 32 << 20  # of a body; more than any context needs
 MAX_DEPTH = 64  # of nested JSON values
@@ -32,7 +34,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_EXACT = 2.0**53  # floats below it represent integers exactly
 _MAX_MESSAGE = 300  # characters of an error message
 _MAX_ERRORS = 100_000  # of a body; each one takes memory
-_UNKNOWN_FIELD, _UNKNOWN_ENTRY = "extra_forbidden", "unknown_entry"  # types of pydantic errors
 
 BodyType = TypeVar("BodyType", bound="Body")
 
@@ -40,10 +41,15 @@ BodyType = TypeVar("BodyType", bound="Body")
 class Body(BaseModel):
     """A request body, or part of one. `parse` drops unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
-    _refuses: bool = PrivateAttr(default=False)
+    _strict: bool = PrivateAttr(default=False)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the reply is streamed. Only of a whole body."""
+        return bool(getattr(self, "stream", False))
 
     @property
     def ignored(self) -> list[str]:
@@ -52,9 +58,31 @@ class Body(BaseModel):
 
     def ignore(self, name: str) -> None:
         """Record a field without effect. Raises RequestError if the server is strict."""
-        if self._refuses:
-            raise RequestError(f"unsupported parameter: {name}"[:_MAX_MESSAGE], param=name[:100])
+        if self._strict:
+            message = on_one_line(f"unsupported parameter: {name}")
+            raise RequestError(message[:_MAX_MESSAGE], param=name[:_MAX_MESSAGE])
         self._ignored[name] = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownEntry:
+    """An entry of a list that `parse` drops."""
+
+    type: str
+
+
+class ListEntry(Body):
+    """An entry of a list; entries of unknown types become an `UnknownEntry`."""
+
+    known_types: ClassVar[str]  # a regular expression
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_type(cls, value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and not re.fullmatch(cls.known_types, kind):
+            return UnknownEntry(kind)
+        return handler(value)
 
 
 # The type of a field that is accepted without effect and without notice.
@@ -86,8 +114,6 @@ class RefusalPart(Body):
 class OtherPart(Body):
     """A part of a message that a text model cannot read."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
     type: str
 
     @property
@@ -117,19 +143,6 @@ class ByType:
         )
 
 
-def unknown_entry(name: str) -> PydanticCustomError:
-    """Return the error of a validator for an entry of a list that `parse` drops."""
-    return PydanticCustomError(_UNKNOWN_ENTRY, "unsupported {name}", {"name": name[:100]})
-
-
-def drop_unknown(value: Any, is_known: Callable[[str], bool]) -> Any:
-    """Return an entry of a list before its validation. Raises `unknown_entry` for its type."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and not is_known(kind):
-        raise unknown_entry(kind)
-    return value
-
-
 def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyType:
     """Parse a body without its unknown fields, which `ignored` of the result names.
 
@@ -142,65 +155,34 @@ def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyTyp
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     value = _normalize(value)
-    ignored: dict[str, None] = {}
-    while True:
-        try:
-            body = kind.model_validate(value)
-        except ValidationError as error:
-            if error.error_count() > _MAX_ERRORS:
-                raise RequestError("the body has too many unknown or invalid fields") from None
-            errors = error.errors(include_url=False)
-            if strict or not (names := _drop_unknown(value, errors)):
-                raise _validation_error(value, errors) from error
-            ignored |= dict.fromkeys(names)
-        else:
-            body._ignored, body._refuses = ignored, strict
-            return body
+    try:
+        body = kind.model_validate(value)
+    except ValidationError as error:
+        if error.error_count() > _MAX_ERRORS:
+            raise RequestError("the body has too many invalid fields") from None
+        raise _validation_error(value, error.errors(include_url=False)) from error
+    body._strict = strict
+    for name in _drop_unknown(body):
+        body.ignore(name)
+    return body
 
 
-def _drop_unknown(value: Any, errors: Sequence[ErrorDetails]) -> list[str]:
-    """Remove unknown fields and entries from the body; return their names."""
-    names: list[str] = []
-    entries: list[tuple[list[Any], int]] = []
-    for error in errors:
-        if error["type"] not in (_UNKNOWN_FIELD, _UNKNOWN_ENTRY):
-            continue
-        place = _find(value, error["loc"], whole=error["type"] == _UNKNOWN_FIELD)
-        if not place:
-            continue
-        container = value
-        for part in place[:-1]:
-            container = container[part]
-        parts = ["*" if isinstance(part, int) else part for part in place]
-        name = ".".join([*parts, *_entry_name(error)])
-        if isinstance(container, list):
-            entries.append((container, place[-1]))
-        else:
-            container.pop(place[-1], None)  # two members of a union may report it
-        names.append(name)
-    for container, index in sorted(entries, key=lambda each: -each[1]):
-        del container[index]
+def _drop_unknown(value: Body | list[Any]) -> list[str]:
+    """Remove unknown fields and entries from a body; return their names."""
+    members: Iterable[tuple[str, Any]]
+    if isinstance(value, list):
+        names = [f"*.{each.type}" for each in value if isinstance(each, UnknownEntry)]
+        value[:] = [each for each in value if not isinstance(each, UnknownEntry)]
+        members = (("*", each) for each in value)
+    else:
+        extra = value.model_extra or {}
+        names = list(extra)
+        extra.clear()
+        members = value.__dict__.items()
+    for name, inner in members:
+        if isinstance(inner, Body | list) and not isinstance(inner, OtherPart):
+            names += [f"{name}.{each}" for each in _drop_unknown(inner)]
     return names
-
-
-def _entry_name(error: ErrorDetails) -> list[str]:
-    return [str(error["ctx"]["name"])] if error["type"] == _UNKNOWN_ENTRY else []
-
-
-def _find(value: Any, location: Sequence[str | int], *, whole: bool = True) -> list[Any] | None:
-    """Return the keys of a pydantic location, which has the names of union members, too.
-
-    whole: the last part is a key.
-    """
-    if not location:
-        return []
-    part, rest = location[0], location[1:]
-    found = isinstance(value, dict) and part in value
-    if isinstance(value, list) and isinstance(part, int):
-        found = part < len(value)
-    if found and (inner := _find(value[part], rest, whole=whole)) is not None:
-        return [part, *inner]
-    return _find(value, rest, whole=whole) if rest or not whole else None
 
 
 def _normalize(value: Any) -> Any:
@@ -231,14 +213,10 @@ def _normalize(value: Any) -> Any:
 
 
 def _validation_error(value: Any, errors: list[ErrorDetails]) -> RequestError:
-    """Return the most specific error: an unknown parameter if any, else the deepest one."""
-    unknown = [each for each in errors if each["type"] in (_UNKNOWN_FIELD, _UNKNOWN_ENTRY)]
-    error = max(unknown or errors, key=lambda error: len(error["loc"]))
-    name = ".".join([*_param_parts(value, error["loc"]), *_entry_name(error)])
-    if unknown:
-        message = f"unsupported parameter: {name}"
-    else:
-        message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    """Return the most specific error."""
+    error = max(errors, key=lambda error: len(error["loc"]))
+    name = ".".join(_param_parts(value, error["loc"]))
+    message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
     return RequestError(on_one_line(message)[:_MAX_MESSAGE], param=name[:_MAX_MESSAGE])
 
 
@@ -299,7 +277,15 @@ def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
     return turns
 
 
-def check_tool(name: str, names: Collection[str], param: str = "tool_choice") -> None:
-    """Raise RequestError if a chosen tool is not offered."""
-    if name not in names:
+ToolMode = Literal["auto", "none", "required", "named"]
+
+
+def choose_tool(
+    mode: ToolMode, name: str, offered: Collection[str], param: str = "tool_choice"
+) -> ToolChoice:
+    """Return a tool choice. Raises RequestError if no such tool is offered."""
+    if mode == "named" and name not in offered:
         raise RequestError(f"tool_choice: unknown tool {name[:100]!r}", param=param)
+    if mode == "required" and not offered:
+        raise invalid("tool_choice", "requires tools")
+    return ToolChoice(mode, name)

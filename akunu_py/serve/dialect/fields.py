@@ -31,7 +31,7 @@ TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 class StructuredOutputs(Body):
     """vLLM's replacement of `guided_*` from 0.12 on."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
     json_schema: dict[str, Any] | str | bool | None = Field(None, alias="json")
     regex: str | None = None

@@ -50,25 +50,13 @@ class Encoder(ABC):
         Each job has one `Finished` event; the frames of the last `Finished` end the stream.
         """
 
-    @abstractmethod
     def heartbeat(self) -> bytes:
-        """Return the frame that keeps the connection alive."""
-
-    @abstractmethod
-    def fail(self, error: RequestError) -> list[bytes]:
-        """Return the frames that end the stream after an error."""
-
-
-class CommentEncoder(Encoder):
-    """Base of encoders that send SSE comments as heartbeats and errors as a last frame."""
-
-    error_body: Callable[[RequestError], Mapping[str, Any]]
-
-    def heartbeat(self) -> bytes:
+        """Return the frame that keeps the connection alive: an SSE comment."""
         return _HEARTBEAT
 
-    def fail(self, error: RequestError) -> list[bytes]:
-        return [frame(self.error_body(error))]
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
+        """Return the frames that end the stream after an error. body: the dialect's error."""
+        return [frame(body)]
 
 
 @dataclass(slots=True)
@@ -143,9 +131,9 @@ class Endpoint:
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,
     # loaded or not, or `ModelPool.ending`.
     needs: Literal["service", "embedder", "description", "ending"] = "service"
-    # Returns the encoder of a streamed reply, else None; gets the body and the model's name, before
-    # the model is loaded. Raises RequestError.
-    encoder: Callable[[Any, str], Encoder | None] = lambda body, name: None
+    # Returns the encoder of a streamed reply; gets the body and the model's name, before the model
+    # is loaded. Raises RequestError. None: replies are never streamed.
+    encoder: Callable[[Any, str], Encoder] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT
 from akunu_py.errors import one_line
@@ -45,6 +46,18 @@ class SamplingBody(GenerationFields):
         default=None,
         validation_alias=AliasChoices("max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     )
+
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> Any:
+        if value is not None and not info.data.get("stream"):
+            raise PydanticCustomError("stream_options", "Requires stream")
+        return value
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a last chunk has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def generate_options(
@@ -106,13 +119,6 @@ def token_limit(requested: int | None, service: Service, default: int | None = N
     if requested == -1:
         return service.engine.plan.context_length
     return requested or default or service.token_limit
-
-
-def includes_usage(body: SamplingBody) -> bool:
-    """Return True if a last chunk has the usage. Raises RequestError if nothing is streamed."""
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "requires stream")
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def choice_options(options: GenerateOptions, count: int) -> list[GenerateOptions]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from akunu_py.completion.prompt.layout import (
 from akunu_py.completion.request import CompleteOptions
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.types import GenerateOptions
 
 _MAX_COMPLETERS = 4  # kept, one for each set of options
@@ -49,36 +50,35 @@ class Service:
         return self.completers[options]
 
     @cached_property
-    def infill(self) -> Infill:
-        """The model's fill-in-the-middle format."""
-        return Infill(self.engine)
+    def _fim(self) -> tuple[CodeTokens, FimFamily | None]:
+        """The tokenizer for code, and the fill-in-the-middle format of the model, if known."""
+        code = CodeTokens(self.engine.tokens.tokenizer, self.engine.tokens.vocabulary)
+        return code, find_family("auto", code, self.engine.name)
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model has a known fill-in-the-middle format."""
+        return self._fim[1] is not None
+
+    def infill_prompt(self, prefix: str, suffix: str) -> TextPrompt:
+        """Return the prompt for the text between `prefix` and `suffix`, shortened to the context.
+
+        Raises RequestError if the model has no known fill-in-the-middle format.
+        """
+        code, family = self._fim
+        if family is None:
+            raise invalid("suffix", f"{self.name} has no known fill-in-the-middle format")
+        context = self.engine.plan.context_length
+        budgets, names = Budgets(context, context, 0), name_files("", "", "", [])
+        made = make_prompt(code, family, budgets, prefix, suffix, names)
+        stops = tuple(sorted(code.marker_ids(family.stop)))
+        return TextPrompt(made.tokens, stops, made.draft_context)
 
 
 @dataclass(frozen=True, slots=True)
-class InfillPrompt:
-    """A fill-in-the-middle prompt."""
+class TextPrompt:
+    """The tokens of a prompt without a chat template."""
 
     tokens: list[int]
-    stop_tokens: tuple[int, ...]  # end the middle
-    draft_context: list[tuple[int, ...]]  # more text to draft from
-
-
-class Infill:
-    """The fill-in-the-middle format of a model, with its tokenizer."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
-        self._context = engine.plan.context_length
-        self.family: FimFamily | None = find_family("auto", self._code, engine.name)
-
-    def prompt(self, prefix: str, suffix: str) -> InfillPrompt:
-        """Return the prompt for the text between `prefix` and `suffix`, shortened to the context.
-
-        A model without a fill-in-the-middle format continues the prefix.
-        """
-        room = Budgets(self._context, self._context, 0)
-        names = name_files("", "", "", [])
-        made = make_prompt(self._code, self.family, room, prefix, suffix, names)
-        stops = self._code.marker_ids(self.family.stop) if self.family else frozenset()
-        tokens = [*made.tokens, *self._code.encode(made.healed)]  # the answer omits the prefix
-        return InfillPrompt(tokens, tuple(sorted(stops)), made.draft_context)
+    stop_tokens: tuple[int, ...] = ()  # end the answer
+    draft_context: Sequence[Sequence[int]] = ()  # more text to draft from

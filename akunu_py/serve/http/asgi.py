@@ -7,26 +7,25 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
-from akunu_py.serve.http.guard import AccessRules, Guard
+from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.request_body import read_body
@@ -48,8 +47,6 @@ from akunu_py.version import __version__
 _MAX_CHALLENGE = 100  # characters
 _PLAIN_TEXT = "text/plain; version=0.0.4"  # of Prometheus
 _MAX_WAITING = 256  # requests
-_MAX_NAMED = 20  # ignored fields in a header
-IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
@@ -191,7 +188,7 @@ class _Post:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
         with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
-            send = _naming_ignored(send, record)
+            scope["record"] = record
             handler = RequestHandler(
                 self._dialect, scope["request_id"], receive, send, self._heartbeat_s
             )
@@ -209,6 +206,8 @@ class _Post:
                     record.status = await handler.reply(prepared, run, record.add)
             except RequestError as error:
                 record.status = await handler.fail(error)
+            finally:
+                handler.close()
 
     @contextlib.asynccontextmanager
     async def _prepared(
@@ -237,7 +236,8 @@ class _Post:
                     prepared = endpoint.prepare(body, pool.ending)
                 else:
                     record.model = model.name if len(pool.models) > 1 else ""
-                    handler.stream(endpoint.encoder(body, model.name))
+                    if endpoint.encoder is not None and body.streams:
+                        handler.stream(endpoint.encoder(body, model.name))
                     await handler.wait(stack.enter_async_context(pool.use(model)))
                     get = model.embedder if endpoint.needs == "embedder" else model.service
                     prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
@@ -248,25 +248,6 @@ class _Post:
             except Exception as error:
                 raise request_error(error) from error
             yield prepared, model
-
-
-def _naming_ignored(send: Send, record: RequestRecord) -> Send:
-    """Return `send`, with a header for fields without effect."""
-
-    async def send_with_names(message: Message) -> None:
-        if message["type"] == "http.response.start" and record.ignored:
-            headers = MutableHeaders(scope=message)
-            headers[IGNORED_HEADER] = header_value(record.ignored)
-        await send(message)
-
-    return send_with_names
-
-
-def header_value(names: Sequence[str]) -> str:
-    """Return a list of names that clients choose, safe and short enough for a header."""
-    shown = ", ".join(quote(name[:100], safe=".*[]_-/ ") for name in names[:_MAX_NAMED])
-    more = len(names) - _MAX_NAMED
-    return f"{shown}, and {more} more" if more > 0 else shown
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +21,8 @@ from akunu_py.serve.dialect.interface import Dialect
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.request_handler import send_json
 
+IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
+_MAX_NAMED = 20  # such fields in the header
 _PUBLIC_PATHS = ("/health",)  # needs no key
 
 
@@ -85,8 +87,18 @@ def _host_name(host: str) -> str:
         return ""
 
 
+def _header_value(names: Sequence[str]) -> str:
+    """Return a list of names that clients choose, safe and short enough for a header."""
+    shown = ", ".join(quote(name[:100], safe=".*[]_-/ ") for name in names[:_MAX_NAMED])
+    more = len(names) - _MAX_NAMED
+    return f"{shown}, and {more} more" if more > 0 else shown
+
+
 class Guard:
-    """ASGI middleware: adds a request id to every reply, and enforces `AccessRules`."""
+    """ASGI middleware: enforces `AccessRules`, and adds headers to every reply.
+
+    The headers are a request id, and the fields without effect in the request's record.
+    """
 
     def __init__(
         self, app: ASGIApp, access: AccessRules, dialect_for_path: Callable[[str], Dialect]
@@ -104,6 +116,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = headers["request-id"] = request_id
+                if "record" in scope and scope["record"].ignored:
+                    headers[IGNORED_HEADER] = _header_value(scope["record"].ignored)
             await send(message)
 
         if error := self._access.refusal(Headers(scope=scope), scope["path"]):

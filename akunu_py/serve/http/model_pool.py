@@ -276,7 +276,7 @@ class ModelPool:
 
     async def _unload(self, model: ServedModel, wanted: ServedModel) -> None:
         """Unload a model once its requests end, unless no request waits for `wanted`."""
-        model.unloading = True  # new requests wait, so that this one comes to an end
+        model.unloading = True  # new requests wait, so that the running ones can end
         try:
             while model.requests and self._is_wanted(wanted) and not self._closing:
                 self._changed.clear()

@@ -59,7 +59,7 @@ class RequestRecord:
     body: str = ""  # if content is kept
     answer: str = ""  # if content is kept
     ignored: list[str] = field(default_factory=list)  # fields without effect
-    news: list[str] = field(default_factory=list)  # those that no earlier request had
+    first_ignored: list[str] = field(default_factory=list)  # those that no earlier request ignored
 
     def add(self, event: Event) -> None:
         """Record an event."""
@@ -130,8 +130,8 @@ class RequestRecords:
             self._open = [each for each in self._open if each is not record]
             self._count(record)
             if len(self._named) < _MAX_NAMED:
-                record.news = [name for name in record.ignored if name not in self._named]
-                self._named.update(record.news)
+                record.first_ignored = [name for name in record.ignored if name not in self._named]
+                self._named.update(record.first_ignored)
             self._on_done(record)
 
     def _count(self, record: RequestRecord) -> None:

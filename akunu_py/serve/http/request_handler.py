@@ -51,35 +51,40 @@ class RequestHandler:
         self._dialect, self._request_id, self._heartbeat_s = dialect, request_id, heartbeat_s
         self._receive, self._send = receive, send
         self._stream: _Stream | None = None  # if the reply is streamed
+        self._disconnected: asyncio.Future[None] | None = None  # watched once the body arrived
 
-    def stream(self, encoder: Encoder | None) -> None:
-        """Stream the reply, unless `encoder` is None."""
-        if encoder is not None:
-            self._stream = _Stream(self._send, encoder, self._heartbeat_s)
+    def stream(self, encoder: Encoder) -> None:
+        """Stream the reply."""
+        self._stream = _Stream(self._send, encoder, self._heartbeat_s)
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
 
         Call after receiving the request's body.
         """
+        if self._disconnected is None:
+            self._disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         task = asyncio.ensure_future(waiting)
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         try:
             while not task.done():
                 limit = self._stream.next_beat_s() if self._stream else None
                 await asyncio.wait(
-                    (task, disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
+                    (task, self._disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
                 )
-                if disconnected.done() and not task.done():
+                if self._disconnected.done() and not task.done():
                     raise Disconnected
                 if self._stream is not None and not task.done():
                     await self._stream.beat()
             return task.result()
         finally:
-            disconnected.cancel()
             if not task.done():
                 task.cancel()
-                await asyncio.wait((task,))
+                await asyncio.gather(task, return_exceptions=True)
+
+    def close(self) -> None:
+        """Stop watching for a disconnect."""
+        if self._disconnected is not None:
+            self._disconnected.cancel()
 
     async def reply(
         self,
@@ -87,70 +92,46 @@ class RequestHandler:
         run: RunJob,
         on_event: Callable[[Event], None],
     ) -> int:
-        """Run the jobs, send the reply and return its status. on_event: called with every event."""
+        """Run the jobs, send the reply and return its status. on_event: called with every event.
+
+        The status of a stream is sent with its first frame, so an early error has its own status.
+        """
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
-        if self._stream is not None:
-            prepared.configure(self._stream.encoder)
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(self._receive))
-        try:
-            async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
-                if self._stream is None:
-                    return await self._send_collected(prepared, _poll(events, disconnected))
-                return await self._send_stream(self._stream, prepared, events, disconnected)
-        finally:
-            disconnected.cancel()
-
-    async def fail(self, error: Exception) -> int:
-        """Send an error, at the end of the stream if it began, and return the status."""
-        failure = request_error(error)
-        if self._stream is not None and self._stream.started:
-            await self._stream.write(self._stream.encoder.fail(failure))
-            await self._stream.end()
-            return 200
-        body = self._dialect.error(failure, self._request_id)
-        return await send_json(self._send, failure.status, body)
-
-    async def _send_collected(
-        self, prepared: PreparedRequest, events: AsyncGenerator[ChoiceEvent | None]
-    ) -> int:
+        stream, finished = self._stream, 0
+        if stream is not None:
+            prepared.configure(stream.encoder)
         answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
-            async for choice_event in events:
-                if choice_event is not None:
-                    answers[choice_event[0]].add(choice_event[1])
-            body = prepared.build_reply(answers)
+            async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
+                while (choice_event := await self.wait(anext(events, None))) is not None:
+                    choice, event = choice_event
+                    if stream is None:
+                        answers[choice].add(event)
+                    else:
+                        await stream.write(stream.encoder.encode(event, choice))
+                    finished += isinstance(event, Finished)
+            body = {} if stream is not None else prepared.build_reply(answers)
         except Disconnected:
-            raise
-        except Exception as error:  # noqa: BLE001 - the client gets every error
-            return await self.fail(error)
-        return await send_json(self._send, 200, body)
-
-    async def _send_stream(
-        self,
-        stream: _Stream,
-        prepared: PreparedRequest,
-        events: AsyncGenerator[ChoiceEvent],
-        disconnected: asyncio.Future[None],
-    ) -> int:
-        """Send the status with the first frame, so that an early error has its own status."""
-        finished = 0
-        try:
-            async for choice_event in _poll(events, disconnected, stream.next_beat_s):
-                if choice_event is None:
-                    await stream.beat()
-                    continue
-                choice, event = choice_event
-                await stream.write(stream.encoder.encode(event, choice))
-                finished += isinstance(event, Finished)
-        except Disconnected:
-            if finished < len(prepared.jobs):
+            if stream is None or finished < len(prepared.jobs):
                 raise
             return 200  # the client received everything
         except Exception as error:  # noqa: BLE001 - the client gets every error
             return await self.fail(error)
+        if stream is None:
+            return await send_json(self._send, 200, body)
         await stream.end()
         return 200
+
+    async def fail(self, error: Exception) -> int:
+        """Send an error, at the end of the stream if it began, and return the status."""
+        failure = request_error(error)
+        body = self._dialect.error(failure, self._request_id)
+        if self._stream is not None and self._stream.started:
+            await self._stream.write(self._stream.encoder.fail(failure, body))
+            await self._stream.end()
+            return 200
+        return await send_json(self._send, failure.status, body)
 
 
 async def _run_jobs(
@@ -208,38 +189,6 @@ class _Stream:
     async def end(self) -> None:
         await self.write([] if self.started else [b""])
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _poll(
-    events: AsyncGenerator[ChoiceEvent],
-    disconnected: asyncio.Future[None],
-    seconds: Callable[[], float | None] = lambda: None,
-) -> AsyncGenerator[ChoiceEvent | None]:
-    """Yield events, and None after each timeout of `seconds()`. Raises Disconnected."""
-    next_event: asyncio.Future[ChoiceEvent | None] | None = None
-    try:
-        while True:
-            next_event = next_event or asyncio.ensure_future(anext(events, None))
-            futures: set[asyncio.Future[Any]] = {next_event, disconnected}
-            await asyncio.wait(
-                futures,
-                timeout=seconds(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if disconnected.done():
-                raise Disconnected
-            if not next_event.done():
-                yield None
-                continue
-            event, next_event = next_event.result(), None
-            if event is None:
-                return
-            yield event
-    finally:
-        if next_event is not None:
-            next_event.cancel()
-            with contextlib.suppress(asyncio.CancelledError, RequestError):
-                await next_event
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -184,8 +184,8 @@ def _printer(options: ServeOptions) -> Callable[[RequestRecord], None]:
         with contextlib.suppress(OSError):  # stderr is closed
             if not options.quiet:
                 say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
-                if record.news:
-                    names = displayable(", ".join(name[:100] for name in record.news[:20]))
+                if record.first_ignored:
+                    names = displayable(", ".join(name[:100] for name in record.first_ignored[:20]))
                     say(f"{record.path}: fields without effect: {names}", error=True)
             if options.log_content:
                 for mark, text in (("<", record.body), (">", record.answer)):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     Ignored,
     JsonText,
+    ListEntry,
     OtherPart,
     RefusalPart,
-    check_tool,
-    drop_unknown,
+    choose_tool,
 )
 from akunu_py.serve.dialect.fields import ConversationFields, TokenLimit
 from akunu_py.serve.dialect.request_errors import invalid
@@ -80,16 +80,13 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class ChatTool(Body):
+class ChatTool(ListEntry):
     """A function. Tools of other types are dropped."""
+
+    known_types = "function"
 
     type: Literal["function"]
     function: FunctionTool
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: kind == "function")
 
 
 class FunctionName(Body):
@@ -113,7 +110,7 @@ class JsonObjectFormat(Body):
 
 
 class NamedSchema(Body):
-    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
     name: str = ""
     description: str | None = None
@@ -231,9 +228,7 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
 
 def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
     """Convert a tool choice. Raises RequestError for a tool that is not among `tools`."""
+    names = [tool.name for tool in tools]
     if isinstance(body, NamedTool):
-        check_tool(body.function.name, [tool.name for tool in tools])
-        return ToolChoice("named", body.function.name)
-    if body == "required" and not tools:
-        raise invalid("tool_choice", "requires tools")
-    return ToolChoice(body or "auto")
+        return choose_tool("named", body.function.name, names)
+    return choose_tool(body or "auto", "", names)

@@ -19,7 +19,7 @@ from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.interface import (
     DONE,
     CollectedAnswer,
-    CommentEncoder,
+    Encoder,
     PreparedRequest,
     frame,
     statistics,
@@ -29,7 +29,6 @@ from akunu_py.serve.dialect.sampling_body import (
     JSON_OBJECT,
     choice_options,
     generate_options,
-    includes_usage,
     schema_constraint,
     token_limit,
 )
@@ -44,7 +43,7 @@ from akunu_py.serve.openai.bodies import (
     tool_choice_of,
     tools_of,
 )
-from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, error_body, finish_reason, usage
+from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, finish_reason, usage
 from akunu_py.types import Constraint, TokenLogprobs
 
 
@@ -81,12 +80,9 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     )
 
 
-def chat_encoder(body: ChatBody, name: str) -> ChatEncoder | None:
-    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
-    usage = includes_usage(body)
-    if not body.stream:
-        return None
-    head = ReplyHead(name, "chatcmpl")
+def chat_encoder(body: ChatBody, name: str) -> ChatEncoder:
+    """Return the encoder of a streamed reply. name: the model's."""
+    head, usage = ReplyHead(name, "chatcmpl"), body.includes_usage
     return ChatEncoder(head, body.n or 1, usage=usage, old=body.has_functions)
 
 
@@ -96,10 +92,8 @@ def _constraint(format: Format | None) -> Constraint | None:
     return JSON_OBJECT if isinstance(format, JsonObjectFormat) else None
 
 
-class ChatEncoder(CommentEncoder):
+class ChatEncoder(Encoder):
     """Encodes a stream of chunks; the first chunk of each choice has the role."""
-
-    error_body = staticmethod(error_body)
 
     def __init__(
         self, head: ReplyHead, count: int = 1, *, usage: bool = False, old: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -21,7 +21,7 @@ from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
 from akunu_py.serve.dialect.interface import (
     DONE,
     CollectedAnswer,
-    CommentEncoder,
+    Encoder,
     PreparedRequest,
     frame,
     statistics,
@@ -31,16 +31,15 @@ from akunu_py.serve.dialect.sampling_body import (
     SamplingBody,
     choice_options,
     generate_options,
-    includes_usage,
     token_limit,
 )
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.service import Service, TextPrompt
 from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.openai.shapes import (
     ReplyHead,
     completion_logprobs,
-    error_body,
     finish_reason,
+    texts_of,
     usage,
 )
 from akunu_py.types import GenerateOptions
@@ -59,20 +58,13 @@ class CompletionsBody(SamplingBody):
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptRequest:
-    """One prompt."""
-
-    tokens: list[int]
-    text: str  # for `echo`
-    stop_tokens: tuple[int, ...] = ()
-    draft_context: Sequence[Sequence[int]] = ()
-
-
 def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     count = body.n or 1
-    prompts = _prompts(body, service)
+    texts = texts_of(body.prompt)
+    if not texts:
+        raise invalid("prompt", "expected at least one prompt")
+    prompts = [_prompt(text, body.suffix, service) for text in texts]
     if len(prompts) * count > _MAX_CHOICES:
         raise invalid("prompt", f"expected at most {_MAX_CHOICES} choices")
     if body.logprobs is not None and body.echo:
@@ -93,7 +85,7 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     ]
     for prompt in prompts:
         compile_rules(service.engine.tokens, _with_stops(options, prompt))
-    echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(count)]
+    echoes = [_echo(text, service) if body.echo else "" for text in texts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     return PreparedRequest(
         jobs,
@@ -105,52 +97,37 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     )
 
 
-def _with_stops(options: GenerateOptions, prompt: _PromptRequest) -> GenerateOptions:
+def _with_stops(options: GenerateOptions, prompt: TextPrompt) -> GenerateOptions:
     return replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
 
 
-def completions_encoder(body: CompletionsBody, name: str) -> CompletionsEncoder | None:
-    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
-    usage = includes_usage(body)
-    if not body.stream:
-        return None
-    return CompletionsEncoder(ReplyHead(name, "cmpl"), body.n or 1, usage=usage)
+def completions_encoder(body: CompletionsBody, name: str) -> CompletionsEncoder:
+    """Return the encoder of a streamed reply. name: the model's."""
+    return CompletionsEncoder(ReplyHead(name, "cmpl"), body.n or 1, usage=body.includes_usage)
 
 
-def _prompts(body: CompletionsBody, service: Service) -> list[_PromptRequest]:
-    prompt = body.prompt
-    prompts: Sequence[str | list[int]]
-    if isinstance(prompt, str):
-        prompts = [prompt]
-    elif prompt and isinstance(prompt[0], int):
-        prompts = [[token for token in prompt if isinstance(token, int)]]
-    else:
-        prompts = [each for each in prompt if not isinstance(each, int)]
-    if not prompts:
-        raise invalid("prompt", "expected at least one prompt")
-    return [_parse_prompt(each, body.suffix, service) for each in prompts]
-
-
-def _parse_prompt(prompt: str | list[int], suffix: str | None, service: Service) -> _PromptRequest:
-    engine = service.engine
+def _prompt(prompt: str | list[int], suffix: str | None, service: Service) -> TextPrompt:
+    """Return the prompt for a text or token ids. Raises RequestError."""
+    tokens = service.engine.tokens
     if suffix:
         if not isinstance(prompt, str):
             raise invalid("suffix", "requires a prompt of text")
-        if service.infill.family is None:
-            raise invalid("suffix", f"{service.name} has no known fill-in-the-middle format")
-        infill = service.infill.prompt(prompt, suffix)
-        return _PromptRequest(infill.tokens, prompt, infill.stop_tokens, infill.draft_context)
+        return service.infill_prompt(prompt, suffix)
     if isinstance(prompt, str):
-        return _PromptRequest(engine.tokens.encode(prompt), prompt)
-    if any(not 0 <= token < engine.tokens.vocabulary for token in prompt):
-        raise invalid("prompt", f"expected token ids from 0 to {engine.tokens.vocabulary - 1}")
-    return _PromptRequest(prompt, str(engine.tokens.tokenizer.decode(prompt)))
+        return TextPrompt(tokens.encode(prompt))
+    if any(not 0 <= token < tokens.vocabulary for token in prompt):
+        raise invalid("prompt", f"expected token ids from 0 to {tokens.vocabulary - 1}")
+    return TextPrompt(prompt)
 
 
-class CompletionsEncoder(CommentEncoder):
+def _echo(prompt: str | list[int], service: Service) -> str:
+    """Return the text of a prompt."""
+    text = prompt if isinstance(prompt, str) else service.engine.tokens.tokenizer.decode(prompt)
+    return str(text)
+
+
+class CompletionsEncoder(Encoder):
     """Encodes a stream of chunks, with thinking in the field `reasoning_content`."""
-
-    error_body = staticmethod(error_body)
 
     def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
         """count: choices per prompt."""

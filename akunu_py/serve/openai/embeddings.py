@@ -12,6 +12,7 @@ from pydantic import Field
 from akunu_py.decoding.embedding import Embedder
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.request_errors import invalid
+from akunu_py.serve.openai.shapes import texts_of
 
 _MAX_TEXTS = 2048  # OpenAI's limit
 
@@ -28,7 +29,7 @@ class EmbeddingsBody(Body):
 
 def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
     """Return the embeddings of all texts. Raises RequestError."""
-    texts = _texts(body.input)
+    texts = texts_of(body.input)
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")
     found = embedder.embed(texts, body.dimensions)
@@ -44,12 +45,6 @@ def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
     tokens = sum(each.tokens for each in found)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "model": embedder.name, "data": data, "usage": usage}
-
-
-def _texts(value: str | Sequence[Any]) -> list[Any]:
-    """Return the texts, each a string or token ids."""
-    single = isinstance(value, str) or bool(value and isinstance(value[0], int))
-    return [value] if single else list(value)
 
 
 def _in_base64(values: Sequence[float]) -> str:

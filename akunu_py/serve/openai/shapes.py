@@ -48,6 +48,12 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
     }
 
 
+def texts_of(value: str | Sequence[Any]) -> list[Any]:
+    """Return one or several texts as a list; each is a string or token ids."""
+    single = isinstance(value, str) or bool(value and isinstance(value[0], int))
+    return [value] if single else list(value)
+
+
 def finish_reason(event: Finished, *, calls: bool, old: bool = False) -> str:
     """Return OpenAI's finish reason. calls: the answer calls tools. old: as a `function_call`."""
     if event.reason in ("length", "context"):

@@ -109,7 +109,7 @@ class ServerClient:
                     deadline = time.monotonic() + _END_TIMEOUT_S
                     self.end(body["id"])
                 frame = answer.next(_POLL_S) or {}
-                if "ended" in frame or "completion" in frame:
+                if "AnnotatedEnd" in frame or "Completion" in frame:
                     answer.finish()
                     yield frame
                     return

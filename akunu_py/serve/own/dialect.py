@@ -28,8 +28,8 @@ from akunu_py.decoding.generate.model_host import facts_of
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
-    CommentEncoder,
     Dialect,
+    Encoder,
     Endpoint,
     PreparedRequest,
     frame,
@@ -51,12 +51,18 @@ class RequestBody(ModelBody):
     id: str = Field(max_length=64)  # request id, chosen by the client
 
 
-class AkunuCompleteBody(RequestBody):
+class StreamedBody(RequestBody):
+    @property
+    def streams(self) -> bool:
+        return True
+
+
+class AkunuCompleteBody(StreamedBody):
     request: dict[str, Any]  # fields of a CompletionRequest
     options: dict[str, Any]  # fields of CompleteOptions
 
 
-class AkunuChatBody(RequestBody):
+class AkunuChatBody(StreamedBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
     tools: list[dict[str, Any]] = Field(default_factory=list)  # fields of Tools
@@ -66,7 +72,7 @@ def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
     """Return facts about the served model."""
     facts = asdict(facts_of(service.engine))
     del facts["server"]  # set by the client
-    return {"model": facts, "fills_in": service.infill.family is not None}
+    return {"model": facts, "fills_in": service.fills_in}
 
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
@@ -116,29 +122,18 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     return {"error": {"message": error.message, "kind": error.kind, "gone": stopping}}
 
 
-class AkunuEncoder(CommentEncoder):
-    """Encodes prefill progress and piece details."""
-
-    error_body = staticmethod(error_body)
+class AkunuEncoder(Encoder):
+    """Encodes events by the names of their classes; `RemoteLoop` decodes them."""
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case PrefillProgress():
-                return [frame({"reading": [event.done, event.total]})]
-            case TextDelta(text):
-                return [frame({"text": text})]
-            case AnnotatedPiece():
-                return [frame({"piece": asdict(event)})]
-            case ToolCallStarted(id, name):
-                return [frame({"call": [id, name]})]
-            case ToolCallArguments(text):
-                return [frame({"arguments": text})]
-            case ToolCallFinished():
-                return [frame({"called": True})]
-            case Finished(details=AnnotatedEnd() as end):
-                return [frame({"ended": asdict(end), "stats": asdict(event.stats)})]
-            case Finished(details=Completion() as completion):
-                return [frame({"completion": asdict(completion)})]
+            case PrefillProgress() | TextDelta() | AnnotatedPiece():
+                return [frame({type(event).__name__: asdict(event)})]
+            case ToolCallStarted() | ToolCallArguments() | ToolCallFinished():
+                return [frame({type(event).__name__: asdict(event)})]
+            case Finished(details=AnnotatedEnd() | Completion() as details):
+                stats = {"stats": asdict(event.stats)}
+                return [frame({type(details).__name__: asdict(details)} | stats)]
             case _:
                 return []
 

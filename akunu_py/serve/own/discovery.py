@@ -57,9 +57,9 @@ def proof(token: str, challenge: str) -> str:
 
 
 @contextlib.contextmanager
-def announce(server: RunningServer, directory: Path | None = None) -> Iterator[None]:
+def announce(server: RunningServer) -> Iterator[None]:
     """Announce a server to this user's programs while the block runs; ignore write errors."""
-    directory = directory or paths.servers_dir()
+    directory = paths.servers_dir()
     file = directory / f"{server.url.rpartition(':')[2]}.json"
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,10 +72,10 @@ def announce(server: RunningServer, directory: Path | None = None) -> Iterator[N
                 file.unlink()
 
 
-def running_servers(directory: Path | None = None) -> list[RunningServer]:
+def running_servers() -> list[RunningServer]:
     """Return the running servers; delete the files of those that were killed."""
     servers = []
-    for file in sorted((directory or paths.servers_dir()).glob("*.json")):
+    for file in sorted(paths.servers_dir().glob("*.json")):
         server = _read(file)
         if server is not None and _is_running(server.process):
             servers.append(server)

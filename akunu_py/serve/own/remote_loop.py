@@ -1,4 +1,4 @@
-"""A model that a running server has, for a `ModelHost`."""
+"""The loop of a `ModelHost` whose model a running server has."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import contextlib
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from akunu_py.completion.completion_job import CompletionJob, finished
-from akunu_py.completion.request import (
-    Change,
-    CompleteOptions,
-    Completion,
-    CompletionReason,
-)
+from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.request import CompleteOptions, Completion, CompletionReason, finished
 from akunu_py.decoding.events import (
     AnnotatedEnd,
     AnnotatedPiece,
@@ -32,7 +28,10 @@ from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import LoadedModelFacts
 from akunu_py.serve.own.client import ServerClient
-from akunu_py.types import Piece, Stats, TextPiece
+from akunu_py.types import Stats
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class RemoteLoop:
@@ -101,9 +100,11 @@ class RemoteLoop:
 
         with contextlib.closing(self._frames("chat", body, end_reason)) as frames:
             for frame in frames:
-                event = _chat_event(frame)
+                event = _decode(frame)
                 if isinstance(event, AnnotatedPiece):
                     stats, gauges = event.stats, event.gauges or gauges
+                if isinstance(event, AnnotatedEnd):
+                    event = Finished(event.reason, Stats(**frame["stats"]), details=event)
                 yield event
         yield Finished("cancelled", stats, details=AnnotatedEnd("cancelled", gauges))
 
@@ -123,14 +124,11 @@ class RemoteLoop:
         body = {"request": asdict(request), "options": asdict(self._options)}
         with contextlib.closing(self._frames("complete", body, end_reason)) as frames:
             for frame in frames:
-                if "completion" in frame:
-                    yield finished(_completion(frame["completion"]))
-                elif "text" in frame:
-                    text += frame["text"]
-                    job.on_text(frame["text"])
-                    yield TextDelta(frame["text"])
-                else:
-                    yield None
+                event = _decode(frame)
+                if isinstance(event, TextDelta):
+                    text += event.text
+                    job.on_text(event.text)
+                yield finished(event) if isinstance(event, Completion) else event
         yield finished(Completion(text, reason or "time", Stats()))
 
     def _frames(
@@ -140,43 +138,20 @@ class RemoteLoop:
         return self._client.frames(f"/akunu/{path}", body, end_reason)
 
 
-def _chat_event(frame: Mapping[str, Any]) -> Event | None:
-    """Decode an event that `AkunuEncoder` wrote; None for an unknown one."""
-    if "reading" in frame:
-        return PrefillProgress(*frame["reading"])
-    if "call" in frame:
-        return ToolCallStarted(*frame["call"])
-    if "arguments" in frame:
-        return ToolCallArguments(frame["arguments"])
-    if "called" in frame:
-        return ToolCallFinished()
-    if "ended" in frame:
-        reason, stats = frame["ended"]["reason"], Stats(**frame["stats"])
-        end = AnnotatedEnd(reason, Gauges(**frame["ended"]["gauges"]))
-        return Finished(reason, stats, details=end)
-    if "piece" in frame:
-        values = frame["piece"]
-        stats, gauges = Stats(**values["stats"]), values["gauges"]
-        return AnnotatedPiece(
-            _text_piece(values["piece"]),
-            stats,
-            values["rejected"],
-            values["from_prefill"],
-            gauges and Gauges(**gauges),
-        )
-    return None
+_KINDS = (
+    *(PrefillProgress, TextDelta, AnnotatedPiece, AnnotatedEnd, Completion),
+    *(ToolCallStarted, ToolCallArguments, ToolCallFinished),
+)
 
 
-def _text_piece(values: Mapping[str, Any]) -> TextPiece:
-    inner = values["piece"]
-    piece = Piece(
-        tuple(inner["tokens"]), inner["accepted"], tuple(inner["rejected"]), inner["seconds"]
-    )
-    drafted = tuple((start, end) for start, end in values["drafted"])
-    return TextPiece(values["text"], piece, drafted, values["thinking"])
+def _decode(frame: Mapping[str, Any]) -> Any:
+    """Decode what `AkunuEncoder` wrote; None for an unknown event."""
+    found = next((kind for kind in _KINDS if kind.__name__ in frame), None)
+    return found and _adapter(found).validate_python(frame[found.__name__])
 
 
-def _completion(values: Mapping[str, Any]) -> Completion:
-    change = values.get("change")
-    change = change and Change(change["first"], change["last"], tuple(change["lines"]))
-    return Completion(**{**values, "stats": Stats(**values["stats"]), "change": change})
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # at the first event, when the request is already under way
+
+    return TypeAdapter(kind)

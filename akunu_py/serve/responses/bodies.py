@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from akunu_py.serve.dialect.bodies import (
     AsJsonText,
@@ -12,9 +12,9 @@ from akunu_py.serve.dialect.bodies import (
     ByType,
     Ignored,
     JsonText,
+    ListEntry,
     OtherPart,
     RefusalPart,
-    drop_unknown,
 )
 from akunu_py.serve.dialect.fields import ConversationFields, GenerationFields, TokenLimit
 
@@ -88,15 +88,12 @@ class StoredItem(Body):
     id: Ignored = None
 
 
-class OtherItem(Body):
+class OtherItem(ListEntry):
     """An item of a tool that servers run; dropped."""
 
-    type: str
+    known_types = "(?!)"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: False)
+    type: str
 
 
 def _with_type(value: Any) -> Any:
@@ -129,8 +126,10 @@ class PlainText(Body):
     type: Literal["text"]
 
 
-class ResponsesTool(Body):
+class ResponsesTool(ListEntry):
     """A function, custom tool, or namespace of both. Tools that servers run are dropped."""
+
+    known_types = "function|custom|namespace"
 
     type: Literal["function", "custom", "namespace"]
     name: str | None = None
@@ -142,11 +141,6 @@ class ResponsesTool(Body):
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     output_schema: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        return drop_unknown(value, lambda kind: kind in ("function", "custom", "namespace"))
 
 
 class ResponsesToolChoice(Body):

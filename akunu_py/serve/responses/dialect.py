@@ -6,7 +6,7 @@ import base64
 import binascii
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,10 +101,8 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     )
 
 
-def response_encoder(body: ResponsesBody, name: str) -> ResponseEncoder | None:
-    """Return the encoder of a streamed reply."""
-    if not body.stream:
-        return None
+def response_encoder(body: ResponsesBody, name: str) -> ResponseEncoder:
+    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
     _refuse(body)
     return ResponseEncoder(ResponseContext(_echoed_parameters(body, name)))
 
@@ -456,7 +454,7 @@ class ResponseEncoder(Encoder):
         first = self._begin()
         return b"".join(first) if first else self._frame(self._snapshot("in_progress"))
 
-    def fail(self, error: RequestError) -> list[bytes]:
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
         return [*self._begin(), self._frame(self._builder.fail(error))]
 
     def _begin(self) -> list[bytes]:

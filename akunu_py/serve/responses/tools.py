@@ -24,7 +24,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.job import PromptJob, RunningJob
 from akunu_py.decoding.generate.session import Request, Step
-from akunu_py.serve.dialect.bodies import check_tool
+from akunu_py.serve.dialect.bodies import choose_tool
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
@@ -145,24 +145,22 @@ def _apply_choice(
 ) -> ToolMap:
     """Apply `tool_choice` to the tools. Raises RequestError for an unknown tool."""
     if isinstance(choice, str):
-        if choice == "required" and not mapped.by_name:
-            raise invalid("tool_choice", "requires tools")
-        return replace(mapped, choice=ToolChoice(choice))
+        return replace(mapped, choice=choose_tool(choice, "", mapped.by_name))
     if choice.type == "allowed_tools":
         names = [
             function_name(str(tool.get("name", "")), tool.get("namespace"))
             for tool in choice.tools or []
         ]
         for name in names:
-            check_tool(name, mapped.by_name, "tool_choice.name")
+            choose_tool("named", name, mapped.by_name, "tool_choice.name")
         allowed = {name: mapped.by_name[name] for name in names}
         return ToolMap(allowed, ToolChoice(choice.mode or "auto"))
     if choice.type not in ("function", "custom"):
         message = f"tool_choice: {choice.type[:100]} is not supported"
         raise RequestError(message, param="tool_choice.type")
     name = function_name(choice.name or "", choice.namespace)
-    check_tool(name, mapped.by_name, "tool_choice.name")
-    return replace(mapped, choice=ToolChoice("named", name))
+    chosen = choose_tool("named", name, mapped.by_name, "tool_choice.name")
+    return replace(mapped, choice=chosen)
 
 
 def grammar_tool_job(job: PromptJob, tool: MappedTool) -> PromptJob:
