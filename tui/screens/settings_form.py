@@ -152,7 +152,7 @@ class SettingsScreen(Dialog[Settings]):
     def on_mount(self) -> None:
         self.query_one("#name", Input).display = False
         self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
-        self._show(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
+        self._show(f"Ctrl+N new persona · Ctrl+D delete persona\n{settings_file()}")
 
     # Keys
 
