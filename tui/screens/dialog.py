@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
@@ -68,21 +68,50 @@ class Dialog(ModalScreen[Result | None]):
 
 
 class ListDialog(Dialog[Result]):
-    """A list with a search box, which keeps the focus."""
+    """A list below a search box, which keeps the focus. Enter or a click chooses a row."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,ctrl+n,ctrl+j", "move(1)", "Next row", show=False),
-        Binding("up,ctrl+p", "move(-1)", "Previous row", show=False),
-        Binding("pagedown", "move(7)", "Further down", show=False),
-        Binding("pageup", "move(-7)", "Further up", show=False),
+        Binding("down,ctrl+n,ctrl+j", "move('cursor_down')", "Next row", show=False),
+        Binding("up,ctrl+p", "move('cursor_up')", "Previous row", show=False),
+        Binding("pagedown", "move('page_down')", "Further down", show=False),
+        Binding("pageup", "move('page_up')", "Further up", show=False),
     ]
+
+    heading: ClassVar[str]
+    keys: ClassVar[str]  # listed at the bottom edge
+    placeholder: ClassVar[str]  # of the search box
+    none_found = "No match."  # shown instead of rows
+    preferred = ""  # the row to highlight first
+    first_words = ""  # the initial search
+
+    def compose(self) -> ComposeResult:
+        with self.frame(self.heading, self.keys):
+            yield Input(self.first_words, self.placeholder, id="words", compact=True)
+            yield from self.compose_list()
+
+    def compose_list(self) -> ComposeResult:
+        """Compose the list, and what is shown with it."""
+        yield OptionList(compact=True, markup=False)
+
+    def options(self) -> Sequence[Option]:
+        """Return the rows that match `words`. Ids are unique; headings have none."""
+        raise NotImplementedError
+
+    def choose(self) -> None:
+        """Handle Enter, or a click on a row."""
+        raise NotImplementedError
 
     def on_mount(self) -> None:
         self.rows.can_focus = False
+        self.search()
 
     @property
     def rows(self) -> OptionList:
         return self.query_one(OptionList)
+
+    @property
+    def words(self) -> str:
+        return self.query_one("#words", Input).value
 
     @property
     def highlighted_id(self) -> str:
@@ -90,13 +119,34 @@ class ListDialog(Dialog[Result]):
         option = self.rows.highlighted_option
         return (option.id if option else None) or ""
 
-    def action_move(self, steps: int) -> None:
-        """Move the highlight by `steps` rows, skipping disabled ones."""
-        places = [at for at, option in enumerate(self.rows.options) if not option.disabled]
-        if places:
-            highlighted = self.rows.highlighted
-            now = places.index(highlighted) if highlighted in places else 0
-            self.rows.highlighted = places[min(max(0, now + steps), len(places) - 1)]
+    @on(Input.Changed, "#words")
+    def _words_changed(self) -> None:
+        self.search()
+
+    def search(self) -> None:
+        """List what matches the words."""
+        self.draw()
+
+    def draw(self, highlight: str = "") -> None:
+        """List all rows again. Highlight a row: `highlight`, the present or preferred one."""
+        wanted = (highlight, self.highlighted_id, self.preferred)
+        options = self.options() or [Option(displayable(self.none_found), disabled=True)]
+        rows, ids = self.rows, [each.id for each in options]
+        rows.clear_options()
+        rows.add_options(options)
+        rows.highlighted = next((ids.index(each) for each in wanted if each in ids), None)
+        if rows.highlighted is None:
+            rows.action_first()
+
+    @on(Input.Submitted, "#words")
+    @on(OptionList.OptionSelected)
+    def _choose(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
+        event.stop()
+        self.choose()
+
+    def action_move(self, action: str) -> None:
+        """Move the highlight by an action of the list."""
+        getattr(self.rows, f"action_{action}")()
 
 
 class QuestionScreen(Dialog[str]):
