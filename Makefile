@@ -94,6 +94,7 @@ clean: ## remove what was built here; models stay
 $(BIN)/python:
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "Making a virtual environment in $(VENV) with $$python ..."; \
 	    $$python -m venv $(VENV) >/dev/null 2>&1 && exit 0; \
 	    rm -rf $(VENV); \
 	    echo "akunu: $$python cannot make virtual environments; install its venv package (Debian: apt install python3-venv)" >&2; exit 1; \

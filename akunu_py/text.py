@@ -107,14 +107,17 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as "500 MB" or "2GB". Raises ValueError."""
+def parse_size(text: str, thousand: int = 1000) -> int:
+    """Return the bytes of a size such as "500 MB" or "2GB". Raises ValueError.
+
+    thousand: 1024 for a machine's memory, where a GB is 2**30 bytes.
+    """
     found = re.fullmatch(
         r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kMGT])B?|B)", text.strip(), re.IGNORECASE
     )
     if found is None:
         raise ValueError(f"expected a size such as 500MB or 2GB, got {text[:40]!r}")
-    return int(float(found[1]) * 1000 ** " kmgt".index((found[2] or " ").lower()))
+    return int(float(found[1]) * thousand ** " kmgt".index((found[2] or " ").lower()))
 
 
 def is_size(text: str) -> bool:

@@ -16,7 +16,7 @@ from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
-from akunu_py.models.load.fit import GIB, usable_memory
+from akunu_py.models.load.fit import usable_memory
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.external_models import REMOVAL
 from akunu_py.models.store.hub_cache import parse_reference
@@ -287,9 +287,9 @@ def remove(args: argparse.Namespace) -> None:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of `16G` or `16GB`; a GB of memory is 2**30 bytes. Raises UsageError."""
+    """Return the bytes of a machine's memory, such as 16G. Raises UsageError."""
     try:
-        size = parse_size(text) * GIB // 10**9
+        size = parse_size(text, 1024)
     except ValueError:
         size = 0
     if size <= 0:

@@ -15,8 +15,9 @@ Works around:
     8. `LinuxDriver` queues 30 writes for a slow terminal, and does not say when they are written.
 Upstream: 1, 3, 4, 6 to 8: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
     5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
-Remove when: tests/reliability/test_fuzz_pastes.py, faults_chat.py and tests/tui/test_slow_lines.py
-    pass with `LinuxDriver` and `XTermParser`.
+Remove when: these pass with `LinuxDriver` and `XTermParser`: in tests/reliability/,
+    test_fuzz_pastes.py (1 to 3) and test_faults.py (5); in tests/tui/, test_composing.py (4) and
+    test_slow_lines.py (8); tests/workarounds/test_closed_terminal.py (6, 7).
 """
 
 from __future__ import annotations

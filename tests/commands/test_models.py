@@ -182,6 +182,9 @@ def test_list_and_recommend_in_this_process(environment: dict[str, str], capsys:
     for purpose in ("chat", "code"):
         assert f"{purpose}: {found[purpose]['name']}" in text
         assert found[purpose]["why"] in text
+    for same in ("16384M", "16777216k", "0.015625T", "16 gb"):  # powers of 1,024
+        assert main(["models", "recommend", "--memory", same, "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out) == found, same
     for wrong in ("16", "G", "0G", "-3G", "1e999G", "16X"):
         assert main(["models", "recommend", f"--memory={wrong}"]) == 2
     assert main(["models", "show", "qwen3-8b"]) == 0

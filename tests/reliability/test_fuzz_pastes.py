@@ -6,7 +6,7 @@ import itertools
 import os
 import pty
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,10 +97,8 @@ def test_keys_typed_while_the_terminal_answers_are_kept(monkeypatch: pytest.Monk
     os.close(follower)
 
 
-@pytest.mark.parametrize(
-    "data", [b"a\xffb", b"\xed\xa0\x80", b"\x1b[200~\xff\xfe\x1b[31m\x1b[201~"]
-)
-def test_bytes_that_are_no_text_end_nothing(data: bytes) -> None:
+def read_with(process: Callable[[object], None], data: bytes) -> list[Exception]:
+    """Read input in the chat's driver, until "z"; return what ended it."""
     leader, follower = pty.openpty()
     driver: Any = ChatDriver.__new__(ChatDriver)
     driver._debug, driver.fileno, driver.exit_event = False, follower, threading.Event()
@@ -108,17 +106,33 @@ def test_bytes_that_are_no_text_end_nothing(data: bytes) -> None:
     driver._app = SimpleNamespace(
         call_later=lambda _, error: failed.append(error), _handle_exception=None
     )
-    got: list[object] = []
 
     def take(message: object) -> None:
-        got.append(message)
         if getattr(message, "key", "") == "z":
             driver.exit_event.set()
+        process(message)
 
     driver.process_message = take
     os.write(leader, data + b"z\r")
     driver._run_input_thread()
-    assert failed == []
-    assert len(got) >= 2
     os.close(leader)
     os.close(follower)
+    return failed
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\xffb", b"\xed\xa0\x80", b"\x1b[200~\xff\xfe\x1b[31m\x1b[201~"]
+)
+def test_bytes_that_are_no_text_end_nothing(data: bytes) -> None:
+    got: list[object] = []
+    assert read_with(got.append, data) == []
+    assert len(got) >= 2
+
+
+def test_a_bug_in_the_input_thread_is_reported_as_any_other() -> None:
+    error = ValueError("a bug")
+
+    def fail(message: object) -> None:
+        raise error
+
+    assert read_with(fail, b"a") == [error]

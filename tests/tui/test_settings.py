@@ -325,6 +325,19 @@ async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
         assert (levels, blinks) == (["none", "full"], [False, True])
 
 
+@pytest.mark.parametrize("directory", ["/a", "/home/someone/with/a/long/name"])
+async def test_no_line_of_the_hint_ends_in_a_separator(
+    monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    path = Path(directory, ".config/akunu/settings.toml")
+    monkeypatch.setattr("akunu_py.tui.screens.settings_form.settings_file", lambda: path)
+    host, shown = form()
+    async with host.run_test(size=(80, 24)):
+        hint = shown.query_one("#say", Static)
+        lines = [hint.render_line(row).text.strip() for row in range(hint.size.height)]
+        assert lines == ["Ctrl+N new persona · Ctrl+D delete persona", str(path)]
+
+
 @pytest.mark.long
 @sizes_and_themes("light", "terminal-dark")
 def test_picture(

@@ -120,7 +120,14 @@ def _commands(typed: str) -> list[Suggestion]:
     return suggestions
 
 
-_MOVES = {"up": -1, "down": 1, "ctrl+p": -1, "ctrl+n": 1, "pageup": -6, "pagedown": 6}
+_MOVES = {
+    "up": "cursor_up",
+    "ctrl+p": "cursor_up",
+    "down": "cursor_down",
+    "ctrl+n": "cursor_down",
+    "pageup": "page_up",
+    "pagedown": "page_down",
+}
 _FRAME = 7  # columns of margin, border, padding and scrollbar
 _GAP = 2
 _SHORT_NOTE = 8
@@ -167,7 +174,7 @@ class SuggestionPopup(OptionList, can_focus=False):
         if key in ("tab", "enter"):
             return self._choose(key)
         if key in _MOVES:
-            self._move(_MOVES[key])
+            getattr(self, f"action_{_MOVES[key]}")()
         elif key == "escape":
             self.close()
         return key in _MOVES or key == "escape"
@@ -244,14 +251,6 @@ class SuggestionPopup(OptionList, can_focus=False):
             return label
         note = Content.styled(displayable(suggestion.note), muted).truncate(room, ellipsis=True)
         return Content.assemble(label.pad_right(max(0, width - label.cell_length) + _GAP), note)
-
-    def _move(self, steps: int) -> None:
-        count = self.option_count
-        now = self.highlighted or 0
-        if abs(steps) == 1:
-            self.highlighted = (now + steps) % count
-        else:
-            self.highlighted = min(max(0, now + steps), count - 1)
 
     def _choose(self, key: str) -> bool:
         """Insert the highlighted suggestion; return whether the key was consumed."""

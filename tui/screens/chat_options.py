@@ -10,12 +10,10 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
-from textual.content import Content
-from textual.widgets import Input, Label, Select, Static
+from textual.widgets import Input, Select, Static
 
 from akunu_py.chats.options import BOUNDS, FRACTIONS, ChatOptions, is_in_bounds
-from akunu_py.text import displayable
-from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, FormDialog, form_row, form_select
 from akunu_py.types import NO_TOKEN_LIMIT, THINKING_MODES, GenerateOptions
 
 
@@ -45,7 +43,7 @@ _THINKING = {
 }
 
 
-class ChatOptionsScreen(Dialog[ChatOptions]):
+class ChatOptionsScreen(FormDialog[ChatOptions]):
     """The form. The result is the new options, None if Ctrl+S or Enter was not pressed."""
 
     CSS_PATH = [DIALOG_STYLE, "chat_options.tcss"]  # noqa: RUF012 - as in Textual
@@ -65,9 +63,8 @@ class ChatOptionsScreen(Dialog[ChatOptions]):
                 for name in ("temperature", "top_p", "seed", "max_tokens"):
                     yield self._row(name)
                 modes = [(_THINKING[mode], mode) for mode in THINKING_MODES]
-                value = self._options.thinking
-                select = Select(modes, value=value, allow_blank=False, compact=True, id="thinking")
-                yield Horizontal(Label("Thinking"), select, classes="row")
+                select = form_select(modes, self._options.thinking, "thinking")
+                yield form_row("Thinking", select)
                 yield self._row("thinking_budget")
             yield Static("Empty fields follow the settings (Ctrl+S in the chat).", id="say")
 
@@ -82,9 +79,7 @@ class ChatOptionsScreen(Dialog[ChatOptions]):
             id=name,
             compact=True,
         )
-        return Horizontal(
-            Label(number.label), field, Label(number.note, classes="note"), classes="row"
-        )
+        return form_row(number.label, field, number.note)
 
     @on(Input.Submitted)
     def action_save(self) -> None:
@@ -95,7 +90,7 @@ class ChatOptionsScreen(Dialog[ChatOptions]):
                 values[name] = parse_option(name, field.value)
             except ValueError as error:
                 field.focus()
-                self._show_error(f"{_NUMBERS[name].label}: {error}")
+                self.say(f"{_NUMBERS[name].label}: {error}", wrong=True)
                 return
         self.dismiss(ChatOptions(**values))
 
@@ -103,11 +98,6 @@ class ChatOptionsScreen(Dialog[ChatOptions]):
         for field in self.query(Input):
             field.value = ""
         self.query_one("#thinking", Select).value = "default"
-
-    def _show_error(self, text: str) -> None:
-        line = self.query_one("#say", Static)
-        line.add_class("wrong")
-        line.update(Content(displayable(text)))
 
 
 def parse_option(name: str, text: str) -> float | int | None:

@@ -88,6 +88,10 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         f"conversations--{name}" for name in ("mark", "muted", "match")
     }
 
+    heading = "Conversations"
+    keys = _KEYS
+    placeholder = "Search conversations"
+
     def __init__(
         self,
         store: StoreThread,
@@ -102,32 +106,27 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._current = current  # the open conversation
         self._progress = progress  # describes running answers, by conversation
         self._unread = unread  # conversations answered in the background
-        self._words = words  # the initial search
+        self.first_words = words
         self._clock = clock  # seconds since 1970
         self._found: dict[str, SearchResult] = {}
-        self._empty_text = ""  # shown when nothing is found
+        self.none_found = ""
         self._shown_progress: dict[str, str] = {}
         self._renaming: str | None = None  # the conversation being renamed
         self._search_done = asyncio.Event()
 
-    def compose(self) -> ComposeResult:
-        with self.frame("Conversations", _KEYS):
-            yield Input(self._words, id="words", placeholder="Search conversations", compact=True)
-            yield Input(id="name", placeholder="New title", compact=True)
-            with Horizontal():
-                yield OptionList(compact=True)
-                yield PreviewPane(self._store)
+    def compose_list(self) -> ComposeResult:
+        yield Input(id="name", placeholder="New title", compact=True)
+        with Horizontal():
+            yield from super().compose_list()
+            yield PreviewPane(self._store)
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#name").display = False
-        self._update_keys()
-        self._search()
         self._shown_progress = dict(self._progress())
         self.set_interval(_PROGRESS_S, self._show_progress)
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._draw)  # sizes are known then
+        self.call_after_refresh(self.draw)  # sizes are known then
 
     # Keys
 
@@ -137,9 +136,9 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         else:
             self._end_renaming()
 
-    def action_move(self, steps: int) -> None:
+    def action_move(self, action: str) -> None:
         if self._renaming is None:
-            super().action_move(steps)
+            super().action_move(action)
 
     def action_rename(self) -> None:
         if (found := self._chosen()) and self._renaming is None:
@@ -164,7 +163,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             self.post_message(ConversationDeleted(conversation))
             if conversation == self._current:  # The app opens a new one.
                 self._current = None
-            self._search(self._neighbor(conversation))
+            self.search(self._neighbor(conversation))
 
     @work
     async def action_undo(self) -> None:
@@ -176,7 +175,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
                 self.notify("There is no recent deletion to undo.")
             else:
                 self.notify(info.title or UNTITLED, title="Restored", markup=False)
-                self._search(info.id)
+                self.search(info.id)
 
     @work
     async def action_export(self) -> None:
@@ -193,18 +192,8 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             path = await asyncio.to_thread(write_new, path, text, numbered=True)
             self.notify(str(path), title="Exported", markup=False)
 
-    @on(Input.Changed, "#words")
-    def _words_changed(self) -> None:
-        self._search()
-
-    @on(Input.Submitted, "#words")
-    @on(OptionList.OptionSelected)
-    def _open(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
-        event.stop()
-        self._open_chosen()
-
     @work(exclusive=True, group="open")
-    async def _open_chosen(self) -> None:
+    async def choose(self) -> None:  # type: ignore[override]
         if found := await self._chosen_after_search():
             self.dismiss(ChosenConversation(found.info.id, found.hit.message))
 
@@ -217,40 +206,34 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             with report_errors(self._show_error):
                 await self._store.call(lambda store: store.rename(conversation, title))
                 self.post_message(ConversationRenamed(conversation, title))
-                self._search(conversation)
+                self.search(conversation)
 
     # Searching and drawing
 
-    def _search(self, choose: str | None = None) -> None:
+    def search(self, choose: str | None = None) -> None:
         """Search again, then highlight `choose` or keep the highlighted conversation."""
         self._search_done.clear()
         self._update_results(choose)
 
     @work(exclusive=True, group="search")
     async def _update_results(self, choose: str | None) -> None:
-        words = self._query
+        words = self.words
         try:
             found = await self._store.call(lambda store: _find_all(store, words, choose))
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)
-        chosen = self.highlighted_id
         self._found = {each.info.id: each for each in found}
-        self._empty_text = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
-        self._draw(choose or chosen)
+        self.none_found = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
+        self.draw(choose or "")
         self._search_done.set()
 
-    def _draw(self, choose: str = "") -> None:
+    def options(self) -> Sequence[Option]:
+        return [Option(self._row(each), id=each.info.id) for each in self._found.values()]
+
+    def draw(self, highlight: str = "") -> None:
         """Draw all rows at the current width."""
-        rows = self.rows
-        choose = choose or self.highlighted_id
-        rows.clear_options()
-        for each in self._found.values():
-            rows.add_option(Option(self._row(each), id=each.info.id))
-        if self._found:
-            rows.highlighted = list(self._found).index(choose) if choose in self._found else 0
-        elif self._empty_text:
-            rows.add_option(Option(Content(displayable(self._empty_text)), disabled=True))
+        super().draw(highlight)
         self._update_keys()
         self._show_preview()
 
@@ -262,7 +245,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         words = state or format_time(found.info.updated, self._clock())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
-        title = _marked(collapse(found.info.title) or UNTITLED, self._query)
+        title = _marked(collapse(found.info.title) or UNTITLED, self.words)
         title = title.truncate(room, ellipsis=True)
         below = _snippet(found).truncate(max(1, width - 2), ellipsis=True)
         return Content.assemble(
@@ -283,11 +266,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
 
     @on(OptionList.OptionHighlighted)
     def _show_preview(self) -> None:
-        self.query_one(PreviewPane).show(self._chosen(), self._query)
-
-    @property
-    def _query(self) -> str:
-        return self.query_one("#words", Input).value
+        self.query_one(PreviewPane).show(self._chosen(), self.words)
 
     def _chosen(self) -> SearchResult | None:
         return self._found.get(self.highlighted_id)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
+from textual.widget import Widget
+from textual.widgets import Input, Label, OptionList, Select, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
@@ -68,21 +69,50 @@ class Dialog(ModalScreen[Result | None]):
 
 
 class ListDialog(Dialog[Result]):
-    """A list with a search box, which keeps the focus."""
+    """A list below a search box, which keeps the focus. Enter or a click chooses a row."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,ctrl+n,ctrl+j", "move(1)", "Next row", show=False),
-        Binding("up,ctrl+p", "move(-1)", "Previous row", show=False),
-        Binding("pagedown", "move(7)", "Further down", show=False),
-        Binding("pageup", "move(-7)", "Further up", show=False),
+        Binding("down,ctrl+n,ctrl+j", "move('cursor_down')", "Next row", show=False),
+        Binding("up,ctrl+p", "move('cursor_up')", "Previous row", show=False),
+        Binding("pagedown", "move('page_down')", "Further down", show=False),
+        Binding("pageup", "move('page_up')", "Further up", show=False),
     ]
+
+    heading: ClassVar[str]
+    keys: ClassVar[str]  # listed at the bottom edge
+    placeholder: ClassVar[str]  # of the search box
+    none_found = "No match."  # shown instead of rows
+    preferred = ""  # the row to highlight first
+    first_words = ""  # the initial search
+
+    def compose(self) -> ComposeResult:
+        with self.frame(self.heading, self.keys):
+            yield Input(self.first_words, self.placeholder, id="words", compact=True)
+            yield from self.compose_list()
+
+    def compose_list(self) -> ComposeResult:
+        """Compose the list, and what is shown with it."""
+        yield OptionList(compact=True, markup=False)
+
+    def options(self) -> Sequence[Option]:
+        """Return the rows that match `words`. Ids are unique; headings have none."""
+        raise NotImplementedError
+
+    def choose(self) -> None:
+        """Handle Enter, or a click on a row."""
+        raise NotImplementedError
 
     def on_mount(self) -> None:
         self.rows.can_focus = False
+        self.search()
 
     @property
     def rows(self) -> OptionList:
         return self.query_one(OptionList)
+
+    @property
+    def words(self) -> str:
+        return self.query_one("#words", Input).value
 
     @property
     def highlighted_id(self) -> str:
@@ -90,13 +120,54 @@ class ListDialog(Dialog[Result]):
         option = self.rows.highlighted_option
         return (option.id if option else None) or ""
 
-    def action_move(self, steps: int) -> None:
-        """Move the highlight by `steps` rows, skipping disabled ones."""
-        places = [at for at, option in enumerate(self.rows.options) if not option.disabled]
-        if places:
-            highlighted = self.rows.highlighted
-            now = places.index(highlighted) if highlighted in places else 0
-            self.rows.highlighted = places[min(max(0, now + steps), len(places) - 1)]
+    @on(Input.Changed, "#words")
+    def _words_changed(self) -> None:
+        self.search()
+
+    def search(self) -> None:
+        """List what matches the words."""
+        self.draw()
+
+    def draw(self, highlight: str = "") -> None:
+        """List all rows again. Highlight a row: `highlight`, the present or preferred one."""
+        wanted = (highlight, self.highlighted_id, self.preferred)
+        options = self.options() or [Option(displayable(self.none_found), disabled=True)]
+        rows, ids = self.rows, [each.id for each in options]
+        rows.clear_options()
+        rows.add_options(options)
+        rows.highlighted = next((ids.index(each) for each in wanted if each in ids), None)
+        if rows.highlighted is None:
+            rows.action_first()
+
+    @on(Input.Submitted, "#words")
+    @on(OptionList.OptionSelected)
+    def _choose(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
+        event.stop()
+        self.choose()
+
+    def action_move(self, action: str) -> None:
+        """Move the highlight by an action of the list."""
+        getattr(self.rows, f"action_{action}")()
+
+
+class FormDialog(Dialog[Result]):
+    """Rows of fields in `#form`; the line `#say` below them has a hint, or what is wrong."""
+
+    def say(self, text: str, *, wrong: bool = False) -> None:
+        line = self.query_one("#say", Static)
+        line.set_class(wrong, "wrong")
+        line.update(Content(displayable(text)))
+
+
+def form_row(label: str, field: Widget, note: str = "", *, joined: bool = False) -> Horizontal:
+    """Return a row of a form. joined: without a gap below it."""
+    notes = [Label(note, classes="note")] if note else []
+    return Horizontal(Label(label), field, *notes, classes="row joined" if joined else "row")
+
+
+def form_select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
+    """Return a drop-down of labels and values. name: its id."""
+    return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
 class QuestionScreen(Dialog[str]):

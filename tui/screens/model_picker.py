@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py import paths
@@ -78,6 +78,11 @@ class ModelsScreen(ListDialog[str]):
         f"models--{name}" for name in ("mark", "muted", "good", "bad", "heading")
     }
 
+    heading = "Models"
+    keys = "Enter use or download · Ctrl+X stop a download · Esc close"
+    placeholder = "Search models, or enter owner/repository"
+    none_found = "No matching model."
+
     def __init__(
         self,
         current: str,
@@ -86,7 +91,7 @@ class ModelsScreen(ListDialog[str]):
         memory_limit: int | None = None,
     ) -> None:
         super().__init__()
-        self._current = current  # the model in use
+        self.preferred = current  # the model in use
         self._downloads = downloads
         self._memory = memory  # bytes available to a model; None: measured
         self._memory_limit = memory_limit  # bytes set by the user, in place of the measured ones
@@ -95,29 +100,27 @@ class ModelsScreen(ListDialog[str]):
         self._confirming = ""  # the model whose download awaits confirmation
         self._machine: Machine | None = None
 
-    def compose(self) -> ComposeResult:
-        with self.frame("Models", "Enter use or download · Ctrl+X stop a download · Esc close"):
-            yield Input(placeholder="Search models, or enter owner/repository", compact=True)
-            yield OptionList(compact=True)
-            with Vertical(id="about"):
-                yield Static(id="title")
-                yield Static(id="facts")
-                yield Static(id="description")
+    def compose_list(self) -> ComposeResult:
+        yield from super().compose_list()
+        with Vertical(id="about"):
+            yield Static(id="title")
+            yield Static(id="facts")
+            yield Static(id="description")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._rows = model_rows(self._memory, self._machine)
         if self._memory is None:
             self.run_worker(self._measure())
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._show)  # The columns depend on the final size.
+        self.call_after_refresh(self.draw)  # The columns depend on the final size.
 
     async def _measure(self) -> None:
         """Determine in the background which models fit, and how fast they are."""
         available, self._machine = await asyncio.to_thread(probe_machine)
         self._memory = available if self._memory_limit is None else self._memory_limit
-        self._reload()
+        self._rows = model_rows(self._memory, self._machine)
+        self.draw()
 
     # Keys
 
@@ -125,14 +128,8 @@ class ModelsScreen(ListDialog[str]):
         if row := self._chosen():
             self._downloads.stop(row.name)
 
-    @on(Input.Changed)
-    def _filter(self) -> None:
-        self._show()
-
-    @on(Input.Submitted)
-    @on(OptionList.OptionSelected)
-    def _use_or_download(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
-        event.stop()
+    def choose(self) -> None:
+        """Use or download the model."""
         row = self._chosen()
         if row is None or row.name in self._downloads.running:
             return
@@ -144,7 +141,7 @@ class ModelsScreen(ListDialog[str]):
         else:
             self._confirming = ""
             self._downloads.start(row.name)
-            self._show()
+            self.draw()
 
     # Messages of the downloads, forwarded by the app
 
@@ -157,41 +154,33 @@ class ModelsScreen(ListDialog[str]):
 
     def show_download_ended(self, message: DownloadEnded) -> None:
         """Show the new model or the error."""
-        chosen = self._chosen()
-        self._reload()
-        if message.model and chosen and chosen.name == message.name:
-            self._choose(message.model)
+        self._rows = model_rows(self._memory, self._machine)
+        self.draw(message.model if self.highlighted_id == message.name else "")
 
     # Drawing
 
-    def _reload(self) -> None:
-        self._rows = model_rows(self._memory, self._machine)
-        self._show()
-
-    def _show(self) -> None:
-        """Draw the matching rows under headings, keeping the highlighted model."""
-        chosen = self._chosen()
-        words = self.query_one(Input).value.strip()
-        rows = filter_rows(self._rows, words)
-        if _REPOSITORY.fullmatch(words):
+    def options(self) -> Sequence[Option]:
+        """Return the matching rows under headings, and keep the rows."""
+        rows = filter_rows(self._rows, self.words)
+        if _REPOSITORY.fullmatch(words := self.words.strip()):
             rows.append(ModelRow(words, words, "From the Hugging Face hub."))
         self._visible_rows = {row.name: row for row in rows}
-        models = self.rows
-        models.clear_options()
+        options = []
         for is_stored, heading in _HEADINGS.items():
             if part := [row for row in rows if row.is_stored is is_stored]:
-                title = Content.styled(heading, ".models--heading")
-                models.add_option(Option(title, disabled=True))
-                models.add_options(Option(self._line(row), id=row.name) for row in part)
-        if not rows:
-            models.add_option(Option("No matching model.", disabled=True))
-        self._choose(chosen.name if chosen else self._current)
+                options.append(Option(Content.styled(heading, ".models--heading"), disabled=True))
+                options += [Option(self._line(row), id=row.name) for row in part]
+        return options
+
+    def draw(self, highlight: str = "") -> None:
+        super().draw(highlight)
+        self._describe()
 
     def _line(self, row: ModelRow) -> Content:
         """Return the columns of a row: mark, name, size, memory and state."""
         whole = self.rows.scrollable_content_region.width
         room = whole - _STATE - 2
-        width = min(_NAME, room - 2)
+        width = max(1, min(_NAME, room - 2))  # before the layout, the list has no width
         name = Content(displayable(row.name)).truncate(width, ellipsis=True)
         columns: list[tuple[str, str]] = []
         download = self._downloads.running.get(row.name)
@@ -204,7 +193,7 @@ class ModelsScreen(ListDialog[str]):
             needs = f"needs {human_size(row.memory)}" if row.memory else ""
             columns.append((f"  {needs:<{_MEMORY}}", ".models--muted"))
         before = Content.assemble(
-            ("● " if row.name == self._current else "  ", ".models--mark"),
+            ("● " if row.name == self.preferred else "  ", ".models--mark"),
             name.pad_right(max(0, width - name.cell_length)),
             *columns,
             "  ",
@@ -220,7 +209,7 @@ class ModelsScreen(ListDialog[str]):
             return Content.styled("✗ failed", bad)
         if row.damaged:
             return Content.styled("damaged", bad)
-        if row.name == self._current and row.is_stored:
+        if row.name == self.preferred and row.is_stored:
             return Content.styled("in use", good)
         if row.fits == "too large":
             return Content.styled("✗ too large", bad)
@@ -251,14 +240,6 @@ class ModelsScreen(ListDialog[str]):
 
     def _chosen(self) -> ModelRow | None:
         return self._visible_rows.get(self.highlighted_id)
-
-    def _choose(self, name: str) -> None:
-        models = self.rows
-        choices = [index for index, option in enumerate(models.options) if not option.disabled]
-        named = [index for index in choices if models.options[index].id == name]
-        if choices:
-            models.highlighted = (named or choices)[0]
-        self._describe()
 
 
 def _progress(download: Download) -> str:

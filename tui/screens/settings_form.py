@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -16,10 +16,10 @@ from textual.content import Content
 from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
 from akunu_py.settings import Settings, save_settings, settings_file
-from akunu_py.text import displayable, typeable
+from akunu_py.text import typeable
 from akunu_py.tui import themes
 from akunu_py.tui.prompt.slash_commands import argument_choices
-from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, FormDialog, form_row, form_select
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.status import report_errors
 from akunu_py.types import MAX_TEMPERATURE, GenerateOptions
@@ -87,7 +87,7 @@ class SettingsController:
             self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
 
 
-class SettingsScreen(Dialog[Settings]):
+class SettingsScreen(FormDialog[Settings]):
     """The settings form. The result is the saved settings, None if Ctrl+S was not pressed."""
 
     CSS_PATH = [DIALOG_STYLE, "settings_form.tcss"]  # noqa: RUF012 - as in Textual
@@ -109,10 +109,12 @@ class SettingsScreen(Dialog[Settings]):
         now = self._settings
         with self.frame("Settings", "Ctrl+S save · Esc close"):
             with VerticalScroll(id="form", can_focus=False):
-                yield _row("Model", _select(_models(now.model), now.model, "model"), joined=True)
+                yield form_row(
+                    "Model", form_select(_models(now.model), now.model, "model"), joined=True
+                )
                 small = now.draft_model
                 choices = [("akunu alone", ""), *_models(small)]
-                yield _row("Draft model", _select(choices, small, "draft-model"))
+                yield form_row("Draft model", form_select(choices, small, "draft-model"))
                 temperature = Input(
                     f"{now.temperature:g}",
                     id="temperature",
@@ -121,7 +123,7 @@ class SettingsScreen(Dialog[Settings]):
                     max_length=6,
                 )
                 note = f"0 to {MAX_TEMPERATURE:g}; higher is more varied"
-                yield _row("Temperature", temperature, note, joined=True)
+                yield form_row("Temperature", temperature, note, joined=True)
                 yield Horizontal(
                     Label("Answer limit"),
                     _number(now.max_tokens, "max-tokens"),
@@ -130,7 +132,7 @@ class SettingsScreen(Dialog[Settings]):
                     Label("-1: none", classes="note"),
                     classes="row joined",
                 )
-                yield _row("Persona", _select(self._names(), self._persona, "persona"))
+                yield form_row("Persona", form_select(self._names(), self._persona, "persona"))
                 yield Input(
                     id="name", placeholder="Name of the new persona, then Enter", compact=True
                 )
@@ -138,9 +140,9 @@ class SettingsScreen(Dialog[Settings]):
                 prompt = TextArea(self._personas[self._persona], id="system", compact=True)
                 prompt.placeholder = "None: the model's default"
                 yield prompt
-                yield _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
+                yield form_row("Theme", form_select(_themes(now.theme), now.theme, "theme"))
                 server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
-                yield _row("Server", server, "at start: auto, off, http://...", joined=True)
+                yield form_row("Server", server, "at start: auto, off, http://...", joined=True)
                 for row in _CHECKBOXES:
                     boxes = (
                         PlainCheckbox(label, getattr(now, name), id=name, compact=True)
@@ -152,7 +154,7 @@ class SettingsScreen(Dialog[Settings]):
     def on_mount(self) -> None:
         self.query_one("#name", Input).display = False
         self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
-        self._show(f"Ctrl+N new persona · Ctrl+D delete persona · {settings_file()}")
+        self.say(f"Ctrl+N new persona · Ctrl+D delete persona\n{settings_file()}")
 
     # Keys
 
@@ -191,7 +193,7 @@ class SettingsScreen(Dialog[Settings]):
         changed = {
             name: new for name, new in changes.items() if new != getattr(self._settings, name)
         }
-        with report_errors(lambda error: self._show(error, wrong=True)):
+        with report_errors(lambda error: self.say(error, wrong=True)):
             # In a thread: a slow disk must not delay an incoming answer.
             self.dismiss(await asyncio.to_thread(save_settings, changed))
 
@@ -203,7 +205,7 @@ class SettingsScreen(Dialog[Settings]):
 
     def action_delete_persona(self) -> None:
         if self._persona == _NO_PERSONA:
-            self._show("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
+            self.say("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
             return
         del self._personas[self._persona]
         self._persona = _NO_PERSONA
@@ -227,7 +229,7 @@ class SettingsScreen(Dialog[Settings]):
         name = typeable(field.value).strip()
         if not name or name in self._personas:
             problem = f"Persona {name!r} already exists." if name else "Enter a name."
-            self._show(problem, wrong=True)
+            self.say(problem, wrong=True)
             return False
         self._store_prompt()
         self._personas[name] = ""
@@ -278,11 +280,6 @@ class SettingsScreen(Dialog[Settings]):
             return int(text)
         return text
 
-    def _show(self, text: str, *, wrong: bool = False) -> None:
-        line = self.query_one("#say", Static)
-        line.set_class(wrong, "wrong")
-        line.update(Content(displayable(text)))
-
 
 class PlainCheckbox(Checkbox):
     """A checkbox that is empty when off; Textual's differs only in color."""
@@ -294,17 +291,8 @@ class PlainCheckbox(Checkbox):
         return Content.assemble((mark, style), " ", self.label.stylize_before(words))
 
 
-def _row(label: str, widget: Any, note: str = "", *, joined: bool = False) -> Horizontal:
-    notes = [Label(note, classes="note")] if note else []
-    return Horizontal(Label(label), widget, *notes, classes="row joined" if joined else "row")
-
-
 def _number(value: int, name: str) -> Input:
     return Input(str(value), id=name, compact=True, restrict=r"-?[0-9]*", max_length=9)
-
-
-def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
-    return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
 def _models(current: str) -> list[tuple[str, str]]:

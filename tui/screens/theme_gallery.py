@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.tui import themes
@@ -24,56 +24,44 @@ class ThemesScreen(ListDialog[str]):
 
     CSS_PATH = [DIALOG_STYLE, "theme_gallery.tcss"]  # noqa: RUF012 - as in Textual
 
+    heading = "Themes"
+    keys = "Enter use · Esc close"
+    placeholder = "Search themes"
+    none_found = "No matching theme."
+
     def __init__(self, current: str, show_theme: Callable[[str], None]) -> None:
         super().__init__()
-        self._current = current
+        self.preferred = current
         self._show_theme = show_theme  # previews a theme
 
-    def compose(self) -> ComposeResult:
-        with self.frame("Themes", "Enter use · Esc close"):
-            yield Input(placeholder="Search themes", compact=True)
-            with Horizontal():
-                yield OptionList(compact=True)
-                with Vertical(id="sample"):
-                    yield Static(Content("Your prompt looks like this."), id="prompt-sample")
-                    yield Static(Content("An answer, and a note."), id="text-sample")
-                    yield Static(highlight(_CODE, "python"), classes="code-sample")
-                    yield Static(highlight(_DIFF, "diff"), classes="code-sample")
-                    yield Static(Content("words that were guessed right"), id="accepted-sample")
-                    yield Static(Content("An error."), id="error-sample")
+    def compose_list(self) -> ComposeResult:
+        with Horizontal():
+            yield from super().compose_list()
+            with Vertical(id="sample"):
+                yield Static(Content("Your prompt looks like this."), id="prompt-sample")
+                yield Static(Content("An answer, and a note."), id="text-sample")
+                yield Static(highlight(_CODE, "python"), classes="code-sample")
+                yield Static(highlight(_DIFF, "diff"), classes="code-sample")
+                yield Static(Content("words that were guessed right"), id="accepted-sample")
+                yield Static(Content("An error."), id="error-sample")
 
-    def on_mount(self) -> None:
-        super().on_mount()
-        self._list_themes("")
+    def options(self) -> Sequence[Option]:
+        words = self.words.strip().lower()
+        return [
+            Option(f"{'●' if name == self.preferred else ' '} {themes.describe(name)}", id=name)
+            for name in themes.choices()
+            if words in name
+        ]
 
-    @on(Input.Changed)
-    def _filter(self, event: Input.Changed) -> None:
-        self._list_themes(event.value)
-
-    def _list_themes(self, words: str) -> None:
-        names = [each for each in themes.choices() if words.strip().lower() in each]
-        rows = self.rows
-        rows.clear_options()
-        for name in names:
-            mark = "● " if name == self._current else "  "
-            rows.add_option(Option(f"{mark}{themes.describe(name)}", id=name))
-        if names:
-            rows.highlighted = names.index(self._current) if self._current in names else 0
-        else:
-            rows.add_option(Option("No matching theme.", disabled=True))
+    def choose(self) -> None:
+        if self.highlighted_id:
+            self.dismiss(self.highlighted_id)
 
     @on(OptionList.OptionHighlighted)
     def _preview(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_id:
             self._show_theme(event.option_id)
 
-    @on(Input.Submitted)
-    @on(OptionList.OptionSelected)
-    def _choose(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
-        event.stop()
-        if self.highlighted_id:
-            self.dismiss(self.highlighted_id)
-
     def action_close(self) -> None:
-        self._show_theme(self._current)
+        self._show_theme(self.preferred)
         self.dismiss(None)

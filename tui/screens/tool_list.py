@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from textual import on
-from textual.app import ComposeResult
 from textual.content import Content
-from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.mcp.config import mcp_file
@@ -24,27 +21,22 @@ class ToolsScreen(ListDialog[None]):
 
     CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - as in Textual
 
+    heading = "Tools"
+    keys = "Enter on or off · Esc close"
+    placeholder = "Search tools"
+
     def __init__(self, tools: OfferedTools, on_change: Callable[[], None]) -> None:
         super().__init__()
         self._tools = tools
         self._on_change = on_change
 
-    def compose(self) -> ComposeResult:
-        with self.frame("Tools", "Enter on or off · Esc close"):
-            yield Input(placeholder="Search tools", compact=True)
-            yield OptionList(compact=True, markup=False)
+    def options(self) -> Sequence[Option]:
+        words = self.words.casefold().split()
+        self.none_found = "No matching tool." if words else f"No MCP servers in {mcp_file()}."
+        return [row for name in self._tools.servers for row in self._rows(name, words)]
 
-    def on_mount(self) -> None:
-        super().on_mount()
-        self._show()
-
-    @on(Input.Changed)
-    def _search(self) -> None:
-        self._show()
-
-    @on(Input.Submitted)
-    @on(OptionList.OptionSelected)
-    def _switch(self) -> None:
+    def choose(self) -> None:
+        """Switch a tool, or all tools of a server."""
         chosen = self.highlighted_id
         if chosen.startswith(_SERVER):
             tools = self._tools_of(chosen.removeprefix(_SERVER))
@@ -53,21 +45,10 @@ class ToolsScreen(ListDialog[None]):
         off = self._tools.off
         self._tools.switch(tools, on=bool(tools) and all(each.key in off for each in tools))
         self._on_change()
-        self._show(chosen)
+        self.draw()
 
     def _tools_of(self, server: str) -> list[ServerTool]:
         return [each for each in self._tools.all_tools() if each.server == server]
-
-    def _show(self, highlighted: str = "") -> None:
-        words = self.query_one(Input).value.casefold().split()
-        options = [row for name in self._tools.servers for row in self._rows(name, words)]
-        if not options:
-            empty = "No matching tool." if words else f"No MCP servers in {mcp_file()}."
-            options = [Option(empty, disabled=True)]
-        self.rows.clear_options()
-        self.rows.add_options(options)
-        ids = [option.id for option in options]
-        self.rows.highlighted = ids.index(highlighted) if highlighted in ids else 0
 
     def _rows(self, server: str, words: Sequence[str]) -> list[Option]:
         """Return the row of a server and those of its tools that contain all words."""
