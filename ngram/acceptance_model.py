@@ -110,6 +110,10 @@ def push(outcomes: Outcomes, hit: bool) -> Outcomes:
     return outcomes << 1 | hit if outcomes < 8 else 8 | ((outcomes << 1 | hit) & 7)
 
 
+# The outcomes after a miss and after a hit, by the outcomes before.
+_PUSHED = tuple(tuple(push(before, hit) for before in range(16)) for hit in (False, True))
+
+
 class Candidate:
     """A possible next token, with the features to learn from."""
 
@@ -142,8 +146,9 @@ class Candidate:
         step = self.rate * (hit - sigmoid(self.logit))
         for weights, place in zip(self.tables, self.places, strict=True):
             weights[place] += step
+        pushed = _PUSHED[hit]
         for record, key, before in self.outcomes:
-            record[key] = push(before, hit)
+            record[key] = pushed[before]
 
 
 def keep_newest(table: dict[int, Any], most: int) -> None:

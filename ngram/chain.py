@@ -78,13 +78,15 @@ class PredictionChain:
         copies = tracker.advance(
             prediction.copies, token, prediction.copy_predictions, prediction.edits, prediction.skip
         )
-        copies = tracker.restart(copies, token, matches)
         continued: list[SuffixMatch] = []
         long = False  # Matches of one token may have missed places that continue longer.
         for position, length in matches:
             if tokens[position] == token:
-                continued.append((position + 1, length + (length < LONGEST_MATCH)))
-                long = long or length > 1
+                if length > 1:
+                    long = True
+                continued.append((position + 1, length + 1 if length < LONGEST_MATCH else length))
+        if long:
+            copies = tracker.restart(copies, continued)
         tokens.append(token)
         recent = (prediction.recent << 1 | (prediction.token == token)) & 7
         return self._predictor.predict(recent, continued if long else index.matches(), copies)

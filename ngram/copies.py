@@ -29,7 +29,7 @@ from akunu_py.ngram.index import SuffixMatch
 WINDOW = 48  # maximum distance between a break and where the copy resumes
 MAX_SKIP = 6  # maximum tokens in a skip
 NEW_COPY = 3  # matching tokens that start a copy in the output
-NEW_COPY_IN_DRAFT = 5  # the same in a draft, whose tokens are uncertain
+NEW_COPY_IN_DRAFT = 6  # the same in a draft, whose tokens are uncertain
 LONG_RUN = 17  # copied tokens after which a replacement is expected to be a single token
 RESUME_TOKENS = 2  # copied tokens after a known edit that confirm it
 # Copied tokens after a new edit that confirm it. Edits between two rows of the answer vary more.
@@ -98,15 +98,28 @@ class CopyTracker:
         self.edits.drop_oldest(most)
         keep_newest(self.delimiters, most)
 
-    def predict(self, index: int, copy: Copy) -> CopyPrediction | None:
-        """Return the next token of `copy`, number `index` of `Copies`; None if there is none."""
-        tokens = self.tokens
+    def predict(
+        self, index: int, copy: Copy
+    ) -> tuple[CopyPrediction | None, EditPrediction | None]:
+        """Return the next token of `copy`, number `index` of `Copies`, and of a known edit there.
+
+        Each is None if there is none.
+        """
         position, run, resumed, written, _ = copy
-        if run:
-            if not written and position >= len(tokens):
-                return None
-            token = written[0] if written else tokens[position]
-            return token, resumed + RUN_CLASS[run if run < LONG_RUN else LONG_RUN], position
+        if not run:
+            return self._resume(index, position, resumed), None
+        state = resumed + RUN_CLASS[run if run < LONG_RUN else LONG_RUN]
+        if written:
+            return (written[0], state, position), None
+        tokens = self.tokens
+        if position >= len(tokens):
+            return None, None
+        edit = self._predict_edit(copy) if self.edits.by_key else None
+        return (tokens[position], state, position), edit
+
+    def _resume(self, index: int, position: int, resumed: int) -> CopyPrediction | None:
+        """Return the token where copy number `index`, broken at `position`, may resume."""
+        tokens = self.tokens
         if len(tokens) < 3:
             return None
         if resumed == REPLACED and position + 1 < (len(tokens) if index else self.answer_start):
@@ -134,14 +147,12 @@ class CopyTracker:
                 return tokens[place], place
         return None
 
-    def predict_edit(self, copy: Copy) -> EditPrediction | None:
+    def _predict_edit(self, copy: Copy) -> EditPrediction | None:
         """Return the next token of a running copy if a known edit repeats."""
-        position, run, resumed, written, _ = copy
-        if written or not self.edits.by_key or position >= len(self.tokens):
-            return None
-        found = self.edits.find(position)
+        found = self.edits.find(copy.position)
         if found is None:
             return None
+        position, run, resumed, _, _ = copy
         key, edit, place = found
         if edit.replaced == UNKNOWN:
             return EditPrediction(edit.written[0], key, Copy(position, 0, IN_PLACE))
@@ -171,14 +182,19 @@ class CopyTracker:
             second = _advance(second, token, predictions[1], edits[1])
         return first, second
 
-    def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
-        """Return `copies` after draft token `token`; restart a broken copy from the answer."""
+    def restart(self, copies: Copies, matches: Sequence[SuffixMatch]) -> Copies:
+        """Return `copies`; a broken copy from the answer restarts at the longest of `matches`.
+
+        matches: those after the last draft token.
+        """
         first, second = copies
-        if second is None or not second.run:
-            match = self._longest_matches(token, matches, NEW_COPY_IN_DRAFT)[1]
-            if match >= 0:
-                second = Copy(match + 1, 1, IN_PLACE)
-        return first, second
+        if second is not None and second.run:
+            return copies
+        longest, latest, start = NEW_COPY_IN_DRAFT, -1, self.answer_start
+        for position, length in matches:
+            if position > start and (length, position) > (longest, latest):
+                longest, latest = length, position
+        return copies if latest < 0 else (first, Copy(latest, 1, IN_PLACE))
 
     def observe(
         self,
@@ -193,15 +209,16 @@ class CopyTracker:
 
         Call before appending the token. matches: those of the context before the token.
         """
-        first, second = self.advance(self.copies, token, predictions, edits, skip)
-        if first is not None:
-            self._learn_edit(0, token, first, edits[0])
-        if second is not None:
-            self._learn_edit(1, token, second, edits[1])
+        copies = self.copies
+        first, second = self.advance(copies, token, predictions, edits, skip)
+        if copies[0] is not None and copies[0].run and first is not None:
+            self._learn_edit(0, token, copies[0], first, edits[0])
+        if copies[1] is not None and copies[1].run and second is not None:
+            self._learn_edit(1, token, copies[1], second, edits[1])
         first_runs = first is not None and first.run
         second_runs = second is not None and second.run
         if not (first_runs and second_runs):
-            before, inside = self._longest_matches(token, matches, NEW_COPY)
+            before, inside = self._longest_matches(token, matches)
             if not first_runs:
                 if before >= 0:
                     first = Copy(before + 1, 1, IN_PLACE)
@@ -226,11 +243,14 @@ class CopyTracker:
         if position <= place < position + WINDOW:
             self.edits.complete(position, start, place, end)
 
-    def _learn_edit(self, index: int, token: int, new: Copy, edit: EditPrediction | None) -> None:
-        """Learn from copy number `index`, which `token` turned into `new`. edit: the prediction."""
-        old, followed = self.copies[index], self._followed[index]
-        if old is None or not old.run:
-            return
+    def _learn_edit(
+        self, index: int, token: int, old: Copy, new: Copy, edit: EditPrediction | None
+    ) -> None:
+        """Learn from copy number `index`: `token` turned `old`, which was running, into `new`.
+
+        edit: the prediction.
+        """
+        followed = self._followed[index]
         if new.run:
             if followed is not None:
                 key, left = followed
@@ -246,21 +266,21 @@ class CopyTracker:
             self.edits.begin(old.position, token)
             self._breaks[index] = old.position, len(self.tokens)
 
-    def _longest_matches(
-        self, token: int, matches: Sequence[SuffixMatch], least: int
-    ) -> tuple[int, int]:
+    def _longest_matches(self, token: int, matches: Sequence[SuffixMatch]) -> tuple[int, int]:
         """Return the places of `token` before and in the answer, -1 for none.
 
-        Each follows the longest match of at least `least` tokens, the latest of equals.
+        Each follows the longest match of at least `NEW_COPY` tokens, the latest of equals.
         """
         tokens, start = self.tokens, self.answer_start
         before = inside = 0, -1  # (length, position)
         for position, length in matches:
-            if length >= least and tokens[position] == token:
+            if length >= NEW_COPY and tokens[position] == token:
+                found = length, position
                 if position < start:
-                    before = max(before, (length, position))
-                else:
-                    inside = max(inside, (length, position))
+                    if found > before:
+                        before = found
+                elif found > inside:
+                    inside = found
         return before[1], inside[1]
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
@@ -335,9 +355,9 @@ class Edits:
         """Return (key, edit, source position after the edit) for the token at `position`."""
         tokens, by_key = self.tokens, self.by_key
         for key in self._keys(position):
-            if key not in by_key:
+            edit = by_key.get(key)
+            if edit is None:
                 continue
-            edit = by_key[key]
             if edit.replaced < 0:
                 return key, edit, position
             try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from operator import sub, truediv
 
-_NEGLIGIBLE = 0.01
 _MAX_FORESIGHT = 64.0  # tokens; a chance near 1 would promise more
 
 
@@ -37,35 +36,38 @@ def best_draft(
     longest = min(limit, len(costs) - 1)
     if not count or longest < 1:
         return 0, [1.0 - rate * costs[0]]
-    values = [0.0] * (count + 2)
-    after = 0.0
+    charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
+    after = value = 0.0
     if ongoing:
         # Assume more copying at the lowest cost per token, as long as the last chance predicts.
         after = probabilities[-1]
-        cheapest = min(cost / rows for rows, cost in enumerate(costs[: longest + 1], start=1))
-        values[count] = min(1.0 / (1.0 - after), _MAX_FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
-        values[count + 1] = values[count]
+        cheapest = min(map(truediv, costs, range(1, longest + 2)))
+        value = min(1.0 / (1.0 - after), _MAX_FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
+    values = [value, value]
+    # Tokens of this pass and value after it, by draft length.
+    totals = [1.0 + after * value]
+    gains: list[float] = []
     chances = [*probabilities, after]
-    lengths = range(min(longest, count) + 1)
-    charged = [rate * costs[length] for length in lengths]
-    best_length = 0
     for start in range(count - 1, -1, -1):
-        best = -inf
-        reached = 1.0  # the chance that everything drafted so far is accepted
-        tokens = 1.0
-        rerun = 0.0
-        choices = zip(lengths, charged, chances[start:], values[start + 1 :], strict=False)
-        for length, charge, chance, value_after in choices:
-            next_reached = reached * chance
-            value = tokens - charge + next_reached * value_after - rerun
-            if value > best:
-                best, best_length = value, length
-            if rerun_on_reject:
-                next_charge = charged[min(length + 1, len(charged) - 1)]
-                rerun += (reached - next_reached) * (next_charge - charged[0])
-            tokens += next_reached
-            reached = next_reached
-            if reached < _NEGLIGIBLE:
-                break
-        values[start] = best
-    return best_length, values
+        chance = chances[start]
+        totals = [1.0 + chance * total for total in (value, *totals)]
+        gains = list(map(sub, totals, charged))
+        if rerun_on_reject:
+            gains = list(map(sub, gains, _rerun_costs(chances[start:], charged)))
+        value = max(gains)
+        values.append(value)
+    values.reverse()
+    return gains.index(value), values
+
+
+def _rerun_costs(chances: Sequence[float], charged: Sequence[float]) -> Iterator[float]:
+    """Yield the expected cost of repeating accepted tokens, by draft length, in tokens.
+
+    charged: cost of a pass over 1, 2, ... rows, in tokens.
+    """
+    reached, cost = 1.0, 0.0
+    for length, chance in enumerate(chances, start=1):
+        yield cost
+        rejected = reached * (1.0 - chance)
+        cost += rejected * (charged[min(length, len(charged) - 1)] - charged[0])
+        reached -= rejected

@@ -59,10 +59,10 @@ class TokenPrediction:
     edits: EditPredictions
     skip: tuple[int, int] | None  # see `CopyTracker.skip`
     candidates: Sequence[Candidate]
-    token: int = -1  # for no prediction
-    probability: float = 0.0
-    source: int = FROM_MATCH
-    bucket: int = 0  # index in `AcceptanceModel.calibration[source]`
+    token: int  # -1 for no prediction
+    probability: float
+    source: int
+    bucket: int  # index in `AcceptanceModel.calibration[source]`
 
 
 class TokenPredictor:
@@ -87,15 +87,11 @@ class TokenPredictor:
         first, second = copies
         copied = other_copied = edit = other_edit = skip = None
         if first is not None:
-            copied = tracker.predict(0, first)
-            if first.run:
-                edit = tracker.predict_edit(first)
+            copied, edit = tracker.predict(0, first)
             if pair in tracker.delimiters:
                 skip = tracker.skip(first, pair)
         if second is not None:
-            other_copied = tracker.predict(1, second)
-            if second.run:
-                other_edit = tracker.predict_edit(second)
+            other_copied, other_edit = tracker.predict(1, second)
         candidates: list[Candidate] = []
         best_match = None
         if matches:
@@ -112,18 +108,27 @@ class TokenPredictor:
             self._add_copy(candidates, best_match, 1, other_copied, other_edit, recent)
         if skip is not None and first is not None and not first.run:
             candidates.append(self._skip(skip[0], pair))
-        copy_predictions, edits = (copied, other_copied), (edit, other_edit)
-        prediction = TokenPrediction(
-            pair, recent, matches, copies, copy_predictions, edits, skip, candidates
-        )
+        token, probability, source, bucket = -1, 0.0, FROM_MATCH, 0
         if candidates:
             best = candidates[0] if len(candidates) == 1 else max(candidates, key=_logit)
-            source = best.source
+            token, source = best.token, best.source
             if source == FROM_MATCH and first is not None and first.resumed == KNOWN_SKIP:
                 source = FROM_FIELD
-            prediction.token, prediction.source = best.token, source
-            prediction.probability, prediction.bucket = self.model.calibrate(source, best.logit)
-        return prediction
+            probability, bucket = self.model.calibrate(source, best.logit)
+        return TokenPrediction(
+            pair,
+            recent,
+            matches,
+            copies,
+            (copied, other_copied),
+            (edit, other_edit),
+            skip,
+            candidates,
+            token,
+            probability,
+            source,
+            bucket,
+        )
 
     def _match(
         self,
@@ -191,24 +196,22 @@ class TokenPredictor:
         if len(matches) == 1:
             position, length = matches[0]
             return tokens[position], length, 0, 0, 0
-        answers, start = self.index.answers, self.tracker.answer_start
-        votes: dict[int, float] = {}
-        for position, length in matches:
-            token = tokens[position]
-            vote = _VOTES[length]
-            if answers and (position >= start or position - 1 in answers):
-                vote *= _ANSWER_VOTES
-            votes[token] = votes[token] + vote if token in votes else vote
-        share = 0
-        if len(votes) > 1:
-            token = max(votes, key=votes.__getitem__)
-            part = votes[token] / sum(votes.values())
-            share = 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
-        length = max([length for position, length in matches if tokens[position] == token])
+        token, share = tokens[matches[0][0]], 0
+        for position, _ in matches:
+            if tokens[position] != token:
+                token, share = self._winner(matches)
+                break
+        length = agreeing = opposing = 0
+        for position, match_length in matches:
+            if match_length > length and tokens[position] == token:
+                length = match_length
         least = length if length < 3 else 3
-        long = [tokens[position] for position, match_length in matches if match_length >= least]
-        agreeing = long.count(token)
-        opposing = len(long) - agreeing
+        for position, match_length in matches:
+            if match_length >= least:
+                if tokens[position] == token:
+                    agreeing += 1
+                else:
+                    opposing += 1
         return (
             token,
             length,
@@ -216,6 +219,20 @@ class TokenPredictor:
             0 if agreeing == 1 else 1 if agreeing == 2 else 2 if agreeing < 5 else 3,
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
+
+    def _winner(self, matches: Sequence[SuffixMatch]) -> tuple[int, int]:
+        """Return the token with the most votes, and the class of its share of the votes."""
+        tokens = self.index.tokens
+        answers, start = self.index.answers, self.tracker.answer_start
+        votes: dict[int, float] = {}
+        for position, length in matches:
+            token, vote = tokens[position], _VOTES[length]
+            if answers and (position >= start or position - 1 in answers):
+                vote *= _ANSWER_VOTES
+            votes[token] = votes.get(token, 0.0) + vote
+        token = max(votes, key=votes.__getitem__)
+        part = votes[token] / sum(votes.values())
+        return token, 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
 
     def _add_copy(
         self,
