@@ -25,23 +25,19 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 WORKERS := 3
 # Every commit runs another third of the tests marked rotating. AKUNU_TEST_PART= runs them all.
 PART = AKUNU_TEST_PART=$${AKUNU_TEST_PART-$$(git rev-parse --short HEAD 2>/dev/null || echo 0)}
-PYTEST = $(PART) $(BIN)/python -m pytest -n $(WORKERS)
-ALONE = $(PYTEST) --dist worksteal -m "not slow and alone" \
-  tests/editors/test_vscode_window.py $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
+PYTEST = $(PART) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not (slow or e2e or long)"
+	@$(PYTEST) -m "not (slow or e2e or long)"
 
 test-e2e: $(VENV)/.installed-dev ## run the other tests: the starter, faults, terminals, long ones
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "(e2e or long) and not slow and not alone"
-	@$(ALONE)
+	@$(PYTEST) -m "(e2e or long) and not slow"
 
 test-all: $(VENV)/.installed-dev ## make test and make test-e2e, in one session
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
-	@$(ALONE)
+	@$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes, and all that rotate
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -89,8 +89,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _sort(items: list[pytest.Item]) -> None:
     """From end to end is what asks the whole starter, hurts the commands, or sits at a terminal.
 
-    What happens in a real terminal happens in real time, so it runs last, with a core for each of
-    two. Modules that need the starter come first, then others with tests from end to end: they take
+    Modules that need the starter come first, then others with tests from end to end: they take
     longest, and none should be left when the other workers are done. Those of all wings take turns:
     some compute, and some mostly wait.
     """
@@ -104,8 +103,6 @@ def _sort(items: list[pytest.Item]) -> None:
         asks = "starter" in fixtures and not any("shallow" in name for name in fixtures)
         if asks or "terminal" in fixtures or item.path.is_relative_to(RELIABILITY):
             item.add_marker("e2e")
-        if "terminal" in fixtures:
-            item.add_marker("alone")
         if "starter" in fixtures:
             place[item.path] = 0
         elif item.get_closest_marker("e2e"):
@@ -114,10 +111,23 @@ def _sort(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the tests' modules hold stays; looking through it again took a tenth of the time."""
+    _freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
+    """Exclude from garbage collection what exists now: modules, and objects of session fixtures.
+
+    Unloading a model collects garbage. Late in a run, that took 0.4 s of CPU time each.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

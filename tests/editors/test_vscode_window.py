@@ -26,7 +26,6 @@ NODE = Path(TOOLS, "node_modules", ".bin", "node")
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.alone,
     pytest.mark.skipif(
         not (TOOLS and NODE.exists() and shutil.which("chromium")),
         reason="AKUNU_VSCODE is not a folder that .ci/vscode made",
