@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Literal
 
-import numpy as np
-
 from akunu_py.bench.command import FAILED, percent, show
 from akunu_py.bench.result import Result, load_result, median
 from akunu_py.bench.tables import to_text
@@ -154,6 +152,8 @@ def rank_test_p(pairs: Sequence[Pair]) -> float:
     Two-sided and exact: the sum of the pairs' Mann-Whitney statistics (Mann and Whitney 1947;
     summed over strata as van Elteren 1960 does, with equal weights).
     """
+    import numpy as np  # not needed to show options
+
     pairs = [(left, right) for left, right in pairs if left and right]
     # Twice U, so that ties, which count one half, are integers.
     statistic = sum(2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right)
