@@ -73,7 +73,7 @@ def say(line: str, *, error: bool = False) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return the lines of a table whose first row is its head. right: columns aligned right."""
+    """Return the lines of a table without newlines. right: columns aligned right."""
     lines = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
