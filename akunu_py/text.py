@@ -11,7 +11,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from akunu_py.errors import UsageError
 
@@ -70,6 +70,19 @@ def collapse(text: str) -> str:
 def say(line: str, *, error: bool = False) -> None:
     """Print one line on stdout or stderr, even if the text has newlines."""
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return the lines of a table without newlines. right: columns aligned right."""
+    lines = [[on_one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            (cell.rjust if column in right else cell.ljust)(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
 
 
 def confirm(question: str, command: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from akunu_py.cli import main
-from akunu_py.commands.chat import settings_and_model
+from akunu_py.commands.chat import usable_model
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.settings import (
     ServeSettings,
@@ -166,12 +166,13 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     """With what can be used of them, the starter, and a line for each thing that is wrong."""
     settings_file().parent.mkdir(parents=True, exist_ok=True)
     settings_file().write_text(content)
-    settings, problems, model, _ = settings_and_model(None)
+    settings, problems = read_settings()
+    model, _ = usable_model(settings, problems, None)
     assert (settings.theme, len(problems), model) == (kept, wrong, "starter")
     assert all(str(settings_file()) in line and "\n" not in line for line in problems)
     assert settings.temperature == Settings().temperature
     assert settings.answer_cache == ("= =" not in content), "the file may turn the answer cache off"
-    _, problems, model, _ = settings_and_model("asked-for")
+    model, _ = usable_model(settings, problems, "asked-for")
     assert (problems[-1], model) == (
         "model 'asked-for' is not installed; using starter instead; press F4 for other models",
         "starter",

@@ -14,7 +14,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import all_files, forget,
 from akunu_py.errors import AkunuError, DamagedCache, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.parser import add_actions, add_format
-from akunu_py.text import collapse, human_size, say
+from akunu_py.text import collapse, human_size, say, table
 
 _MIN_DIGITS = 3  # of an abbreviated id
 
@@ -46,19 +46,20 @@ def list_caches(args: argparse.Namespace) -> None:
     if args.format == "json":
         print(json.dumps(found, indent=2))
         return
-    width = max([len("MODEL"), *(len(collapse(str(each["model"]))) for each in found)])
-    if found:
-        say(f"{'ID':<16}  {'MODEL':<{width}}  {'TOKENS':>7}  {'SIZE':>8}  USED")
-    for each in found:
-        cells = [
-            f"{each['id']:<16}",
-            f"{collapse(str(each['model'])):<{width}}",
-            f"{each['tokens']:>7}",
-            f"{human_size(each['bytes']):>8}",
+    rows = [
+        (
+            each["id"],
+            collapse(str(each["model"])),
+            str(each["tokens"]),
+            human_size(each["bytes"]),
             f"{datetime.fromtimestamp(each['used']):%Y-%m-%d %H:%M}",
-            *filter(None, [each["problem"]]),
-        ]
-        say("  ".join(cells))
+            each["problem"],
+        )
+        for each in found
+    ]
+    if rows:
+        head = ("ID", "MODEL", "TOKENS", "SIZE", "USED", "")
+        print(*table([head, *rows], right=(2, 3)), sep="\n")
     total = human_size(sum(each["bytes"] for each in found))
     where = f"in {paths.prompt_caches_dir()}"
     say(f"{total} {where}" if found else f"no prompt caches {where}", error=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, add_hosts, check_hosts, loading_from, options_from
 from akunu_py.commands.servers import HostsServer, add_server, is_address, model_name_at, server_for
+from akunu_py.decoding.load import with_settings
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.mcp.config import read_servers
@@ -17,7 +18,7 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
 from akunu_py.program import shell_command
 from akunu_py.settings import Settings, read_settings, settings_file
-from akunu_py.text import parse_size, print_warnings, say
+from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL, Stats
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if is_address(server):
         model_name = model_name_at(server, args.model)
     else:
-        settings, problems, model_name, model = settings_and_model(args.model)
+        model_name, model = usable_model(settings, problems, args.model)
     problems += check_draft_model(args)
     if args.temperature is None:
         args.temperature = settings.temperature
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             store_thread,
             background=ask_background(),
             missing=model is None and not is_address(server),
-            memory_limit=memory_limit(args, settings),
+            memory_limit=with_settings(loading_from(args), settings).memory_limit,
             problems=problems,
             resume=Resume(" ".join(args.resume or ()), last=args.latest)
             if args.latest or args.resume is not None
@@ -148,24 +149,23 @@ def start_hosts_server(args: argparse.Namespace) -> HostsServer | None:
     return HostsServer(args)
 
 
-def settings_and_model(
-    requested: str | None,
-) -> tuple[Settings, list[str], str, model_store.StoredModel | None]:
-    """Return the settings, problems to show, and the model's name and files.
+def usable_model(
+    settings: Settings, problems: list[str], requested: str | None
+) -> tuple[str, model_store.StoredModel | None]:
+    """Return the model's name and files; the files are None if it must be downloaded first.
 
-    The files are None if the model must be downloaded first. An unusable model in the settings or
-    on the command line (`requested`) is a problem, and the default model replaces it.
+    An unusable model in the settings or on the command line (`requested`) is added to `problems`,
+    and the default model replaces it.
     """
-    settings, problems = read_settings()
     model_name = requested or settings.model
     try:
-        return settings, problems, model_name, find_model(model_name)
+        return model_name, find_model(model_name)
     except AkunuError as error:
         unknown = isinstance(error, UnknownModel)
         why = f"model {model_name!r} is not installed" if unknown else str(error)
         where = "" if requested else f"{settings_file()}: "
         problems.append(f"{where}{why}; using {DEFAULT_MODEL} instead; press F4 for other models")
-        return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
+        return DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 
 def chat_client(
@@ -234,14 +234,6 @@ def check_draft_model(args: argparse.Namespace) -> list[str]:
             args.draft_model = ""
             return [f"--draft-model is not used: {error}"]
     return []
-
-
-def memory_limit(args: argparse.Namespace, settings: Settings) -> int | None:
-    """Return the limit of --memory-limit, else of the settings, in bytes; None for none."""
-    if args.memory_limit is None and settings.memory_limit:
-        return parse_size(settings.memory_limit)
-    limit: int | None = args.memory_limit
-    return limit
 
 
 def require_terminal() -> None:

@@ -19,7 +19,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversatio
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
 from akunu_py.parser import add_actions, add_format
-from akunu_py.text import collapse, confirm, for_output, print_warnings, say
+from akunu_py.text import collapse, confirm, for_output, print_warnings, say, table
 
 MAX_IMPORT = 256 << 20  # bytes, about 200,000 messages
 _ID_DIGITS = 8  # shown of an id
@@ -137,15 +137,17 @@ def _print_results(results: Sequence[SearchResult], form: str) -> None:
     if not results:
         say(f"no chats found in {paths.conversations_file()}", error=True)
         return
-    models = [collapse(each.info.model) for each in results]
-    width = max(len("MODEL"), *map(len, models))
-    say(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
-    for each, model in zip(results, models, strict=True):
+    rows = [("ID", "LAST USED", "MESSAGES", "MODEL", "TITLE")]
+    for each in results:
         info = each.info
         used = datetime.fromtimestamp(info.updated) if info.updated else None
         when = f"{used:%Y-%m-%d %H:%M}" if used else "unknown"
-        head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {when:<16}  {info.messages:>8}"
-        say(f"{head}  {model:<{width}}  {collapse(info.title)}")
+        names = collapse(info.model), collapse(info.title)
+        rows.append((info.id[:_ID_DIGITS], when, str(info.messages), *names))
+    head, *lines = table(rows, right=(2,))
+    say(head)
+    for each, line in zip(results, lines, strict=True):
+        say(line)
         if each.hit.snippet:
             say(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
 

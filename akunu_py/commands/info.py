@@ -15,7 +15,7 @@ from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.serve.own.discovery import RunningServer, running_servers
 from akunu_py.settings import Settings, load_settings, settings_file
-from akunu_py.text import human_size, say
+from akunu_py.text import human_size, table
 from akunu_py.version import __version__, package_version
 
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")
@@ -45,9 +45,7 @@ def run(args: argparse.Namespace) -> int:
         ("settings", _settings()),
         ("program", f"{sys.prefix} (to remove it: {removal_command()})"),
     ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        say(f"{name:<{width}}  {value}")
+    print(*table(rows), sep="\n")
     return 0
 
 

@@ -23,7 +23,7 @@ from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.model_store import Usage, read_usage
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.parser import add_actions, add_format, add_values
-from akunu_py.text import confirm, human_size, on_one_line, parse_size, say
+from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -96,7 +96,8 @@ def list_models(args: argparse.Namespace) -> None:
         )
         for model in (*installed, *others)
     ]
-    _print_table(("NAME", "SIZE", "CONTEXT", "USED", "FROM"), rows)
+    if rows:
+        print(*table([("NAME", "SIZE", "CONTEXT", "USED", "FROM"), *rows]), sep="\n")
     more = f", and {len(others)} of other programs" if others else ""
     say(f"{len(installed) or 'no'} models in {paths.models_dir()}{more}")
     names = {model.name for model in installed}
@@ -107,19 +108,17 @@ def list_models(args: argparse.Namespace) -> None:
     available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
-        _print_table(
-            ("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"),
-            [
-                (
-                    entry.name,
-                    human_size(entry.download_bytes),
-                    human_size(entry.memory_8k),
-                    ", ".join(entry.purpose),
-                    entry.license,
-                )
-                for entry in available
-            ],
-        )
+        rows = [
+            (
+                entry.name,
+                human_size(entry.download_bytes),
+                human_size(entry.memory_8k),
+                ", ".join(entry.purpose),
+                entry.license,
+            )
+            for entry in available
+        ]
+        print(*table([("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"), *rows]), sep="\n")
         print("For models that suit this machine, run: akunu models recommend")
 
 
@@ -398,15 +397,6 @@ def _local_date(moment: str) -> str:
         return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d")
     except ValueError:
         return "never"
-
-
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
-        return
-    lines = [list(head), *([on_one_line(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
 _INTERVAL_S = 10.0

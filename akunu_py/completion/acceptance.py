@@ -14,7 +14,7 @@ from typing import Any
 
 from akunu_py.completion.request import CompletionRequest
 from akunu_py.files import locked, read_json, write_atomically
-from akunu_py.text import on_one_line
+from akunu_py.text import table
 
 _MAX_FILE = 1 << 20  # bytes
 _SAVED_EVERY = 20  # shown completions
@@ -146,12 +146,6 @@ def stats_table(counts: dict[Kind, Counter[str]]) -> list[str]:
     for (language, place), each in sorted(counts.items(), key=lambda item: -item[1]["shown"]):
         shown, accepted = each["shown"], each["accepted"]
         share = f"{accepted / shown:.0%}" if shown else ""
-        names = on_one_line(language), on_one_line(place)
-        rows.append((*names, f"{shown:,}", f"{accepted:,}", share, f"{each['characters']:,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        cells[2:] = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+        numbers = f"{shown:,}", f"{accepted:,}", share, f"{each['characters']:,}"
+        rows.append((language, place, *numbers))
+    return table(rows, right=range(2, 6))

@@ -53,7 +53,7 @@ def load_stored(
     from akunu_py.decoding.model.engine import Engine
 
     settings = settings or load_settings()
-    options = _with_settings(options, settings)
+    options = with_settings(options, settings)
     before = mx.get_active_memory()
     if options.hosts:
         engine = _load_partitioned(options.hosts, found, options)
@@ -115,7 +115,7 @@ def _draft_model(name: str) -> tuple[str, Path]:
     return small.name, small.path
 
 
-def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
+def with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     """Fill in the memory limits of the settings where the options set none."""
     if settings.prompt_cache_memory and options.prompt_cache_memory is None:
         options = replace(options, prompt_cache_memory=parse_size(settings.prompt_cache_memory))

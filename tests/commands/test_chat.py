@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.commands.chat import check_draft_model, memory_limit
+from akunu_py.commands.chat import check_draft_model
+from akunu_py.decoding.load import with_settings
 from akunu_py.program import shell_command
 from akunu_py.settings import Settings
+from akunu_py.types import LoadOptions
 
 
 def test_a_missing_draft_model_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +28,9 @@ def test_a_missing_draft_model_is_a_notice(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_list_of_models_has_the_limit_that_loading_has() -> None:
     settings = Settings(memory_limit="2GB")
-    assert memory_limit(argparse.Namespace(memory_limit=None), settings) == 2_000_000_000
-    assert memory_limit(argparse.Namespace(memory_limit=5), settings) == 5
-    assert memory_limit(argparse.Namespace(memory_limit=None), Settings()) is None
+    assert with_settings(LoadOptions(), settings).memory_limit == 2_000_000_000
+    assert with_settings(LoadOptions(memory_limit=5), settings).memory_limit == 5
+    assert with_settings(LoadOptions(), Settings()).memory_limit is None
 
 
 def test_the_command_that_reopens_a_chat_works_here(

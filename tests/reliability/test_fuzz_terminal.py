@@ -154,7 +154,7 @@ async def test_the_chat_shows_and_does_not_obey() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
     async with chat(loaded=False, size=(100, 40)) as here:
-        await here.post(ModelLoaded(evil, evil, 8192, evil, evil, GAUGES))
+        await here.post(ModelLoaded(evil, 8192, evil, evil, GAUGES))
         assert is_safe(on_screen(here))
         await here.send(f"Hello {evil}")
         await here.piece(evil)

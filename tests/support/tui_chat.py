@@ -159,7 +159,7 @@ async def chat(
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)
         if loaded:
-            await chat.post(ModelLoaded("starter", "float32", 8192))
+            await chat.post(ModelLoaded("starter", 8192))
         yield chat
 
 

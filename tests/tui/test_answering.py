@@ -130,7 +130,7 @@ async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
         await it.send("one")
         await it.send("two")
         assert (it.prompts, it.phase()) == (["one", "two"], "loading")
-        await it.post(ModelLoaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", 8192))
         assert it.phase() == "prefill"
         await it.piece("1")
         await it.post(AnswerFinished(1, "stop", STATS))
@@ -225,7 +225,7 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
         assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
         await it.press("enter")
         assert it.phase() == "loading", "sending tries again to load"
-        await it.post(ModelLoaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", 8192))
         await it.piece("Hi")
         assert it.markdown == ["Hi"]
 
@@ -233,7 +233,7 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
 async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
     async with chat(loaded=False) as it:
         note = "starter gets 2,048 of its 8,192 tokens of context"
-        await it.post(ModelLoaded("starter", "float32", 2048, None, note))
+        await it.post(ModelLoaded("starter", 2048, None, note))
         assert it.notices == [note]
 
 
@@ -453,14 +453,14 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
 async def test_a_server_that_answers_is_named() -> None:
     url = "http://127.0.0.1:8012"
     async with chat(loaded=False) as it:
-        await it.post(ModelLoaded("starter", "8-bit", 8192, server=url))
+        await it.post(ModelLoaded("starter", 8192, server=url))
         assert it.notices == [f"starter runs in akunu serve at {url}; none is loaded here."]
         assert "ready: akunu serve answers" in it.screen_text()
-        await it.post(ModelLoaded("starter", "8-bit", 8192, server=url))
+        await it.post(ModelLoaded("starter", 8192, server=url))
         await it.send("Hello.")
         await it.answer("Hi.")
         assert "ready: akunu serve answers" in it.screen_text()
         assert len(it.notices) == 1
-        await it.post(ModelLoaded("another", "8-bit", 8192))
+        await it.post(ModelLoaded("another", 8192))
         assert it.notices[1:] == ["another is loaded here; no server answers from now on."]
         assert "akunu serve answers" not in it.screen_text().splitlines()[-1]

@@ -28,7 +28,7 @@ async def test_the_status_line_reads_at_any_width(
     """In words, without what is not known; while it answers, time passes and the mark moves."""
     async with chat(size=(width, 24), loaded=False) as it:
         assert str(it.status.render())[2:13] == "loading the"
-        await it.post(ModelLoaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", 8192))
         assert str(it.status.render()) == "● ready"
         await it.send("one")
         await it.piece("1")

@@ -109,7 +109,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
         )
         source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
-        await it.post(ModelLoaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", 8192))
         assert it.history[-1].content == "one"
         await it.answer("1")
         assert it.history[-1].content == "two"
@@ -157,7 +157,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
         it.box.clear()  # what was refused is in it again
         await it.send("/model mine")
         assert it.phase() == "loading"
-        await it.post(ModelLoaded("mine", "float32", 8192))
+        await it.post(ModelLoaded("mine", 8192))
         source.proceed.set()
         await until(it.pilot, lambda: it.notifications[-1] == "starter downloaded: /model starter")
         assert (it.phase(), it.app.answering.model) == ("ready", "mine")

@@ -267,15 +267,15 @@ async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
         title = str(text.render()).split("\n")[0]
         assert title in str(app.list.rows.get_option_at_index(0).prompt)
         await pilot.press(*"people")
-        await until(pilot, lambda: "A line of people." in str(text.render()))
-        shown_text = text.render()
-        assert isinstance(shown_text, Content)
-        marked = {
-            shown_text.plain[span.start : span.end]
-            for span in shown_text.spans
-            if span.style == MATCH
-        }
-        assert marked == {"people"}
+
+        def marked() -> set[str]:
+            preview = text.render()
+            assert isinstance(preview, Content)
+            spans = (span for span in preview.spans if span.style == MATCH)
+            return {preview.plain[span.start : span.end] for span in spans}
+
+        await until(pilot, lambda: marked() == {"people"})  # and not those of "p"
+        assert "A line of people." in str(text.render())
         await pilot.resize_terminal(80, 24)
         await until(pilot, lambda: not app.list.query_one("#preview").display)
 

@@ -131,7 +131,7 @@ async def test_unsent_text_is_in_the_box_and_the_bell_rings_for_who_looks_away(
         assert it.text() == app.ui_state.unsent_text == "half a thought"
         rung: list[bool] = []
         monkeypatch.setattr(app, "bell", lambda: rung.append(True))
-        await it.post(ModelLoaded("starter", "float32", 8192))
+        await it.post(ModelLoaded("starter", 8192))
         for number, (seconds, focus, rings) in enumerate(
             ((99.0, True, 0), (1.0, False, 0), (99.0, False, 1)), 1
         ):

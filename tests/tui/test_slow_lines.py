@@ -97,10 +97,10 @@ async def run_chat(slow: SlowTerminal, *, pings: bool) -> None:
     await slow.wait_for(lambda: b"Ask something" in slow.output)
     if pings:
         slow.type(ANSWER)
-        app.post_message(ModelLoaded("starter", "float32", 8192))
+        app.post_message(ModelLoaded("starter", 8192))
         await slow.wait_for(lambda: PING in slow.output, answer=True)
         await slow.wait_for(lambda: not app._unanswered_pings, answer=True)
-    app.post_message(ModelLoaded("starter", "float32", 8192))
+    app.post_message(ModelLoaded("starter", 8192))
     app.query_one(PromptBox).insert("go")
     slow.type(b"\r")
     await slow.wait_for(lambda: app.answering.active, answer=pings)

@@ -418,7 +418,7 @@ async def test_the_welcome_names_the_servers() -> None:
 
 
 async def test_a_family_without_tools_says_so() -> None:
-    loaded = ModelLoaded("plain", "float32", 8192, shows_tools=False)
+    loaded = ModelLoaded("plain", 8192, shows_tools=False)
     async with chat(loaded=False, tools=Recorded("files")) as it:
         await it.post(loaded)
         assert "template of plain does not support tools" in it.notices[0]

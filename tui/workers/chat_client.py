@@ -60,7 +60,6 @@ class ModelLoaded(AnswerMessage):
     """The model is ready."""
 
     model: str
-    weights: str
     context_length: int
     no_draft: str | None = None  # why the model cannot draft, None if it can
     note: str = ""  # a remark on memory for the user
@@ -261,7 +260,7 @@ class ChatClient:
         if state == "failed":
             self._post(AnswerFailed(None, describe(self._host.error)))
         elif state == "ready" and facts is not None:
-            loaded = (facts.name, facts.weights, facts.context_length, facts.no_draft, facts.note)
+            loaded = (facts.name, facts.context_length, facts.no_draft, facts.note)
             gauges = Gauges() if self._host.engine is None else Gauges(memory())
             self._post(ModelLoaded(*loaded, gauges, facts.server, facts.shows_tools))
 
