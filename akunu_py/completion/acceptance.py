@@ -41,7 +41,7 @@ class Acceptance:
         self._lock = threading.Lock()
         self._unsaved_counts: dict[Kind, Counter[str]] = {}  # not in the file yet
         self._by_end = OrderedDict[Hashable, ShownCompletion]()  # by the text they end in
-        # The last ones, with their requests and the text up to their ends.
+        # The latest ones: the request, the buffer up to the end of the text, the completion.
         self._latest = deque[tuple[CompletionRequest, str, ShownCompletion]](maxlen=_MAX_LATEST)
         self._by_id = OrderedDict[Hashable, ShownCompletion]()
         self._unsaved = 0
@@ -67,7 +67,7 @@ class Acceptance:
             self.save()
 
     def _extended(self, request: CompletionRequest, whole: str) -> ShownCompletion | None:
-        """Return the last completion that `whole` extends, if any; a part of it may be typed."""
+        """Return the latest completion that `whole` extends, even after typing a part of it."""
         for earlier, text, completion in reversed(self._latest):
             typed = len(earlier.prefix) <= len(request.prefix) < len(text)
             if request.path == earlier.path and typed and whole.startswith(text):

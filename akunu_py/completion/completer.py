@@ -42,7 +42,6 @@ from akunu_py.completion.stops import (
     CompletionStops,
     Cut,
     is_markdown,
-    stops_of,
     strip_fence,
 )
 from akunu_py.decoding import device
@@ -230,7 +229,7 @@ class CompletionRun:
         self._stops: CompletionStops | EditAnswer
         if request.edits is None:
             self._prompt = completer.prompt(request, session)
-            self._stops = stops_of(request)
+            self._stops = CompletionStops(request)
         else:
             self._prompt, self._edit = completer.edit_prompt(request)
             self._stops = self._edit

@@ -14,7 +14,7 @@ from akunu_py.completion.request import (
     with_crlf,
     with_unix_newlines,
 )
-from akunu_py.completion.stops import stops_of
+from akunu_py.completion.stops import CompletionStops
 from akunu_py.types import Stats
 
 _ENTRIES = 16
@@ -62,7 +62,7 @@ class CompletionCache:
             rest = completion.text[len(typed) :]
             if len(request.suffix) > len(earlier.suffix):
                 # The editor inserted closing brackets since; the rest must end before them.
-                rest = stops_of(request).cut(rest, final=True).text
+                rest = CompletionStops(request).cut(rest, final=True).text
             # A second request at the same place wants another sample, or more text.
             repeatable = request.temperature == 0 and completion.finish_reason != "time"
             if (typed and rest) or (not typed and repeatable):

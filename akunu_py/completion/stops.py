@@ -100,13 +100,8 @@ class CompletionStops:
     `cut` of a beginning always returns a beginning of what `cut` of the whole text returns.
     """
 
-    def __init__(
-        self, prefix: str, suffix: str, max_lines: int = 0, *, path: str = "", language: str = ""
-    ) -> None:
-        """prefix, suffix: text around the cursor. max_lines: 0 for no limit besides the rules.
-
-        path, language: of the buffer; they say which quotes may span lines.
-        """
+    def __init__(self, request: CompletionRequest) -> None:
+        prefix, suffix = request.prefix, request.suffix
         self._before = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # after the cursor
@@ -114,8 +109,9 @@ class CompletionStops:
         around = prefix[-_LONGEST:] + "\n" + below[:_LONGEST]
         self._around = Counter(line.rstrip() for line in around.split("\n"))
         self._allman = bool(_ALLMAN.search(prefix[-_LONGEST:]) or _ALLMAN.search(suffix[:_LONGEST]))
-        self._max_lines = max_lines
-        self._brackets = OpenBrackets(prefix, suffix, syntax_of(path, language, prefix))
+        self._max_lines = request.max_lines
+        syntax = syntax_of(request.path, request.language, prefix)
+        self._brackets = OpenBrackets(prefix, suffix, syntax)
         self._repetition = RepetitionStops(prefix, suffix)
 
     def cut(self, text: str, *, final: bool = False) -> Cut:
@@ -363,17 +359,6 @@ class CompletionStops:
     def _is_common(self, line: str) -> bool:
         """Return True if a line with words occurs around the cursor more than once."""
         return _is_distinct(line) and self._around[line] > 1
-
-
-def stops_of(request: CompletionRequest) -> CompletionStops:
-    """Return the stop rules for a request."""
-    return CompletionStops(
-        request.prefix,
-        request.suffix,
-        request.max_lines,
-        path=request.path,
-        language=request.language,
-    )
 
 
 def _next_lines(below: str) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -23,7 +23,6 @@ from akunu_py.decoding.events import (
     PromptProcessed,
     TextDelta,
 )
-from akunu_py.decoding.generate.job import Job, RunningJob
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
@@ -89,72 +88,61 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     )
     defaults = service.defaults
     options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
-    sampling = SamplingBody(
+    fields = SamplingBody(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
         top_p=body.top_p,
         min_p=body.min_p,
         seed=body.seed if body.seed >= 0 else None,
     )
-    job = infill_job(
-        lambda session: service.completer(session, options),
-        request,
-        generate_options(sampling, service, 1).sampling,
-        tuple(filter(None, body.stop)),
-        None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000,
-    )
+    sampling = generate_options(fields, service, 1).sampling
+    stop = tuple(filter(None, body.stop))
+    seconds = None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000
+
+    def begin(session: Session) -> _InfillRun:
+        completer = service.completer(session, options)
+        return _InfillRun(session, completer, request, sampling, stop, seconds)
+
     return PreparedRequest(
-        [job],
+        [begin],
         lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         short=True,
     )
 
 
-def infill_job(
-    get_completer: Callable[[Session], Completer],
-    request: CompletionRequest,
-    sampling: SamplingOptions,
-    stop: tuple[str, ...] = (),
-    seconds: float | None = None,
-) -> Job:
-    """Return the job of a completion.
-
-    get_completer: called in the session's thread. stop: texts that end the completion. seconds:
-    time limit after prefill; it applies once the completion has a line break.
-    """
-
-    def begin(session: Session) -> _InfillRun:
-        run = _InfillRun(session, stop, seconds)
-        run.inner = get_completer(session).begin(
-            session, request, run.end_reason, run.add_text, sampling
-        )
-        return run
-
-    return begin
-
-
 class _InfillRun:
     """A completion that ends at stop sequences and time limits, as a `RunningJob`."""
 
-    inner: RunningJob  # the completion without them
+    def __init__(
+        self,
+        session: Session,
+        completer: Completer,
+        request: CompletionRequest,
+        sampling: SamplingOptions,
+        stop: tuple[str, ...],
+        seconds: float | None,
+    ) -> None:
+        """stop: texts that end the completion. seconds: time limit after prefill.
 
-    def __init__(self, session: Session, stop: tuple[str, ...], seconds: float | None) -> None:
+        The time limit applies once the completion has a line break.
+        """
         self._session, self._seconds = session, seconds
         self._stops = StopText(stop)
         self._new: list[str] = []
         self._has_line = False
         self._prefilled_at: float | None = None  # monotonic seconds
+        self._inner = completer.begin(session, request, self._end_reason, self._add_text, sampling)
 
     @property
     def request(self) -> Request | None:
-        return self.inner.request
+        return self._inner.request
 
-    def add_text(self, text: str) -> None:
-        """Add new text before the next call of `end_reason`."""
+    def _add_text(self, text: str) -> None:
+        """Add new text before the next call of `_end_reason`."""
         self._new += [run.text for run in self._stops.add(text)]
         self._has_line = self._has_line or "\n" in text
 
-    def end_reason(self) -> CompletionReason | None:
+    def _end_reason(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
         # A completion cut at this request's stop sequence is not cached for other requests.
         if self._stops.found or self._session.cancelled:
@@ -164,7 +152,7 @@ class _InfillRun:
         return "time" if time.monotonic() - self._prefilled_at > self._seconds else None
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
-        found = self.inner.add(steps)
+        found = self._inner.add(steps)
         events = [each for each in found if isinstance(each, PrefillProgress | PromptProcessed)]
         if any(isinstance(each, PromptProcessed) for each in events):
             self._prefilled_at = time.monotonic()

@@ -50,6 +50,22 @@ def test_a_ghost_is_counted_once_however_it_is_accepted(tmp_path: Path) -> None:
         assert read_counts(path) == {kind_of(ASKED): Counter(expected)}
 
 
+@pytest.mark.parametrize(
+    ("typed", "text", "shown"),
+    [("", TEXT, 1), ("so", TEXT[2:], 1), ("so", "on", 2), ("sorted", TEXT[6:], 2)],
+)
+def test_a_longer_completion_counts_as_the_one_that_it_extends(
+    tmp_path: Path, typed: str, text: str, shown: int
+) -> None:
+    """It was shown in part, and at most a part of that was typed since."""
+    path = tmp_path / "counts.json"
+    acceptance = Acceptance(path)
+    acceptance.shown(ASKED, TEXT[:6], 1)
+    acceptance.shown(replace(ASKED, prefix=ASKED.prefix + typed), text, 2)
+    acceptance.save()
+    assert read_counts(path)[kind_of(ASKED)]["shown"] == shown
+
+
 def test_several_editors_count_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "counts.json"
     both = [Acceptance(path), Acceptance(path)]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 
 # The line at whose end the cursor is, what belongs there, and what does not any more.
@@ -68,7 +69,7 @@ def indent(text: str, by: str) -> str:
 )
 def test_a_block_is_whole(name: str, by: str, behind: str) -> None:
     begun, block, after = BLOCKS[name]
-    stops = CompletionStops(f"{by}{begun}", behind)
+    stops = CompletionStops(CompletionRequest(f"{by}{begun}", behind))
     text = indent(block, by)
     output = text + indent(after, by)
     assert stops.cut(output, final=True).text == text
@@ -81,7 +82,7 @@ def test_a_block_is_whole(name: str, by: str, behind: str) -> None:
 @given(by=st.sampled_from(["", "  ", "    ", "\t"]), repeats=st.booleans())
 def test_between_brackets_that_an_editor_closed(name: str, by: str, repeats: bool) -> None:
     begun, block, closing = BETWEEN[name]
-    stops = CompletionStops(f"{by}{begun}", f"{closing}\n{by}more()\n")
+    stops = CompletionStops(CompletionRequest(f"{by}{begun}", f"{closing}\n{by}more()\n"))
     text = indent(block, by)
     text += by if text.endswith("\n") else ""  # where what closes it goes
     output = text + closing + f"\n{by}other()\n" if repeats else text
@@ -101,4 +102,4 @@ def test_a_line_that_is_whole_stays_one() -> None:
         ("from a import b", "\nfrom b import c\n"),
         ("return", "\n\n    x\n"),
     ]:
-        assert CompletionStops(begun, "").cut(output, final=True).text == ""
+        assert CompletionStops(CompletionRequest(begun, "")).cut(output, final=True).text == ""

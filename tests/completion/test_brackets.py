@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 
 # Brackets that close nothing, as they stand in real files.
@@ -63,7 +64,7 @@ def test_only_the_line_and_what_was_closed_for_it_count(
 ) -> None:
     """repeats: the model also says what stands behind the cursor."""
     begun, text, behind = place
-    stops = CompletionStops(above + begun, behind + "\n\n" + below)
+    stops = CompletionStops(CompletionRequest(above + begun, behind + "\n\n" + below))
     more = behind if repeats and not behind.startswith("\n") else ""
     whole = stops.cut(text + more, final=True).text
     assert whole.rstrip() == text.rstrip()
@@ -73,7 +74,10 @@ def test_only_the_line_and_what_was_closed_for_it_count(
 
 @pytest.mark.parametrize("closed", [")", "]", "}"])
 def test_what_nothing_opened_ends_it(closed: str) -> None:
-    assert CompletionStops("x = a b", "").cut(f"c{closed}\n", final=True).text == "c"
+    assert (
+        CompletionStops(CompletionRequest("x = a b", "")).cut(f"c{closed}\n", final=True).text
+        == "c"
+    )
 
 
 def test_what_is_closed_behind_is_not_closed_again() -> None:
@@ -87,4 +91,6 @@ def test_what_is_closed_behind_is_not_closed_again() -> None:
         ('x = """', '"""', 'Doc."""\n', "Doc."),
         ("    /** ", " */", "Doc. */", "Doc."),
     ]:
-        assert CompletionStops(prefix, suffix).cut(output, final=True).text == kept
+        assert (
+            CompletionStops(CompletionRequest(prefix, suffix)).cut(output, final=True).text == kept
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 
 FILES = ["a.js", "a.ts", "a.tsx", "a.go", "a.rs", "a.sh", "a.bash", "a.sql", "a.cpp", "a.py"]
@@ -28,7 +29,7 @@ def test_string_over_lines_is_kept_whole(path: str, at: str) -> None:
     begun, opening, closing = OPENING[path]
     whole = begun + opening + TEXT + closing
     cursor = {"before": len(begun), "after": len(begun + opening)}.get(at, len(begun) - 1)
-    stops = CompletionStops(whole[:cursor], "\nrest()\n", path=path)
+    stops = CompletionStops(CompletionRequest(whole[:cursor], "\nrest()\n", path=path))
     output = whole[cursor:]
     assert stops.cut(f"{output}\nmore()\n", final=True).text == output
     for end in range(len(output)):
@@ -38,7 +39,9 @@ def test_string_over_lines_is_kept_whole(path: str, at: str) -> None:
 @pytest.mark.parametrize("path", FILES)
 def test_string_that_is_closed_behind_is_not_closed_again(path: str) -> None:
     begun, opening, closing = OPENING[path]
-    stops = CompletionStops(f"{begun}{opening}\nOne\n", f"\nthree\n{closing}\nrest()\n", path=path)
+    stops = CompletionStops(
+        CompletionRequest(f"{begun}{opening}\nOne\n", f"\nthree\n{closing}\nrest()\n", path=path)
+    )
     kept = stops.cut(f"two\n{closing}\nmore()\n", final=True).text
     assert kept.strip() == "two"
 
@@ -49,16 +52,19 @@ def test_the_text_of_a_string_closes_no_bracket(path: str) -> None:
     above = f"{begun}{opening}\n)]}}\nit's \\{opening[-1]}\n{closing}\n"
     if path == "a.go":
         above = f"{begun}{opening}\n)]}}\n{closing}\n"
-    stops = CompletionStops(above, "", path=path)
+    stops = CompletionStops(CompletionRequest(above, "", path=path))
     assert stops.cut("f(a)\ng(b)\n", final=True).text == "f(a)"
 
 
 def test_languages_are_known_by_name_and_by_first_line() -> None:
     output = '"One\ntwo"'
     for prefix, language in [("usage=", "shellscript"), ("#!/bin/bash\nusage=", ""), ("x=", "sh")]:
-        stops = CompletionStops(prefix, "", language=language)
+        stops = CompletionStops(CompletionRequest(prefix, "", language=language))
         assert stops.cut(f"{output}\nmore\n", final=True).text == output
-    assert CompletionStops("usage=", "").cut(f"{output}\nmore\n", final=True).text == '"One'
+    assert (
+        CompletionStops(CompletionRequest("usage=", "")).cut(f"{output}\nmore\n", final=True).text
+        == '"One'
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,7 @@ def test_languages_are_known_by_name_and_by_first_line() -> None:
 def test_shell(output: str) -> None:
     prefix = "f() {\n  a\n  "
     indented = output.strip().replace("\n", "\n  ") if "<<" not in output else output
-    stops = CompletionStops(prefix, "\n  last\n}\n", path="a.sh")
+    stops = CompletionStops(CompletionRequest(prefix, "\n  last\n}\n", path="a.sh"))
     assert stops.cut(f"{indented}\n  last\n}}\n", final=True).text.rstrip() == indented
 
 
@@ -89,7 +95,10 @@ def test_shell(output: str) -> None:
     ],
 )
 def test_sql_behind_an_empty_line(kept: str, more: str) -> None:
-    assert CompletionStops("", "", path="a.sql").cut(kept + more, final=True).text == kept
+    assert (
+        CompletionStops(CompletionRequest("", "", path="a.sql")).cut(kept + more, final=True).text
+        == kept
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,17 +113,20 @@ def test_sql_behind_an_empty_line(kept: str, more: str) -> None:
     ],
 )
 def test_scss(block: str) -> None:
-    stops = CompletionStops("$x: 1;\n\n", "\n", path="a.scss")
+    stops = CompletionStops(CompletionRequest("$x: 1;\n\n", "\n", path="a.scss"))
     assert stops.cut(f"{block}\n\n.more {{\n  a: b;\n}}\n", final=True).text == block
 
 
 def test_attribute_of_a_rust_file_over_lines() -> None:
     output = "#![allow(\n    dead_code, // (\n    b,\n)]"
     assert (
-        CompletionStops("", "", path="a.rs").cut(f"{output}\n\nuse c;", final=True).text == output
+        CompletionStops(CompletionRequest("", "", path="a.rs"))
+        .cut(f"{output}\n\nuse c;", final=True)
+        .text
+        == output
     )
 
 
 def test_apostrophe_in_a_comment_below_closes_no_string() -> None:
-    stops = CompletionStops("AS 'a", "\nC;  -- let's not\n", path="a.sql")
+    stops = CompletionStops(CompletionRequest("AS 'a", "\nC;  -- let's not\n", path="a.sql"))
     assert stops.cut("b'\nC;", final=True).text == "b'"

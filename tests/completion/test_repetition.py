@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 
 INIT = "class A:\n    def __init__(self, a, b):\n        "
@@ -53,7 +54,7 @@ PAIR = "if a:\n    b(a)\n"
     ],
 )
 def test_repetitions_are_cut(prefix: str, suffix: str, output: str, kept: str) -> None:
-    stops = CompletionStops(prefix, suffix)
+    stops = CompletionStops(CompletionRequest(prefix, suffix))
     cut = stops.cut(output, final=True)
     assert cut.text.rstrip() == kept.rstrip()
     # It ends at once, before the model has spent its tokens.
@@ -85,7 +86,7 @@ def test_repetitions_are_cut(prefix: str, suffix: str, output: str, kept: str) -
     ],
 )
 def test_what_is_no_loop_is_kept(prefix: str, output: str) -> None:
-    assert CompletionStops(prefix, "").cut(output, final=True).text == output
+    assert CompletionStops(CompletionRequest(prefix, "")).cut(output, final=True).text == output
 
 
 LINES = st.sampled_from(["aa(b)", "  aa(b)", "c = 1", "", "<<<<<<<", "|||||||", "x", "}"])
@@ -97,7 +98,7 @@ TEXTS = st.lists(st.one_of(LINES, st.sampled_from(["ab" * 40, "ab" * 5, "1, " * 
 @example([""], ["<<<<<<<<", "x"])
 @given(TEXTS, TEXTS)
 def test_streaming_is_a_beginning_of_the_whole(above: list[str], output: list[str]) -> None:
-    stops, text = CompletionStops("\n".join(above), ""), "\n".join(output)
+    stops, text = CompletionStops(CompletionRequest("\n".join(above), "")), "\n".join(output)
     whole = stops.cut(text, final=True).text
     for end in range(len(text) + 1):
         cut = stops.cut(text[:end])

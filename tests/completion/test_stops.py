@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.brackets import OpenBrackets
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 
 FUNCTION = "def f(n):\n"
@@ -77,20 +78,22 @@ FUNCTION = "def f(n):\n"
     ],
 )
 def test_ends(prefix: str, suffix: str, output: str, kept: str) -> None:
-    assert CompletionStops(prefix, suffix).cut(output, final=True).text == kept
+    assert CompletionStops(CompletionRequest(prefix, suffix)).cut(output, final=True).text == kept
 
 
 def test_what_is_over_is_known_at_once() -> None:
     """Not a token more is asked of the model than is needed to know."""
-    assert CompletionStops("x = ", "").cut("1\n").done
-    assert CompletionStops("f(", ")").cut("1)").done
-    assert CompletionStops(FUNCTION + "    ", "").cut("a()\nb").done
-    assert not CompletionStops(FUNCTION + "    ", "").cut("a()\n").done
-    assert not CompletionStops("if a:\n  b\n  ", "").cut("c\nen").done  # maybe `end`
+    assert CompletionStops(CompletionRequest("x = ", "")).cut("1\n").done
+    assert CompletionStops(CompletionRequest("f(", ")")).cut("1)").done
+    assert CompletionStops(CompletionRequest(FUNCTION + "    ", "")).cut("a()\nb").done
+    assert not CompletionStops(CompletionRequest(FUNCTION + "    ", "")).cut("a()\n").done
+    assert (
+        not CompletionStops(CompletionRequest("if a:\n  b\n  ", "")).cut("c\nen").done
+    )  # maybe `end`
 
 
 def test_max_lines() -> None:
-    stops = CompletionStops(FUNCTION + "    ", "", 2)
+    stops = CompletionStops(CompletionRequest(FUNCTION + "    ", "", max_lines=2))
     cut = stops.cut("a()\n    b()\n    c()\n")
     assert (cut.text, cut.done, cut.full) == ("a()\n    b()", True, True)
     whole = stops.cut("a()\n    b()", final=True)
@@ -102,7 +105,9 @@ def test_quotes_without_an_end_take_no_time() -> None:
     """Where each was looked for to the end of its line, this line took hours."""
     for quote in "\"'":
         text = (quote + "\\") * 100_000
-        assert CompletionStops(text, text).cut("x = 1)", final=True).text == "x = 1"
+        assert (
+            CompletionStops(CompletionRequest(text, text)).cut("x = 1)", final=True).text == "x = 1"
+        )
     assert depth("'" + "x" * 999 + "('") == 0
     assert depth("'" + "x" * 9_999 + "('") == 1  # and so long ones are read as code
 
@@ -137,7 +142,7 @@ def test_streaming_is_a_beginning_of_the_whole(
     prefix: str, suffix: str, output: str, max_lines: int
 ) -> None:
     """Whatever pieces it comes in: nothing is given out that is not kept, `done` means done."""
-    stops = CompletionStops(prefix, suffix, max_lines)
+    stops = CompletionStops(CompletionRequest(prefix, suffix, max_lines=max_lines))
     whole = stops.cut(output, final=True).text
     given = ""
     for end in range(len(output) + 1):

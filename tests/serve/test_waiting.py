@@ -215,6 +215,8 @@ async def test_a_failed_load_ends_the_stream_with_its_error(path: str, directory
     last = values(reply)[-1]
     assert "the disk is gone" in json.dumps(last)
     assert "error" in json.dumps(last)
+    if path == "/v1/messages":
+        assert last["request_id"] == reply.headers["request-id"]
     assert records[0].status == 200
 
 

@@ -251,7 +251,7 @@ class InlineCompletions:
     ) -> Completion:
         """Wait for the completion. Raises JsonRpcException if it failed or was superseded."""
         done = Future[Completion | CompletionFailure]()
-        done.set_running_or_notify_cancel()  # only the queue ends it, after a cancellation too
+        done.set_running_or_notify_cancel()  # a cancelled task cannot cancel it: the queue sets it
 
         def on_text(text: str) -> None:
             if partial is not None:

@@ -1,4 +1,4 @@
-"""The loop of a `ModelHost` whose model a running server has."""
+"""A `ModelLoop` that sends its jobs to a running server."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
+from akunu_py.decoding.generate.job import PromptJob
 from akunu_py.serve.dialect.bodies import merge_messages, text_of
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -43,11 +44,11 @@ from akunu_py.serve.responses.bodies import (
     ResponsesBody,
 )
 from akunu_py.serve.responses.tools import (
+    GrammarToolCall,
     MappedTool,
     MatchesGrammar,
     ToolMap,
     function_name,
-    grammar_tool_job,
     map_tools,
     to_arguments,
     to_input,
@@ -75,7 +76,8 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     engine, messages = service.engine, messages_of(body)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
-        job = grammar_tool_job(prompt_job(engine, prompt, options), grammar_tool)
+        inner, tool = prompt_job(engine, prompt, options), grammar_tool
+        job = PromptJob(lambda session: GrammarToolCall(inner(session), tool), inner.prompt)
     else:
         job = chat_job(
             engine,

@@ -22,7 +22,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import PromptJob, RunningJob
+from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.serve.dialect.bodies import choose_tool
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -163,13 +163,7 @@ def _apply_choice(
     return replace(mapped, choice=chosen)
 
 
-def grammar_tool_job(job: PromptJob, tool: MappedTool) -> PromptJob:
-    """Return a job that calls `tool` with the answer of `job` as input."""
-
-    return PromptJob(lambda session: _GrammarToolCall(job(session), tool), job.prompt)
-
-
-class _GrammarToolCall:
+class GrammarToolCall:
     """Turns the text of an answer into a call of `tool`, as a `RunningJob`."""
 
     def __init__(self, answering: RunningJob, tool: MappedTool) -> None:

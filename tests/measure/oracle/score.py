@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 from tests.measure.oracle.places import Place, choose_places
 from tests.measure.oracle.source import LANGUAGES, Source, read_source
@@ -124,7 +125,10 @@ def judge(place: Place, mode: str) -> tuple[str, str]:
     at_end = mode == GOES_ON
     suffix = "" if at_end else place.suffix
     output = place.removed if mode == ENDS else text[place.start : place.widest + _EXTRA_OUTPUT]
-    kept = _keep(CompletionStops(text[: place.start], suffix, path=place.source.path), output)
+    kept = _keep(
+        CompletionStops(CompletionRequest(text[: place.start], suffix, path=place.source.path)),
+        output,
+    )
     assert output.startswith(kept)
     return _verdict(place, kept, at_end), kept
 
