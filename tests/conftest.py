@@ -44,6 +44,10 @@ def _leave_uncompiled() -> None:
         mx.disable_compile()
 
 
+def pytest_collection() -> None:
+    gc.disable()  # imports leave no garbage
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _rotate(config, items)
     _sort(items)
@@ -113,6 +117,7 @@ def _sort(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     _freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
