@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,18 @@ hypothesis.settings.load_profile("akunu")
 TESTS = Path(__file__).parent
 RELIABILITY = TESTS / "reliability"
 _PARTS = 3
+_FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
 
 
 def pytest_configure() -> None:
     _leave_uncompiled()
+    _set_freezing(lambda: None, lambda: None)
+
+
+def _set_freezing(freeze: Callable[[], None], unfreeze: Callable[[], None]) -> None:
+    """Replace what a model's thread calls. It would unfreeze the objects of all tests."""
+    setattr(gc, "freeze", freeze)  # noqa: B010 - mypy forbids the assignment
+    setattr(gc, "unfreeze", unfreeze)  # noqa: B010
 
 
 def _leave_uncompiled() -> None:
@@ -132,7 +140,7 @@ def _freeze() -> None:
     Unloading a model collects garbage. Late in a run, that took 0.4 s of CPU time each.
     """
     gc.collect()
-    gc.freeze()
+    _FREEZE()
 
 
 @pytest.fixture
@@ -141,6 +149,14 @@ def compiled() -> Iterator[None]:
     mx.enable_compile()
     yield
     _leave_uncompiled()
+
+
+@pytest.fixture
+def models_frozen() -> Iterator[None]:
+    """Garbage collection ignores the objects of a loaded model, as it does for users."""
+    _set_freezing(_FREEZE, _UNFREEZE)
+    yield
+    _set_freezing(lambda: None, lambda: None)
 
 
 @pytest.fixture
