@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,18 @@ hypothesis.settings.load_profile("akunu")
 TESTS = Path(__file__).parent
 RELIABILITY = TESTS / "reliability"
 _PARTS = 3
+_FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
 
 
 def pytest_configure() -> None:
     _leave_uncompiled()
+    _set_freezing(lambda: None, lambda: None)
+
+
+def _set_freezing(freeze: Callable[[], None], unfreeze: Callable[[], None]) -> None:
+    """Replace what a model's thread calls. It would unfreeze the objects of all tests."""
+    setattr(gc, "freeze", freeze)  # noqa: B010 - mypy forbids the assignment
+    setattr(gc, "unfreeze", unfreeze)  # noqa: B010
 
 
 def _leave_uncompiled() -> None:
@@ -42,6 +50,10 @@ def _leave_uncompiled() -> None:
     if sys.platform == "linux":
         os.environ["MLX_DISABLE_COMPILE"] = "1"  # in the processes that tests start
         mx.disable_compile()
+
+
+def pytest_collection() -> None:
+    gc.disable()  # imports leave no garbage
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -113,6 +125,7 @@ def _sort(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     _freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -127,7 +140,7 @@ def _freeze() -> None:
     Unloading a model collects garbage. Late in a run, that took 0.4 s of CPU time each.
     """
     gc.collect()
-    gc.freeze()
+    _FREEZE()
 
 
 @pytest.fixture
@@ -136,6 +149,14 @@ def compiled() -> Iterator[None]:
     mx.enable_compile()
     yield
     _leave_uncompiled()
+
+
+@pytest.fixture
+def models_frozen() -> Iterator[None]:
+    """Garbage collection ignores the objects of a loaded model, as it does for users."""
+    _set_freezing(_FREEZE, _UNFREEZE)
+    yield
+    _set_freezing(lambda: None, lambda: None)
 
 
 @pytest.fixture

@@ -190,24 +190,17 @@ def test_editor_plugins_and_data_files_are_in_plain_english() -> None:
     assert not found, "\n".join(found)
 
 
-def test_names_are_in_plain_english() -> None:
-    found = []
+def test_names_are_in_plain_english_and_class_names_unique() -> None:
+    found, classes = [], Counter[str]()
     for path, text in sources():
-        for name, line in names_of(ast.parse(text)):
+        tree = ast.parse(text)
+        classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        for name, line in names_of(tree):
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
             if words & BANNED_IN_NAMES:
                 found.append(f"{path}:{line}: {name}")
     assert not found, "\n".join(found)
-
-
-def test_class_names_are_unique() -> None:
-    names = Counter(
-        node.name
-        for _, text in sources()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert [name for name, count in names.items() if count > 1] == []
+    assert [name for name, count in classes.items() if count > 1] == []
 
 
 def test_no_two_wings_have_a_module_of_the_same_name() -> None:

@@ -28,9 +28,8 @@ def test_help_names_every_command() -> None:
         assert command in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_help_and_mistakes_load_nothing_heavy() -> None:
+    commands = [
         "--help",
         "run hi --model nope",
         "models show nope",
@@ -39,18 +38,21 @@ def test_help_names_every_command() -> None:
         "bench report nofile",
         "bench curve --repeats 0",
         "bench replay nofile",
-    ],
-)
-def test_help_and_mistakes_load_nothing_heavy(words: str) -> None:
-    script = (
-        "import sys; from akunu_py.cli import main\n"
-        f"try: main({words.split()})\n"
-        "except SystemExit: pass\n"
-        "heavy = {'mlx', 'mlx_lm', 'transformers', 'textual', 'numpy', 'huggingface_hub',\n"
-        "         'llguidance'}\n"
-        "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    ]
+    script = f"""
+import sys
+from akunu_py.cli import main
+for words in {commands}:
+    try:
+        main(words.split())
+    except SystemExit:
+        pass
+    heavy = {{"mlx", "mlx_lm", "transformers", "textual", "numpy", "huggingface_hub", "llguidance"}}
+    if heavy & set(sys.modules):
+        sys.exit(f"{{words}} loads {{heavy & set(sys.modules)}}")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

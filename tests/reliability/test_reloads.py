@@ -29,7 +29,7 @@ from tests.reliability.endurance import give_back, resident, tiny_model
 from tests.support.command import until
 from tests.support.targets import some
 
-pytestmark = pytest.mark.usefixtures("own_directories")
+pytestmark = pytest.mark.usefixtures("own_directories", "models_frozen")
 
 ANSWERS, CANCELLED = 10, 1  # per load
 SHARE = 0.05  # of growth that is allowed

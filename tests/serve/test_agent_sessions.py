@@ -65,6 +65,7 @@ async def replay(model: Path, session: list[dict[str, Any]]) -> list[float]:
     return parts
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("client", "model"),
     [*((client, "late") for client in SESSIONS), ("claude", "strict"), ("codex", "strict")],

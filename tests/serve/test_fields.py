@@ -143,6 +143,7 @@ def answer(reply: Reply) -> Any:
     return value
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("path", WHOLE)
 async def test_unknown_members_change_no_answer(tiny: Served, path: str) -> None:
     """1,000 requests in all dialects with members at every depth; 16 at a time share the passes."""

@@ -70,6 +70,7 @@ async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:
     return running
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize("name", DIALECTS)
 async def test_text_equals_run_without_drafts(

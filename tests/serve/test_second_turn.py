@@ -226,6 +226,7 @@ async def check_turns(
     return counts
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind"), [*zip(CONVERSATIONS, itertools.cycle(["qwen3_next", "llama"]), strict=False)]

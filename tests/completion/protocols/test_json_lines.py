@@ -66,7 +66,8 @@ class Helper:
 
 @pytest.fixture(scope="module")
 def helper(starter: StoredModel) -> Iterator[Helper]:
-    made = Helper(starter.path, "--prefix-tokens", "128")  # reading more takes long here
+    # A longer prefill is slow. With less memory available, a warning says so.
+    made = Helper(starter.path, "--prefix-tokens", "128", "--memory-limit", "4G", "--server", "off")
     yield made
     if made.process.returncode is None:
         code, left, warning = made.end()

@@ -396,6 +396,7 @@ async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None
     assert (asked["prefix"], asked["suffix"]) == ("os.path", "\n")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
 async def test_a_range_ends_with_its_line(editor: Editor, encoding: str) -> None:
     kind = lsp.PositionEncodingKind(encoding)

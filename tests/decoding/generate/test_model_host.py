@@ -349,7 +349,7 @@ def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
     assert served.scheduler.close()
 
 
-def test_garbage_collection_ignores_a_loaded_model() -> None:
+def test_garbage_collection_ignores_a_loaded_model(models_frozen: None) -> None:
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
     loop = ScriptedLoop("scripted", lambda *_: pytest.fail("nothing to complete"))
     assert any(each is loop for each in gc.get_objects())

@@ -298,8 +298,7 @@ class Copying(Asked):
         return self
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
-@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize(("name", "right"), cover(["qwen3_next", "mamba2"], [True, False]))
 def test_recurrent_model_drafts_alone_where_that_beats_sharing(
     name: str, right: bool, tiny: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
