@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from akunu_py.decoding.events import Event, Finished
-from akunu_py.decoding.generate.answer_jobs import ChatPrompt
+from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.decoding.generate.job import BeginJob, DeferredJob, Job
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.types import GenerateOptions, Message
@@ -44,4 +44,6 @@ def chat_request(
     session: Session, messages: Sequence[Message], options: GenerateOptions
 ) -> Request:
     """Return the request to answer a conversation."""
-    return ChatPrompt.encode(session.engine, messages, options).begin(session, options)
+    request = chat_job(session.engine, messages, options).begin(session).request
+    assert request is not None
+    return request

@@ -31,7 +31,7 @@ from akunu_py.types import (
 )
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
-    from akunu_py.decoding.generate.session import Request, Session, Step
+    from akunu_py.decoding.generate.session import Session, Step
     from akunu_py.decoding.model.engine import Engine
 
 _GAUGES_INTERVAL_S = 1 / 16  # between two updates
@@ -49,50 +49,32 @@ class AnnotatedAnswerJob:
 
     def prepare(self, engine: Engine) -> PromptJob:
         """Encode the conversation, and compile the grammar of the answer."""
-        from akunu_py.decoding.constraint.answer_limits import compile_rules
-        from akunu_py.decoding.generate.answer_jobs import ChatPrompt, chat_job, thinking_for
+        from akunu_py.decoding.generate.answer_jobs import chat_job, thinking_for
 
         thinking = thinking_for(engine, self.options)
-        variables = thinking.variables
         options = replace(self.options, thinking_budget=thinking.budget)
-        if self.tools:
-            choice = ToolChoice("none") if options.side_request else None
-            job = chat_job(
-                engine,
-                self.messages,
-                options,
-                self.tools,
-                choice,
-                variables=variables,
-                enforce=True,
-            )
-
-            def begin_with_tools(session: Session) -> AnnotatedAnswer:
-                calls = ToolCallSplitter(job.begin(session))
-                return AnnotatedAnswer(session, self, calls.request, calls)
-
-            return PromptJob(begin_with_tools, job.prompt)
-        compile_rules(engine.tokens, self.options)
-        prompt = ChatPrompt.encode(engine, self.messages, options, variables=variables)
-
-        def begin(session: Session) -> AnnotatedAnswer:
-            return AnnotatedAnswer(session, self, prompt.begin(session, options))
-
-        return PromptJob(begin, prompt.tokens)
+        choice = ToolChoice("none") if options.side_request else None
+        job = chat_job(
+            engine,
+            self.messages,
+            options,
+            self.tools,
+            choice,
+            variables=thinking.variables,
+            enforce=True,
+        )
+        return PromptJob(
+            lambda session: AnnotatedAnswer(session, self, job.begin(session)), job.prompt
+        )
 
 
 class AnnotatedAnswer:
     """A running `AnnotatedAnswerJob`."""
 
-    def __init__(
-        self,
-        session: Session,
-        job: AnnotatedAnswerJob,
-        request: Request,
-        calls: ToolCallSplitter | None = None,
-    ) -> None:
-        self._session, self._job, self.request = session, job, request
-        self._tool_answer = calls
+    def __init__(self, session: Session, job: AnnotatedAnswerJob, answer: RunningJob) -> None:
+        assert answer.request is not None
+        self._session, self._job, self.request = session, job, answer.request
+        self._tool_answer = ToolCallSplitter(answer) if job.tools else None
         self._before = session.drafting.neural_seconds
         self._rows: Counter[int] = Counter()  # passes by rows
         self._gauges_time = 0.0
@@ -157,9 +139,7 @@ class ToolCallSplitter:
     """Separates the text of an answer from its tool calls."""
 
     def __init__(self, answer: RunningJob) -> None:
-        assert answer.request is not None
         self._answer = answer
-        self.request = answer.request
         self._raw: deque[tuple[str, bool]] = deque()  # characters not shown yet; True: drafted
         self._after_call = False
         self.reason: FinishReason | None = None  # "stop" if the model may call once and did

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from akunu_py.decoding.chat_format.effort import (
@@ -70,58 +70,31 @@ def chat_job(
     UsageError or UnsupportedModel at once if the request cannot be honored.
     """
     chosen = choice or ToolChoice()
-    prompt = ChatPrompt.encode(engine, messages, options, tools, variables, predicted)
+    codec, stable = engine.tokens, None
+    prompt = codec.encode_chat(messages, tools, variables)
+    if engine.needs_checkpoints or options.side_request:
+        side = options.side_request
+        stable = codec.stable_prefix(messages, prompt, tools, variables, side_request=side)
+    context = [codec.encode_text(predicted)] if predicted else []
+    context += prompt_rewrites(engine, prompt, options)
     sampling = constrained(
-        engine.tokens, options.sampling, tools, chosen, parallel=parallel, enforce=enforce
+        codec, options.sampling, tools, chosen, parallel=parallel, enforce=enforce
     )
-    markers = parser_for(engine.tokens.tokenizer, tools).markers
+    markers = parser_for(codec.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
-    compile_rules(engine.tokens, asked)  # here, because the model's thread answers others, too
+    compile_rules(codec, asked)  # here, because the model's thread answers others, too
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def begin(session: Session) -> AnswerEvents:
-        parser = parser_for(
-            engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", exclusive=exclusive
-        )
-        request = prompt.begin(session, asked)
-        may_call = bool(tools) and chosen.mode != "none" and not exclusive
-        thought = parser_for(engine.tokens.tokenizer, tools) if may_call else None
+        allowed = chosen.mode != "none"
+        parser = parser_for(codec.tokenizer, tools, allowed=allowed, exclusive=exclusive)
+        request = session.generate(prompt, asked, context, stable)
+        may_call = bool(tools) and allowed and not exclusive
+        thought = parser_for(codec.tokenizer, tools) if may_call else None
         return AnswerEvents(request, parser, thought, one_call=one_call)
 
-    return PromptJob(begin, prompt.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """An encoded conversation. Encoding takes too long for the model's thread."""
-
-    tokens: list[int]
-    draft_context: list[list[int]]
-    stable: int | None  # see `Session.generate`
-
-    @classmethod
-    def encode(
-        cls,
-        engine: Engine,
-        messages: Sequence[Message],
-        options: GenerateOptions,
-        tools: Sequence[Tool] = (),
-        variables: Mapping[str, Any] = {},
-        predicted: str = "",
-    ) -> ChatPrompt:
-        """Encode `messages`. Raises what `TokenCodec.encode_chat` does; see `chat_job`."""
-        codec, stable = engine.tokens, None
-        tokens = codec.encode_chat(messages, tools, variables)
-        if engine.needs_checkpoints or options.side_request:
-            side = options.side_request
-            stable = codec.stable_prefix(messages, tokens, tools, variables, side_request=side)
-        context = [codec.encode_text(predicted)] if predicted else []
-        return cls(tokens, [*context, *prompt_rewrites(engine, tokens, options)], stable)
-
-    def begin(self, session: Session, options: GenerateOptions) -> Request:
-        """Return the request to answer the prompt."""
-        return session.generate(self.tokens, options, self.draft_context, self.stable)
+    return PromptJob(begin, prompt)
 
 
 def prompt_rewrites(
