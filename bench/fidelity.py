@@ -22,7 +22,7 @@ from akunu_py.bench import command
 from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
-from akunu_py.bench.runners.akunu import UnsavedState, record_passes
+from akunu_py.bench.runners.akunu import record_passes
 from akunu_py.bench.tables import to_text
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.device import on_metal
@@ -32,6 +32,7 @@ from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.job import BeginJob, JobHandle, RunningJob
 from akunu_py.decoding.generate.session import Request, Session
 from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import filtered, race

@@ -40,10 +40,39 @@ _T = TypeVar("_T")
 _LearnedCosts = tuple[CostCurve, dict[str, LearnedDrafter], SharedWeights]
 
 
-class LearnedState:
-    """The learned state of one model."""
+class UnsavedState:
+    """What the sessions of one model learn and share. It never touches the disk."""
 
-    caches: PromptCacheStore | None = None
+    caches: PromptCacheStore | None = None  # on disk
+
+    def __init__(
+        self,
+        curve: CostCurve | None = None,
+        answer_cache: AnswerCache | None = None,
+        neural_drafters: dict[str, LearnedDrafter] | None = None,
+    ) -> None:
+        """answer_cache: to draft from; it gets no answers."""
+        self.curve = CostCurve() if curve is None else curve
+        self.neural_drafters = {} if neural_drafters is None else neural_drafters
+        self.weights = SharedWeights()
+        self.answer_cache = answer_cache
+
+    def save_costs(self) -> None:
+        """Save the costs for the next run."""
+
+    def add_answer(self, tokens: Sequence[int]) -> None:
+        """Add the tokens of an answer to the answer cache."""
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+
+    def close(self) -> None:
+        """Save the costs; nothing can be saved afterwards."""
+
+
+class LearnedState(UnsavedState):
+    """The learned state of one model on disk."""
+
     _last_write: Future[None] | None = None
 
     def __init__(

@@ -10,9 +10,8 @@ from akunu_py.bench.runners.mlx_lm import decode_text, run_conversation
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
@@ -78,30 +77,6 @@ class Akunu:
 
         run_conversation(run, workload, answer)
         return run
-
-
-class UnsavedState(LearnedState):
-    """A learned state that never touches the disk, with a read-only answer cache."""
-
-    def __init__(
-        self,
-        curve: CostCurve,
-        answer_cache: AnswerCache | None = None,
-        neural_drafters: dict[str, LearnedDrafter] | None = None,
-    ) -> None:
-        self.curve, self.neural_drafters = curve, {} if neural_drafters is None else neural_drafters
-        self.answer_cache = answer_cache
-        self.weights = SharedWeights()  # repetitions learn nothing from each other
-        self.warnings = []
-
-    def add_answer(self, tokens: Sequence[int]) -> None:
-        """Do nothing, because the next repetition gets the same answer."""
-
-    def save_costs(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def record_passes(session: Session, passes: Passes) -> None:

@@ -25,10 +25,11 @@ from akunu_py.bench.command import (
 )
 from akunu_py.bench.result import describe_machine, describe_model, median, today
 from akunu_py.bench.runners import Passes
-from akunu_py.bench.runners.akunu import UnsavedState, record_passes
+from akunu_py.bench.runners.akunu import record_passes
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target

@@ -100,7 +100,7 @@ def full(directory: Path, random: Random) -> Outcome:
         os.truncate(filler, filler.stat().st_size - left)
         session = opened(engine, replace(LIMITS, reserve=-(1 << 40)))
         session.generate(some(LENGTH, 0), OPTIONS).answer()
-        store = session.learned.caches if session.learned else None
+        store = session.learned.caches
         assert store is not None
         kept = store.save(session.target.history, engine, lambda: False)
         outcome.check(not kept, "it was written to a full disk")

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.decoding.drafting.early_exit import ExitDrafter
 from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter, NeuralDrafterBase
-from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
-from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.neural_plan import LearnedDrafter, PlannedDrafter
+from akunu_py.ngram.neural_plan import PlannedDrafter
 from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions, NeuralDrafter
 
 
@@ -29,17 +27,12 @@ class Drafting:
         self,
         engine: Engine,
         target: Target,
-        learned: LearnedState | None,
-        sibling: Drafting | None = None,
+        learned: UnsavedState,
     ) -> None:
-        """sibling: another session's drafting, to share learned costs with."""
         self._engine = engine
         self._target = target
-        self._answer_cache = learned.answer_cache if learned else None
-        known = sibling or learned
-        self.curve: CostCurve = known.curve if known else CostCurve()
-        self.neural_drafters: dict[str, LearnedDrafter] = known.neural_drafters if known else {}
-        self.weights: SharedWeights = known.weights if known else SharedWeights()
+        self._learned = learned
+        self.curve = learned.curve
         self._made_for: tuple[DraftMode, int] | None = None
         # Conversation and number of tokens of the last request that must not be stored.
         self._private: tuple[str, int] | None = None
@@ -85,7 +78,7 @@ class Drafting:
         if not self._drafter.rewind(shared):
             self._replace_drafter(mode, options.draft_tokens)
         if isinstance(self._inner, AutoDrafter):
-            self.weights.load_into(self._inner.model)
+            self._learned.weights.load_into(self._inner.model)
             if not self._may_use_texts(options, shared):
                 self._inner.forget_texts()
         end = None if known_tokens is None else draft_only + known_tokens
@@ -99,7 +92,7 @@ class Drafting:
     def learn_answer(self) -> None:
         """Share the weights of the acceptance model after an answer."""
         if isinstance(self._inner, AutoDrafter):
-            self.weights.learn(self._inner.model)
+            self._learned.weights.learn(self._inner.model)
 
     def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:
         """Return whether a request may be drafted for with all that the last one taught.
@@ -162,9 +155,9 @@ class Drafting:
             self.curve,
             stop_tokens=self._engine.tokens.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
-            answer_cache=self._answer_cache,
+            answer_cache=self._learned.answer_cache,
             neural_drafters=neural_drafters_for(self._engine, self._target, mode),
-            learned=self.neural_drafters,
+            learned=self._learned.neural_drafters,
             ngrams=mode in ("auto", "ngram"),
         )
 

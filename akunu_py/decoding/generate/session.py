@@ -24,7 +24,7 @@ from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.decode import Decoding, ended
 from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
-from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.history import Owner
@@ -52,21 +52,20 @@ class Session:
     """Token histories with their KV caches, and the drafter that learns from them."""
 
     def __init__(
-        self, engine: Engine, learned: LearnedState | None = None, sibling: Session | None = None
+        self, engine: Engine, learned: UnsavedState | None = None, sibling: Session | None = None
     ) -> None:
-        """learned: what to learn into (None: nothing). sibling: a session to share caches with."""
+        """learned: what to learn into. sibling: a session to share it and prompt caches with."""
         self.engine = engine
-        self.learned = learned
+        self.learned: UnsavedState = learned or (sibling.learned if sibling else UnsavedState())
         caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
-        drafting = sibling.drafting if sibling else None
-        self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
+        self.drafting: Drafting = Drafting(engine, self.target, self.learned)
         self.request: Request | None = None  # the last one that ran
         self.cancelled = False  # the client cancelled what runs in this session
         self.chunk_seconds: float | None = None  # time limit of prefill chunks; None: the fastest
         self.disk_caches: DiskPromptCaches | None = None  # from disk
-        if learned is not None and learned.caches is not None:
-            self.disk_caches = DiskPromptCaches(engine, learned.caches, self.drafting.curve)
+        if (store := self.learned.caches) is not None:
+            self.disk_caches = DiskPromptCaches(engine, store, self.drafting.curve)
 
     def release(self) -> None:
         """Close an unfinished request and return the history to the shared caches."""
@@ -83,8 +82,7 @@ class Session:
         stopped: polled during the save; returning True aborts it. seconds: time limit. Returns True
         if a cache was saved (there may be more to save).
         """
-        if self.learned is not None:
-            self.learned.flush()
+        self.learned.flush()
         caches = self.target.caches  # which other sessions may share
         memory_guard.release_under_pressure(caches)
         mx.clear_cache()  # MLX keeps the buffers of every prompt length
@@ -342,9 +340,8 @@ class Request:
     def _learn(self) -> None:
         """Learn from the answer for later requests."""
         self._session.drafting.learn_answer()
-        if (learned := self._session.learned) is not None:
-            learned.add_answer(self.tokens)
-            learned.save_costs()
+        self._session.learned.add_answer(self.tokens)
+        self._session.learned.save_costs()
 
     def _measure(self) -> None:
         """Update the decode time. It includes the consumer's time, as users see it."""

@@ -59,8 +59,7 @@ class StepLoop:
     def close(self) -> None:
         """Save the learned costs for the next run."""
         self._threads.shutdown()
-        if (learned := self._sessions[0].learned) is not None:
-            learned.close()
+        self._sessions[0].learned.close()
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         return self._sessions[0].save_idle(stopped, seconds)
@@ -107,7 +106,7 @@ class StepLoop:
         free = [session for session in self._sessions if session not in used]
         if not free:
             first = self._sessions[0]
-            free = [Session(first.engine, first.learned, first)]
+            free = [Session(first.engine, sibling=first)]
             self._sessions += free
         if len(free) == 1 or not isinstance(job, PromptJob):
             return free[0]

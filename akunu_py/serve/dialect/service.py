@@ -46,7 +46,7 @@ class Service:
         if options not in self.completers:
             while len(self.completers) >= _MAX_COMPLETERS:
                 del self.completers[next(iter(self.completers))]
-            self.completers[options] = Completer(self.engine, options, session.learned, session)
+            self.completers[options] = Completer(self.engine, options, session=session)
         return self.completers[options]
 
     @cached_property

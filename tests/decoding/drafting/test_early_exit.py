@@ -203,7 +203,7 @@ def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             found = session.generate(prompt, GenerateOptions(60, mode, sampling=sampling)).answer()
             tokens.add(found.tokens)
             passes[mode] = found.stats.target_passes
-            assert ("exit 1" in session.drafting.neural_drafters) == (mode == "exit")
+            assert ("exit 1" in session.learned.neural_drafters) == (mode == "exit")
         assert len(tokens) == 1
         assert passes["exit"] < 0.7 * passes["off"]
     sliding = replace(engine, model=build("llama-sliding"))

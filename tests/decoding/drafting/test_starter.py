@@ -89,7 +89,7 @@ def test_unprofitable_drafters_are_rarely_used(
     alone: DraftMode = "ngram" if mode == "auto" else "off"
     truth, plain, _ = answers(starter_engine, alone, clock)
     told, times, session = answers(copied, mode, clock)
-    (learned,) = session.drafting.neural_drafters.values()
+    (learned,) = session.learned.neural_drafters.values()
     print(mode, "guesses", clock.guesses, times, plain, "expected", learned.expected[:2])
     assert told == truth
     assert clock.guesses
