@@ -7,7 +7,7 @@ neural drafter is better.
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
@@ -77,13 +77,14 @@ class AutoDrafter:
         neural_drafters: Sequence[NeuralDrafter] = (),
         learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
+        can_pipeline: Callable[[], bool] = lambda: True,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve  # keeps learning
         self.stop_tokens = frozenset(stop_tokens)  # a draft ends with the first of them
         self.rerun_on_reject = rerun_on_reject  # recurrent cache: the next pass repeats tokens
         self.draft_only_tokens = 0  # at the start of the history: not in the prompt
         self.guide: DraftGuide | None = None  # the grammar of the answer
-        self.can_pipeline = True  # a pass may be launched while the previous one runs
+        self._can_pipeline = can_pipeline  # a pass may be launched while the previous one runs
         self.pipelines = False  # whether it is worth it, by the last proposal
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
@@ -192,7 +193,7 @@ class AutoDrafter:
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
         self.pipelines = False
-        if self.can_pipeline and self.guide is None:
+        if self._can_pipeline() and self.guide is None:
             cost = self._pipelining.plain_cost(costs, pipelined, gain, upcoming)
             if cost < costs[0]:
                 self.pipelines, costs = True, [cost, *costs[1:]]

@@ -42,7 +42,7 @@ class Target:
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
         self.caches = caches or PromptCaches()  # histories of other targets are copied, not taken
-        self.alone = True  # passes may be launched ahead
+        self.alone = True  # no other request is ready, so passes may be launched ahead
         # Runs a pass; drafters that need the hidden states replace it.
         self.run: Callable[[mx.array, kv_cache.Cache, int], mx.array] = self.run_model
         self._history: TokenHistory | None = None

@@ -126,7 +126,7 @@ class _InfillRun:
 
         The time limit applies once the completion has a line break.
         """
-        self._session, self._seconds = session, seconds
+        self._seconds = seconds
         self._stops = StopText(stop)
         self._new: list[str] = []
         self._has_line = False
@@ -145,7 +145,7 @@ class _InfillRun:
     def _end_reason(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
         # A completion cut at this request's stop sequence is not cached for other requests.
-        if self._stops.found or self._session.cancelled:
+        if self._stops.found:
             return "cancelled"
         if self._seconds is None or self._prefilled_at is None or not self._has_line:
             return None

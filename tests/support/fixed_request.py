@@ -9,7 +9,6 @@ from akunu_py.types import FinishReason, Piece, Stats, TextPiece
 class FixedRequest:
     """Yields `answer` letter by letter, then ends with `finish_reason`."""
 
-    alone = True
     crowded = is_running = can_share = False
     chunk_seconds = blocked = None
     prompt_tokens_left = joining_tokens = 0

@@ -118,11 +118,6 @@ class Drafting:
         if isinstance(self._inner, AutoDrafter | FixedDrafter):
             self._inner.guide = guide
 
-    def set_alone(self, alone: bool) -> None:
-        """Set whether passes may be launched ahead, as in `Target.alone`."""
-        if isinstance(self._inner, AutoDrafter):
-            self._inner.can_pipeline = alone
-
     @property
     def _planned(self) -> list[PlannedDrafter]:
         return self._inner.neural_drafters if isinstance(self._inner, AutoDrafter) else []
@@ -159,6 +154,7 @@ class Drafting:
             neural_drafters=neural_drafters_for(self._engine, self._target, mode),
             learned=self._learned.neural_drafters,
             ngrams=mode in ("auto", "ngram"),
+            can_pipeline=lambda: self._target.alone,
         )
 
 

@@ -105,7 +105,7 @@ class AnnotatedAnswer:
         tool_answer = self._tool_answer
         reason = (tool_answer and tool_answer.reason) or self.request.finish_reason or "cancelled"
         end = AnnotatedEnd(reason, self._gauges())
-        if reason == "cancelled" and not self._session.cancelled:
+        if reason == "cancelled" and self._job.stop_requested():
             reason = "stop"  # "cancelled" would mean that the server is stopping
         return Finished(reason, replace(self.request.stats), details=end)
 

@@ -61,7 +61,6 @@ class Session:
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
         self.drafting: Drafting = Drafting(engine, self.target, self.learned)
         self.request: Request | None = None  # the last one that ran
-        self.cancelled = False  # the client cancelled what runs in this session
         self.chunk_seconds: float | None = None  # time limit of prefill chunks; None: the fastest
         self.disk_caches: DiskPromptCaches | None = None  # from disk
         if (store := self.learned.caches) is not None:
@@ -70,7 +69,6 @@ class Session:
     def release(self) -> None:
         """Close an unfinished request and return the history to the shared caches."""
         self.begin(None)
-        self.cancelled = False
         self.drafting.release()
         self.target.release()
 
@@ -164,11 +162,8 @@ class Request:
         check_mode(engine, options.draft)
         self.status = Status.WAITING
         # Set before each step by the step loop:
-        self.alone = True  # no other request runs before this one's next step
         self.crowded = False  # an earlier request waits for memory
         self.chunk_seconds = session.chunk_seconds  # time limit of a prefill chunk
-        # For the scheduler:
-        self.blocked: Callable[[], bool] | None = None  # returns whether it still has to wait
         self.prompt_tokens_left = 0  # prompt tokens not prefilled yet, once the prefill began
         self._session = session
         self._engine = engine
@@ -246,6 +241,11 @@ class Request:
         return self._guarded(self._advance)
 
     @property
+    def blocked(self) -> Callable[[], bool] | None:
+        """Returns whether it still has to wait; None if it waits for nothing."""
+        return self._conditions[0] if self._conditions else None
+
+    @property
     def can_share(self) -> bool:
         """Whether its next decode pass may be shared with other requests."""
         target = self.target
@@ -292,7 +292,7 @@ class Request:
         """End the answer between two steps and keep the prefilled tokens."""
         if self.status is Status.FINISHED:
             return
-        status, self.status, self.blocked = self.status, Status.FINISHED, None
+        status, self.status = self.status, Status.FINISHED
         self._verifying, self._conditions = None, []
         if isinstance(self._chunks, Generator):
             self._chunks.close()
@@ -325,8 +325,7 @@ class Request:
             raise
 
     def _ends(self) -> bool:
-        cancelled = self._cancelled.is_set() or self._session.cancelled
-        return cancelled or self._complete or self._decoder.stopped
+        return self._cancelled.is_set() or self._complete or self._decoder.stopped
 
     def _finish(self) -> list[Step]:
         self._measure()
@@ -349,8 +348,6 @@ class Request:
             self.stats.decode_s = time.perf_counter() - self._prefilled
 
     def _advance(self) -> list[Step]:
-        self.target.alone = self.alone
-        self._session.drafting.set_alone(self.alone)
         if self.status is Status.WAITING:
             return self._wait()
         if self.status is Status.PREFILLING:
@@ -370,12 +367,10 @@ class Request:
             self._conditions.append(lambda: not self._has_room(0))
         while self._conditions:
             if self._conditions[0]():
-                self.blocked = self._conditions[0]
-                if self.alone and self._verifying is not None:  # nothing else is ready
+                if self.target.alone and self._verifying is not None:  # nothing else is ready
                     wait([self._verifying], _NAP_S)
                 return [self._progress(0)]
             del self._conditions[0]
-        self.blocked = None
         if self._drafter is None:
             self._begin_prefill()
         else:

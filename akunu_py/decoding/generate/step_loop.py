@@ -11,7 +11,7 @@ from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import BeginJob, DeferredJob, JobHandle, PromptJob, RunningJob
 from akunu_py.decoding.generate.model_host import LoadedModelFacts, facts_of
 from akunu_py.decoding.generate.model_runner import ModelRunner
-from akunu_py.decoding.generate.scheduler import Scheduler, Slot
+from akunu_py.decoding.generate.scheduler import Scheduler, Slot, StepPlan
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -78,9 +78,10 @@ class StepLoop:
     def _start(self, handle: JobHandle, job: BeginJob) -> None:
         """Start a job in a free session, or else in a new one."""
         session = self._free_session(job)
-        spent = min((each.slot.spent for each in self._running), default=0.0)
-        slot = Slot(handle.short, self._clock(), spent)
-        self._running.append(_ScheduledJob(handle, job, session, slot))
+        spent, now = min((each.spent for each in self._running), default=0.0), self._clock()
+        self._running.append(
+            _ScheduledJob(handle.short, now, spent, handle=handle, job=job, session=session)
+        )
 
     def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
         """Start the prepared jobs; return the events of those that failed.
@@ -121,10 +122,10 @@ class StepLoop:
             return failed
         ready = self._ready()
         rate = self._sessions[0].drafting.curve.prefill_rate
-        plan = self._scheduler.schedule([each.slot for each in ready], rate)
-        members = [each for each in ready if each.slot in plan.slots]
+        plan = self._scheduler.schedule(ready, rate)
+        members = [each for each in ready if each in plan.slots]
         for each in members:
-            each.apply_plan(alone=plan.alone, chunk_seconds=plan.chunk_seconds)
+            each.apply_plan(plan)
         started = self._clock()
         events = [
             (each.handle, each.add(results))
@@ -147,14 +148,10 @@ class StepLoop:
         Once one job is blocked, later jobs with a wait condition are blocked too. Cancelled jobs
         are always runnable, so that they can end.
         """
-        ready, crowded = [], False
-        for each in self._running:
-            each.sync_slot(crowded=crowded)
-            blocked = each.request.blocked if each.request is not None else None
-            if blocked is None or each.slot.cancelled or not (crowded or blocked()):
+        ready = list[_ScheduledJob]()
+        for number, each in enumerate(self._running):
+            if each.update(crowded=len(ready) < number):
                 ready.append(each)
-            else:
-                crowded = True
         ready = ready or self._running[:1]  # none: all wait for a helper thread
         if len(ready) > 1 and self.runner.can_batch():
             self._mark_shareable(ready)
@@ -163,23 +160,22 @@ class StepLoop:
     def _mark_shareable(self, ready: Sequence[_ScheduledJob]) -> None:
         """Find the jobs whose next decode pass may be shared."""
         sharing = [
-            (each.slot, each.request)
+            (each, each.request)
             for each in ready
-            if each.request is not None and each.request.can_share and not each.slot.cancelled
+            if each.request is not None and each.request.can_share and not each.cancelled
         ]
-        for slot, request in sharing:
-            alone = not request.is_running and self.runner.prefers_alone(request, len(sharing))
-            slot.can_share = not alone
+        for each, request in sharing:
+            alone = not each.is_running and self.runner.prefers_alone(request, len(sharing))
+            each.can_share = not alone
 
 
-@dataclass(slots=True, eq=False)
-class _ScheduledJob:
-    """A running job, its session, and its slot in the scheduler."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _ScheduledJob(Slot):
+    """A running job and its session."""
 
     handle: JobHandle
     job: BeginJob
     session: Session
-    slot: Slot
     ended: bool = False
     _running_job: RunningJob | None = None
 
@@ -188,32 +184,36 @@ class _ScheduledJob:
         """The request that runs now."""
         return None if self._running_job is None else self._running_job.request
 
-    def sync_slot(self, *, crowded: bool) -> None:
-        """Copy the request's progress to the scheduler's slot, and `crowded` to the request."""
-        request, slot = self.request, self.slot
-        self.session.cancelled = slot.cancelled = self.handle.cancelled
-        slot.can_share = slot.is_running = False
-        slot.prompt_tokens_left = slot.joining_tokens = 0
-        if request is not None:
-            request.crowded = crowded
-            slot.prompt_tokens_left = request.prompt_tokens_left
-            slot.joining_tokens = request.joining_tokens
-            slot.is_running = request.is_running
+    def update(self, *, crowded: bool) -> bool:
+        """Update it before a step; return whether it can run. crowded: an earlier one cannot."""
+        request, self.cancelled = self.request, self.handle.cancelled
+        self.can_share = self.is_running = False
+        self.prompt_tokens_left = self.joining_tokens = 0
+        if request is None:
+            return True
+        request.crowded = crowded
+        self.prompt_tokens_left = request.prompt_tokens_left
+        self.joining_tokens = request.joining_tokens
+        self.is_running = request.is_running
+        blocked = request.blocked
+        return blocked is None or self.cancelled or not (crowded or blocked())
 
-    def apply_plan(self, *, alone: bool, chunk_seconds: float | None) -> None:
-        """Prepare the request for the next step; see `StepPlan`."""
-        self.slot.begun = True
+    def apply_plan(self, plan: StepPlan) -> None:
+        """Prepare the next step."""
+        self.begun, self.session.target.alone = True, plan.alone
         if (request := self.request) is not None:
-            request.alone = alone
-            request.chunk_seconds = chunk_seconds or self.session.chunk_seconds
+            request.chunk_seconds = plan.chunk_seconds or self.session.chunk_seconds
 
     def step_alone(self) -> Results:
         """Begin the job, or run a step of its request."""
         try:
             if self._running_job is None:
                 self._running_job = self.job(self.session)
-            request = self.request
-            return [] if request is None else request.step()
+            if (request := self.request) is None:
+                return []
+            if self.cancelled:
+                request.cancel()
+            return request.step()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             return error
 

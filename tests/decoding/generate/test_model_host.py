@@ -118,13 +118,18 @@ class Gate:
 
     def __init__(self) -> None:
         self.open, self.begun = threading.Event(), threading.Event()
+        self.handle: JobHandle | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.handle is not None and self.handle.cancelled
 
     def __call__(self, session: Session) -> ScriptedAnswer:
         def events() -> Iterator[Event | None]:
             self.begun.set()
-            while not (self.open.is_set() or session.cancelled):
+            while not (self.open.is_set() or self.cancelled):
                 yield None
-            yield Finished("cancelled" if session.cancelled else "stop", Stats())
+            yield Finished("cancelled" if self.cancelled else "stop", Stats())
 
         return ScriptedAnswer(events())
 
@@ -140,7 +145,7 @@ def test_an_idle_job_runs_alone_and_the_next_job_cancels_it(served: Served) -> N
 
     def submit(gate: Gate, *, idle: bool) -> queue.SimpleQueue[Event]:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        served.scheduler.submit(gate, events.put, idle=idle)
+        gate.handle = served.scheduler.submit(gate, events.put, idle=idle)
         return events
 
     first, second, third = Gate(), Gate(), Gate()
