@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding import sampling
-from akunu_py.decoding.generate.decode import accept
 from akunu_py.decoding.sampling import (
     Sampler,
     accepted_leniently,
@@ -22,6 +21,7 @@ from akunu_py.decoding.sampling import (
     top_p_candidates,
 )
 from akunu_py.decoding.target import Target
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, SamplingOptions
@@ -96,7 +96,7 @@ def our_rule(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[
     """What the loop accepts of a pass over the draft."""
     before = mx.array([*prompt, *draft])
     sampled = [int(token) for token in sampler.sample(logits, before, len(prompt)).tolist()]
-    return sampled[: accept(draft, sampled) + 1]
+    return sampled[: common_prefix(draft, sampled) + 1]
 
 
 def forgetful_rule(

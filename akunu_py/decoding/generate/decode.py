@@ -22,23 +22,15 @@ _CLEAR_EVERY = 256  # passes between clearing MLX's buffer cache, as in mlx-lm
 
 
 @dataclass(slots=True)
-class _Pass:
-    """A launched pass, or the part of one request in it."""
+class DecodePass:
+    """A pass, or the part of one request in it."""
 
-    sampled: mx.array  # see `Target.launch`
     drafted: list[int]
     before: Any  # see `Target.pass_state`
-    behind: bool  # launched while another pass was running
+    behind: bool = False  # launched while another pass was running
+    rows: Any = None  # tokens [rows] of a shared pass: the pending ones and the draft
+    sampled: Any = None  # once it is launched; see `Target.launch`
     shared: SharedPass | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRows:
-    """The rows of one request in a shared pass: its pending tokens and its draft."""
-
-    tokens: mx.array  # [rows]
-    drafted: list[int]
-    before: Any  # see `Target.pass_state`
 
 
 class Decoding:
@@ -67,7 +59,7 @@ class Decoding:
         self._drafter = drafter
         self._stop = stop
         self.answering = answering
-        self._launched: list[_Pass] = []  # at most two, in order
+        self._launched: list[DecodePass] = []  # at most two, in order
         self._last = 0.0  # end of the previous pass, or start of this one
         self._passes = 0
 
@@ -92,24 +84,19 @@ class Decoding:
 
     def step(self) -> Piece:
         """Run one pass of this request alone."""
-        target, drafter = self.target, self._drafter
+        target, drafter, first = self.target, self._drafter, not self.answering
         if not self._launched:
             self._last = target.clock()
-            self._launch()
+            self._launch([] if first else self._draft(self.limit))
         launched = self._launched[0]
         if self.can_continue and self.limit > 1 and target.runs_ahead:
-            behind = launch_next(target, drafter, self.limit - 1, launched)
-            self._launched += [behind] if behind is not None else []
-        rows, first = len(target.pending) + len(launched.drafted), not self.answering
-        tokens, accepted = self._read()
-        started, self._last = self._last, target.clock()
-        seconds = self._last - started
-        if launched.shared is None and not first:
-            drafted = len(launched.drafted)
-            drafter.observe(drafted, accepted, rows, seconds, pipelined=launched.behind)
-        piece = self._extend(tokens, accepted, launched, seconds)
+            # A step that runs behind another one was launched before its history was known.
+            drafted = self._draft(self.limit - 1, ahead=True) if launched.behind else []
+            if drafted or drafter.pipelines:
+                self._launch(drafted, launched.sampled)
+        piece = self.collect()
         if self.limit and not self._launched and target.runs_ahead and not first:
-            self._launch()
+            self._launch(self._draft(self.limit))
         return piece
 
     def offer(self) -> list[float]:
@@ -117,115 +104,88 @@ class Decoding:
         few = len(self.target.pending) <= _MAX_PENDING
         return self._drafter.offer(self.limit - 1) if few and self.answering else []
 
-    def rows(self, count: int) -> SharedRows:
-        """Return the rows of a shared pass with the first `count` offered draft tokens."""
+    def rows(self, count: int) -> DecodePass:
+        """Return a shared pass with the first `count` offered draft tokens."""
         target = self.target
-        drafted = self._drafter.take(count) if self.answering else []
-        drafted = in_vocabulary_prefix(drafted, target.vocabulary)
+        drafted = self._in_vocabulary(self._drafter.take(count)) if self.answering else []
         before = target.pass_state() if drafted else None
-        return SharedRows(mx.array([*target.pending, *drafted], mx.int32), drafted, before)
+        return DecodePass(drafted, before, rows=mx.array([*target.pending, *drafted], mx.int32))
 
-    def next_row(self) -> SharedRows:
-        """Return the row of a plain step after the launched one, which is not read yet."""
-        return SharedRows(self._launched[0].sampled, [], None)
+    def next_row(self) -> DecodePass:
+        """Return a shared plain step after the launched one, which is not read yet."""
+        return DecodePass([], None, behind=True, rows=self._launched[0].sampled)
 
-    def launched(self, rows: SharedRows, sampled: mx.array, shared: SharedPass) -> None:
-        """Record a launched pass, from which `sampled` will come."""
-        behind = bool(self._launched)
-        self._launched.append(_Pass(sampled, rows.drafted, rows.before, behind, shared))
+    def launched(self, made: DecodePass, sampled: mx.array, shared: SharedPass) -> None:
+        """Record that a shared pass is launched, from which `sampled` will come."""
+        made.sampled, made.shared = sampled, shared
+        self._launched.append(made)
 
     def wait(self) -> None:
         """Wait for the launched pass."""
         mx.eval(self._launched[0].sampled)
 
-    def collect(self, seconds: float) -> Piece:
-        """Accept the tokens of the launched pass. seconds: its time."""
-        launched = self._launched[0]
-        tokens, accepted = self._read()
-        self._last = self.target.clock()
-        return self._extend(tokens, accepted, launched, seconds)
+    def collect(self, seconds: float | None = None) -> Piece:
+        """Accept the tokens of the launched pass: those of the draft that match, and the next one.
 
-    def close(self) -> None:
-        """End between two steps: keep the pending tokens of a launched pass and drop its draft."""
-        launched, self._launched = self._launched, []
-        for each in launched:
-            abandon(self.target, each)
-
-    def _launch(self) -> None:
-        target = self.target
-        drafted = draft(target, self._drafter, self.limit) if self.answering else []
-        self._launched.append(_launch(target, drafted, None))
-
-    def _read(self) -> tuple[list[int], int]:
-        """Wait for the first launched pass; return its tokens and how many were drafted."""
-        sampled = self.target.read(self._launched[0].sampled)
-        return collect(self.target, self._launched.pop(0), sampled, self._stop)
-
-    def _extend(self, tokens: list[int], accepted: int, launched: _Pass, seconds: float) -> Piece:
+        seconds: its time; None: the time since the previous pass.
+        """
+        target, launched = self.target, self._launched[0]
+        sampled = target.read(launched.sampled)
+        del self._launched[0]
+        accepted = common_prefix(launched.drafted, sampled)
+        tokens = cut(sampled[: accepted + 1], self._stop)
+        if target.constraint is not None:
+            tokens = target.constraint.consume(tokens)
+        accepted = min(accepted, len(tokens))
+        rows = len(target.pending) + len(launched.drafted)
+        self._commit(launched, tokens, len(target.pending) + len(tokens) - 1)
+        started, self._last = self._last, target.clock()
+        if seconds is None:
+            seconds = self._last - started
+            if launched.shared is None and self.answering:
+                drafted, behind = len(launched.drafted), launched.behind
+                self._drafter.observe(drafted, accepted, rows, seconds, pipelined=behind)
         self.answering = True
         self._drafter.extend(tokens)
-        over = ended(self.target, tokens[-1], self._stop)
+        over = ended(target, tokens[-1], self._stop)
         self.limit = 0 if over else self.limit - len(tokens)
         self._passes += 1
         if self._passes % _CLEAR_EVERY == 0:
             mx.clear_cache()
         return Piece(tuple(tokens), accepted, tuple(launched.drafted[accepted:]), seconds)
 
+    def close(self) -> None:
+        """End between two steps: keep the pending tokens of a launched pass and drop its draft."""
+        launched, self._launched = self._launched, []
+        for each in launched:
+            self._commit(each, (), len(self.target.pending))
 
-def launch_next(target: Target, drafter: Drafter, limit: int, step: _Pass) -> _Pass | None:
-    """Launch a pass after the running plain step; None if the drafter prefers to wait."""
-    # A step that runs behind another one was launched before its history was known.
-    drafted = draft(target, drafter, limit, ahead=True) if step.behind else []
-    if not drafted and not drafter.pipelines:
-        return None
-    return _launch(target, drafted, step.sampled)
+    def _launch(self, drafted: list[int], after: mx.array | None = None) -> None:
+        """Launch a pass of this request alone. after: see `Target.launch`."""
+        target = self.target
+        rows = drafted if after is not None else [*target.pending, *drafted]
+        # Holding the state would prevent in-place writes of plain steps.
+        made = DecodePass(drafted, target.pass_state() if drafted else None, after is not None)
+        made.sampled = target.launch(rows, 1 + len(drafted), after)
+        self._launched.append(made)
 
+    def _draft(self, limit: int, *, ahead: bool = False) -> list[int]:
+        """Return draft tokens for the next pass, which yields at most `limit` tokens."""
+        room = limit - 1 if len(self.target.pending) <= _MAX_PENDING else 0
+        return self._in_vocabulary(self._drafter.propose(room, ahead=ahead))
 
-def _launch(target: Target, drafted: list[int], after: mx.array | None) -> _Pass:
-    rows = drafted if after is not None else [*target.pending, *drafted]
-    # Holding the state would prevent in-place writes of plain steps.
-    before = target.pass_state() if drafted else None
-    return _Pass(target.launch(rows, 1 + len(drafted), after), drafted, before, after is not None)
+    def _in_vocabulary(self, drafted: list[int]) -> list[int]:
+        """Return the tokens before the first invalid one, which an answer cache may hold."""
+        vocabulary = self.target.vocabulary
+        return drafted if vocabulary is None else drafted[: first_invalid(drafted, vocabulary)]
 
-
-def draft(target: Target, drafter: Drafter, limit: int, *, ahead: bool = False) -> list[int]:
-    """Return draft tokens for the next pass, which yields at most `limit` tokens."""
-    room = limit - 1 if len(target.pending) <= _MAX_PENDING else 0
-    return in_vocabulary_prefix(drafter.propose(room, ahead=ahead), target.vocabulary)
-
-
-def in_vocabulary_prefix(drafted: list[int], vocabulary: int | None) -> list[int]:
-    """Return the draft up to the first invalid token, which the answer cache's file may hold."""
-    return drafted if vocabulary is None else drafted[: first_invalid(drafted, vocabulary)]
-
-
-def collect(
-    target: Target, launched: _Pass, sampled: list[int], stop: Collection[int]
-) -> tuple[list[int], int]:
-    """Accept sampled tokens. Returns the new ones, bonus token last, and how many were drafted."""
-    accepted = accept(launched.drafted, sampled)
-    tokens = cut(sampled[: accepted + 1], stop)
-    if target.constraint is not None:
-        tokens = target.constraint.consume(tokens)
-    written = len(target.pending) + len(launched.drafted)
-    kept = len(target.pending) + len(tokens) - 1
-    if kept < written:
-        kept = target.roll_back(launched.before, written, kept)
-    target.commit(tokens, kept)
-    return tokens, min(accepted, len(tokens))
-
-
-def abandon(target: Target, launched: _Pass) -> None:
-    """Record a pass that is not collected: keep its pending tokens and drop its draft."""
-    kept = len(target.pending)
-    if launched.drafted:
-        kept = target.roll_back(launched.before, kept + len(launched.drafted), kept)
-    target.commit((), kept)
-
-
-def accept(drafted: Sequence[int], sampled: Sequence[int]) -> int:
-    """Return how many draft tokens match the sampled ones, up to the first mismatch."""
-    return common_prefix(drafted, sampled)
+    def _commit(self, launched: DecodePass, tokens: Sequence[int], kept: int) -> None:
+        """Record the new tokens of a pass, and keep the first `kept` of its rows."""
+        target = self.target
+        written = len(target.pending) + len(launched.drafted)
+        if kept < written:
+            kept = target.roll_back(launched.before, written, kept)
+        target.commit(tokens, kept)
 
 
 def ended(target: Target, token: int, stop: Collection[int]) -> bool:

@@ -76,11 +76,8 @@ class ModelRunner:
                     self._launch(behind)
             for each in running:
                 each.decoding.wait()
-        except Exception as error:  # noqa: BLE001 - every request reports it
-            return [each.fail(error) for each in requests]
-        started, self._last = self._last, time.perf_counter()
-        results = self._collect(requests, running, self._last - started)
-        try:
+            started, self._last = self._last, time.perf_counter()
+            results = self._collect(requests, running, self._last - started)
             left = [each for each in requests if each.is_running]
             self._drafts_pay = bool(left) and self._waiting_pays(left, ahead=ahead)
         except Exception as error:  # noqa: BLE001 - every request reports it
@@ -103,29 +100,29 @@ class ModelRunner:
     def _launch(self, requests: Sequence[Request], lengths: Sequence[int] | None = None) -> None:
         """Launch a pass with that many draft tokens; None: a plain one behind a running pass."""
         decodings = [each.decoding for each in requests]
-        rows = [
+        passes = [
             each.next_row() if each.is_running else each.rows(length)
             for each, length in zip(decodings, lengths or [0] * len(requests), strict=True)
         ]
         parts = [
-            batched_pass.Part(each.tokens, request.target.cache, 1 + len(each.drafted))
-            for each, request in zip(rows, requests, strict=True)
+            batched_pass.Part(each.rows, request.target.cache, 1 + len(each.drafted))
+            for each, request in zip(passes, requests, strict=True)
         ]
         logits = batched_pass.run(self._engine.model, parts)
         sampled = [
-            request.target.sample(part, each.tokens, each.drafted, ahead=request.is_running)
-            for request, part, each in zip(requests, logits, rows, strict=True)
+            request.target.sample(part, each.rows, each.drafted, ahead=request.is_running)
+            for request, part, each in zip(requests, logits, passes, strict=True)
         ]
         mx.async_eval(sampled)
         shared = SharedPass(
             len(requests),
-            sum(each.tokens.size for each in rows),
-            sum(len(each.drafted) for each in rows),
+            sum(each.rows.size for each in passes),
+            sum(len(each.drafted) for each in passes),
             _context(requests),
             pipelined=lengths is None,
             joined=any(each.joining_tokens for each in requests),
         )
-        for decoding, each, tokens in zip(decodings, rows, sampled, strict=True):
+        for decoding, each, tokens in zip(decodings, passes, sampled, strict=True):
             decoding.launched(each, tokens, shared)
 
     def _collect(

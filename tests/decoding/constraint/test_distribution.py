@@ -13,9 +13,9 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.generate.decode import accept
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.types import Constraint, SamplingOptions
 from tests.support.chi_square import p_value
 from tests.support.engines import altered
@@ -52,7 +52,7 @@ def our_rule(
     """What the loop accepts of a pass over the draft."""
     masked = matcher.masked(logits, draft)
     sampled = [int(token) for token in sampler.sample(masked, mx.array([1, *draft]), 1).tolist()]
-    return sampled[: accept(draft, sampled) + 1]
+    return sampled[: common_prefix(draft, sampled) + 1]
 
 
 def masked_after_acceptance(
@@ -61,7 +61,7 @@ def masked_after_acceptance(
     """With a planted bug: drafts are held against the unmasked model, and the mask only serves for
     what is drawn where one was rejected."""
     sampled = [int(token) for token in sampler.sample(logits, mx.array([1, *draft]), 1).tolist()]
-    accepted = accept(draft, sampled)
+    accepted = common_prefix(draft, sampled)
     again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
     bonus = again.sample(matcher.masked(logits, draft), mx.array([1, *draft]), 1).tolist()
     return [*draft[:accepted], int(bonus[accepted])]
