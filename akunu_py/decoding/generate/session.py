@@ -364,7 +364,7 @@ class Request:
             self._session.drafting.prepare(self._options)
             elsewhere = self.target.find_concurrent_prefill(self._prompt)
             self._conditions = [elsewhere] if elsewhere is not None else self._verify_ahead()
-            self._conditions.append(lambda: not self._has_room(0))
+            self._conditions.append(lambda: not self._has_room(len(self._prompt)))
         while self._conditions:
             if self._conditions[0]():
                 if self.target.alone and self._verifying is not None:  # nothing else is ready
@@ -394,13 +394,12 @@ class Request:
     def _begin_prefill(self) -> None:
         """Reuse the longest cached prefix, in memory or on disk; plan the prefill of the rest."""
         target, prompt = self.target, self._prompt
-        reserved = min(self._options.max_tokens, _RESERVED_TOKENS)
-        memory_guard.make_room(self._engine, target, prompt, reserved)
+        memory_guard.make_room(self._engine, target, prompt, self._reserved_tokens)
         may_store, disk_caches = self._options.may_store, self._session.disk_caches
         on_disk: tuple[int, NotCached] = (0, "")
         if may_store and disk_caches is not None:
             on_disk = disk_caches.read(target, prompt)
-        reuse = target.reuse_prefix(prompt, self._needed(len(prompt) + reserved), self._stable)
+        reuse = target.reuse_prefix(prompt, self._needed(len(prompt)), self._stable)
         self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])
@@ -420,9 +419,7 @@ class Request:
     def _resume_prefill(self) -> None:
         """Prefill the tokens again that were evicted while the request waited for memory."""
         target, known = self.target, [*self._prompt, *self._generated]
-        target.reuse_prefix(
-            known, self._needed(len(known) + min(self._tokens_left, _RESERVED_TOKENS))
-        )
+        target.reuse_prefix(known, self._needed(len(known)))
         self._cached = len(known) - len(target.pending)
         self._prefill_end = len(known) - target.prompt_tail
         self._chunks = self._new_chunks(lambda launched: None)
@@ -452,7 +449,7 @@ class Request:
             drafting, context = self._session.drafting, self._draft_context
             self._drafter = drafting.drafter(self._options, self._prompt, draft_context=context)
             drafting.set_guide(self._guide)
-        limit, stop = min(self._tokens_left, _RESERVED_TOKENS), self._engine.tokens.stop_tokens
+        limit, stop = self._reserved_tokens, self._engine.tokens.stop_tokens
         self._decoding = Decoding(self.target, self._drafter, limit, stop, answering=answering)
 
     def _deliver(self, piece: Piece) -> list[Step]:
@@ -476,8 +473,7 @@ class Request:
         memory_guard.release_under_pressure(self.target.caches)
         held = len(self.target.tokens) + len(self.target.pending)
         if not self.crowded and self._has_room(held):
-            needed = self._needed(held + min(self._tokens_left, _RESERVED_TOKENS))
-            self.target.caches.reserve(needed, self.target.history)
+            self.target.caches.reserve(self._needed(held), self.target.history)
             self._begin_decoding()
             return
         self._generated = [*self.target.tokens, *self.target.pending][len(self._prompt) :]
@@ -488,17 +484,17 @@ class Request:
         self.status = Status.WAITING
 
     def _has_room(self, held: int) -> bool:
-        """Return whether memory is left for more tokens after `held` tokens; 0: the prompt."""
-        target = self.target
-        needed = self._needed(
-            (held or len(self._prompt)) + min(self._tokens_left, _RESERVED_TOKENS)
-        )
-        return target.caches.has_room(needed, target.history)
+        """Return whether memory is left for more tokens after `held` tokens."""
+        return self.target.caches.has_room(self._needed(held), self.target.history)
 
-    def _needed(self, tokens: int) -> int:
-        """Return the bytes of a history of `tokens` tokens."""
-        most = min(tokens, self._engine.plan.context_length)
-        return memory_guard.needed(self._engine, most)
+    def _needed(self, held: int) -> int:
+        """Return the bytes of a history of `held` tokens and those to reserve."""
+        return memory_guard.needed(self._engine, held + self._reserved_tokens)
+
+    @property
+    def _reserved_tokens(self) -> int:
+        """Answer tokens to reserve memory for, at first or next."""
+        return min(self._tokens_left, _RESERVED_TOKENS)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Decode a piece and count the part that belongs to the answer."""
