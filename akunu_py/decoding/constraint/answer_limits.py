@@ -166,9 +166,6 @@ class AnswerLimits(TokenMasks):
     def ending(self) -> tuple[list[int], int]:
         return self._matcher.ending() if self._matcher is not None else ([], 0)
 
-    def advance(self, token: int) -> bool:
-        return not self.complete and self.step(token)
-
     def mask(self) -> bytes:
         if self._budget is not None and (tokens := self._budget.forced()):
             return self._with(bytes(len(self._every_token)), tokens[:1])

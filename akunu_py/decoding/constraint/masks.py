@@ -48,6 +48,10 @@ class TokenMasks:
         """Consume a token; if it is forbidden, change nothing and return False."""
         raise NotImplementedError
 
+    def advance(self, token: int) -> bool:
+        """Consume a draft token; return False if it is forbidden or the answer is complete."""
+        return not self.complete and self.step(token)
+
     def failure(self) -> str:
         """Return why a sampled token could not be consumed."""
         raise NotImplementedError

@@ -93,9 +93,6 @@ class ConstraintMatcher(TokenMasks):
             return [], 0
         return self._likely.ending()
 
-    def advance(self, token: int) -> bool:
-        return not self.complete and self.step(token)
-
     def end_draft(self) -> None:
         self._state, self._thinking_tail, length, self._matcher = self._saved
         if len(self._structure) > length:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -93,7 +94,7 @@ def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     while True:
         connection.wait_for("wake")
         runner.run_until_idle()
-        connection.send(counts=runner.counts.as_dict(), held=runner.cached_tokens)
+        connection.send(counts=asdict(runner.counts), held=runner.cached_tokens)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 from typing import Any
@@ -28,7 +28,7 @@ _WIDTH = 4  # integers of a command
 
 
 class HostCommand(IntEnum):
-    """Commands. Caches and checkpoints have ids."""
+    """Commands. Operations of `kv_cache` have the names of their functions."""
 
     NEW = 1  # cache
     DROP = 2  # cache
@@ -76,15 +76,6 @@ def decode(message: Sequence[int]) -> tuple[list[Command], list[int]]:
     return commands, list(message[end : end + rows])
 
 
-_CACHE_COMMANDS = {
-    "trim": HostCommand.TRIM,
-    "roll_back": HostCommand.ROLL_BACK,
-    "detach": HostCommand.DETACH,
-    "shrink": HostCommand.SHRINK,
-}
-_CHECKPOINT_COMMANDS = {"checkpoint": HostCommand.CHECKPOINT, "restore": HostCommand.RESTORE}
-
-
 class ReplicatedCache(kv_cache.SharedCache):
     """A cache that workers replicate under its `key`."""
 
@@ -103,11 +94,11 @@ class ReplicatedCache(kv_cache.SharedCache):
         return other
 
     def note(self, done: str, *numbers: int) -> None:
-        self._coordinator.queue(_CACHE_COMMANDS[done], self.key, *numbers)
+        self._coordinator.queue(HostCommand[done.upper()], self.key, *numbers)
 
     def note_checkpoint(self, done: str, checkpoint: kv_cache.Checkpoint) -> None:
         key = self._coordinator.key_of_checkpoint(checkpoint)
-        self._coordinator.queue(_CHECKPOINT_COMMANDS[done], self.key, key, checkpoint.length)
+        self._coordinator.queue(HostCommand[done.upper()], self.key, key, checkpoint.length)
 
 
 class Coordinator:
@@ -208,9 +199,6 @@ class PassCounts:
     cut: int = 0  # rows rolled back
     caches: int = 0
     checkpoints: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class PartitionRunner:

@@ -57,7 +57,6 @@ class SavedCache:
     path: Path
     metadata: CacheMetadata
     size: int
-    used: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class PromptCacheStore:
             metadata = known[key] if key in known else _read_metadata(path)
             self._metadata[key] = metadata
             if metadata is not None:
-                found.append(SavedCache(path, metadata, status.st_size, status.st_mtime))
+                found.append(SavedCache(path, metadata, status.st_size))
         return found
 
     def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
