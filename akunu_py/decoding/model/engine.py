@@ -23,7 +23,6 @@ from akunu_py.decoding.model.drafters import (
 )
 from akunu_py.decoding.model.identity import model_digest
 from akunu_py.decoding.model.tokens import TokenCodec
-from akunu_py.models.load.fit import MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
 from akunu_py.models.load.model_files import as_error
 from akunu_py.types import LoadOptions
@@ -71,20 +70,16 @@ class Engine:
     ) -> Engine:
         """Load the model in the directory `path`.
 
-        draft_model, ring: override the draft model and hosts of `options`.
+        draft_model: its name and directory, instead of the name in `options`. host_group: the other
+        hosts of a model that is split.
 
         Raises DamagedModel or UnsupportedModel for all failures of mlx-lm; UsageError for bad
         `options` or a draft model with other tokens; DoesNotFit before weights are read.
         """
         started = time.perf_counter()
         blas_threads.adapt()  # begins to measure the load
-        name = name or path.name
         with as_error(f"the model in {path} cannot be loaded"):
-            parts = open_parts(path, options, draft_model, host_group)
-            needs = [each.needs for each in parts.drafters]
-            split = host_group is not None
-            plan = make_plan(name, parts.opened, parts.needs, options, needs, partitioned=split)
-            engine = load(parts, plan)
+            engine = _load(open_model(path), name or path.name, options, draft_model, host_group)
         return replace(engine, load_s=time.perf_counter() - started)
 
     def with_draft_model(self, small: Engine) -> Engine:
@@ -96,53 +91,26 @@ class Engine:
         return replace(self, draft_model=draft)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """A model and its neural drafters, opened but without weights."""
-
-    opened: OpenModel
-    needs: MemoryNeeds  # of the model alone
-    draft_model: DraftModel | None = None
-    mtp_head: MtpHead | None = None
-    no_mtp_head_reason: str = "the model is split over several hosts"
-    host_group: HostGroup | None = None
-
-    @property
-    def drafters(self) -> list[DraftModel | MtpHead]:
-        return [each for each in (self.draft_model, self.mtp_head) if each]
-
-    @property
-    def modules(self) -> list[Any]:
-        """All modules with weights in this process."""
-        small, head = self.draft_model, self.mtp_head
-        modules = [self.opened.model, small and small.model, head and head.head]
-        return [each for each in modules if each is not None]
-
-
-def open_parts(
-    path: Path,
+def _load(
+    opened: OpenModel,
+    name: str,
     options: LoadOptions,
     draft_model: tuple[str, Path] | None,
     host_group: HostGroup | None,
-) -> ModelParts:
-    """Open the model in `path` and its neural drafters; see `Engine.load`."""
-    opened = open_model(path)
+) -> Engine:
+    """Open the neural drafters of `opened`, plan, and read all weights; see `Engine.load`."""
+    model, head, no_head = opened.model, None, "the model is split over several hosts"
     if host_group is not None:
-        itemsize = host_group.keep_partition(opened.model)
+        itemsize = host_group.keep_partition(model)
     else:
-        itemsize = device.convert_weights(opened.model, options.weights)
+        itemsize = device.convert_weights(model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
     small = open_draft_model(*draft_model, options.weights, own) if draft_model else None
-    if host_group is not None:
-        return ModelParts(opened, own, small, host_group=host_group)
-    head, no_head = open_head(opened, options.weights, own, memory_limit(options))
-    return ModelParts(opened, own, small, head, no_head)
-
-
-def load(parts: ModelParts, plan: LoadPlan) -> Engine:
-    """Read the weights of `parts` according to the plan. Raises what `Engine.load` does."""
-    opened, host_group = parts.opened, parts.host_group
-    model = opened.model
+    if host_group is None:
+        head, no_head = open_head(opened, options.weights, own, memory_limit(options))
+    modules = [*([small.model] if small else []), *([head.head] if head else [])]
+    drafters = [each.needs for each in (small, head) if each]
+    plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)
     with ThreadPoolExecutor(1) as pool:  # meanwhile the device reads the weights
         identity = pool.submit(model_digest, opened.files.path, plan.weights)
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
@@ -155,12 +123,10 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
     # The generator's graph keeps the random weights of new layers until it is evaluated.
     mx.eval(mx.random.state)
     cache = kv_cache.new_cache(model, plan.kv_bits)
-    if parts.draft_model is not None:
-        check_draft_model(parts.draft_model, tokens)
-        mx.eval(parts.draft_model.model.parameters())
-    if parts.mtp_head is not None:
-        mx.eval(parts.mtp_head.head.parameters())
-    wired.wire(opened.model, plan.wire, parts.modules, plan.fit.estimate.working)
+    if small is not None:
+        check_draft_model(small, tokens)
+    mx.eval([each.parameters() for each in modules])
+    wired.wire(opened.model, plan.wire, [opened.model, *modules], plan.fit.estimate.working)
     if tokens.tokenizer.has_chat_template:
         chat_template.start()
     return Engine(
@@ -171,8 +137,8 @@ def load(parts: ModelParts, plan: LoadPlan) -> Engine:
         recurrent=kv_cache.is_recurrent(cache),
         identity=identity.result(),
         needs_checkpoints=kv_cache.needs_checkpoints(cache),
-        draft_model=parts.draft_model,
-        mtp_head=parts.mtp_head,
-        no_mtp_head_reason=parts.no_mtp_head_reason,
+        draft_model=small,
+        mtp_head=head,
+        no_mtp_head_reason=no_head,
         host_group=host_group,
     )
