@@ -24,6 +24,7 @@ from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.complete import complete
+from tests.support.jobs import open_jobs
 from tests.support.slow import slow
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -301,8 +302,7 @@ def test_a_prefill_elsewhere_replaces_the_next_completion(patient: Host) -> None
     patient.answer(ASKED)
     assert patient.answer(CompletionRequest(LONG, max_tokens=0)).finish_reason == "length"
     patient.queue.accepted()
-    counts = patient.queue.host.counts()
-    assert counts.waiting + counts.running == 0
+    assert open_jobs(patient.queue.host) == (0, 0)
 
 
 def test_a_pause_has_the_next_one_made(engine: Engine, whole: Completion) -> None:

@@ -122,7 +122,6 @@ def test_many_loads_leave_no_memory(server: Server) -> None:
         last = server.load_answer_unload()
         if load == 9:
             first = last
-    assert server.host.counts().ended + server.host.counts().cancelled == 200 * 11
     assert last.arrays <= first.arrays
     assert last.objects <= first.objects * (1 + SHARE)
     assert last.resident <= first.resident * (1 + SHARE)

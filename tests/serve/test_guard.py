@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from akunu_py.decoding.generate.model_host import RequestCounts
+from akunu_py.decoding.generate.model_host import SharedPasses
 from akunu_py.serve.dialect.interface import Endpoint
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import DIALECTS, create_app
@@ -124,10 +124,10 @@ async def test_content_is_recorded_only_if_enabled(tiny: Served, keep: bool) -> 
     said = reply.json()["choices"][0]["message"]["content"]
     [record] = seen
     assert (record.body, record.answer) == ((json.dumps(body), said) if keep else ("", ""))
-    for text in (record.line(), records.metrics(RequestCounts())):
+    for text in (record.line(), records.metrics(SharedPasses())):
         assert "secret" not in text
     assert 'requests_total{path="/v1/chat/completions",status="200"} 1' in records.metrics(
-        RequestCounts()
+        SharedPasses()
     )
 
 

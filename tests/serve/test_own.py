@@ -56,6 +56,7 @@ from akunu_py.types import (
     ToolChoice,
 )
 from tests.support.complete import complete as complete_here
+from tests.support.jobs import open_jobs
 from tests.support.serving import Served, at_a_socket
 from tests.support.tool_models import force_calls
 
@@ -102,7 +103,7 @@ def not_here(session: Session) -> Completer:
 def idle(tiny: Served) -> None:
     """Wait until no request runs."""
     end = time.monotonic() + 30
-    while (counts := tiny.scheduler.counts()).running or counts.waiting:
+    while any(open_jobs(tiny.scheduler)):
         assert time.monotonic() < end
         time.sleep(0.002)
 

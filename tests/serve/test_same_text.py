@@ -21,6 +21,7 @@ from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode
 from tests.support.dialects import DIALECTS, DialectClient, DialectRequest, ReplyData
+from tests.support.jobs import open_jobs
 from tests.support.serving import Served, ask
 
 DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
@@ -57,11 +58,11 @@ async def hold_model(tiny: Served, waiting: int) -> asyncio.Future[int]:
     running = loop.create_future()
 
     def count(engine: object) -> None:
-        loop.call_soon_threadsafe(running.set_result, tiny.scheduler.counts().running)
+        loop.call_soon_threadsafe(running.set_result, open_jobs(tiny.scheduler)[1])
 
     def hold(engine: object) -> None:
         held.set()
-        while tiny.scheduler.counts().waiting < waiting:
+        while open_jobs(tiny.scheduler)[0] < waiting:
             threading.Event().wait(0.001)
         tiny.scheduler.call(count)  # between the first two steps
 

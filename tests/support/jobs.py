@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from akunu_py.decoding.events import Event, Finished
 from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.decoding.generate.job import BeginJob, DeferredJob, Job
+from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.types import GenerateOptions, Message
 
@@ -38,6 +39,12 @@ def run_job(job: Job, session: Session) -> list[Event]:
         request = answering.request
         events += answering.add([] if request is None else request.step())
     return events
+
+
+def open_jobs(host: ModelHost) -> tuple[int, int]:
+    """Return how many jobs wait, and how many run."""
+    with host._lock:
+        return len(host._waiting), len(host._running)
 
 
 def chat_request(

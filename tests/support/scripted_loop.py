@@ -8,7 +8,7 @@ from akunu_py.completion.completion_job import CompletionJob
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, finished
 from akunu_py.decoding.events import Event, Failed
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import LoadedModelFacts
+from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses
 
 Complete = Callable[[CompletionRequest, EndCheck, Callable[[str], None]], Completion]
 
@@ -17,15 +17,13 @@ class ScriptedLoop:
     """Runs one completion in a step; see `ModelLoop`."""
 
     engine = None
-    shared = 0, 0
+    shared = SharedPasses()
+    slots = 1
 
     def __init__(self, name: str, complete: Complete) -> None:
         self.facts = LoadedModelFacts(name, "", 0, None, "")
         self._complete = complete
         self._handle: JobHandle | None = None
-
-    def has_room(self, *, short: bool) -> bool:
-        return self._handle is None
 
     def begin(self, handle: JobHandle) -> None:
         self._handle = handle

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from akunu_py.decoding.events import Event, Failed, Finished
@@ -63,6 +63,17 @@ def facts_of(engine: Engine) -> LoadedModelFacts:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPasses:
+    """Counters of decode passes of several requests."""
+
+    passes: int = 0
+    requests: int = 0  # sum of the requests in these passes
+
+    def __add__(self, other: SharedPasses) -> SharedPasses:
+        return SharedPasses(self.passes + other.passes, self.requests + other.requests)
+
+
 @runtime_checkable
 class ModelLoop(Protocol):
     """Runs the jobs of a model step by step: `StepLoop` here, `RemoteLoop` on a server."""
@@ -75,14 +86,14 @@ class ModelLoop(Protocol):
     def facts(self) -> LoadedModelFacts: ...
 
     @property
-    def shared(self) -> tuple[int, int]:
-        """The number of decode passes of several requests, and the sum of their requests."""
+    def shared(self) -> SharedPasses: ...
 
-    def has_room(self, *, short: bool) -> bool:
-        """Return whether a job can start."""
+    @property
+    def slots(self) -> int:
+        """How many jobs may run at a time; one more may if it is short."""
 
     def begin(self, handle: JobHandle) -> None:
-        """Start a job. Does not check `has_room`."""
+        """Start a job."""
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
         """Run one step of the running jobs; return their events."""
@@ -92,25 +103,6 @@ class ModelLoop(Protocol):
 
     def close(self) -> None:
         """Save what was learned."""
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """Counters of the requests."""
-
-    running: int = 0
-    waiting: int = 0
-    ended: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    shared_passes: int = 0  # decode passes of several requests
-    shared_requests: int = 0  # sum of the requests in these passes
-    stats: Stats = field(default_factory=Stats)  # sum over all finished answers
-
-    def add_shared(self, passes: int, requests: int) -> None:
-        """Add shared passes, and the sum of their requests."""
-        self.shared_passes += passes
-        self.shared_requests += requests
 
 
 def closed() -> AkunuError:
@@ -152,7 +144,7 @@ class ModelHost:
         self._waiting: list[JobHandle] = []
         self._running: list[JobHandle] = []
         self._calls: list[Callable[[Engine | None], None]] = []
-        self._counts = RequestCounts()
+        self._shared = SharedPasses()  # of unloaded models
         self._reload = self._closing = self._abandoned = False
         self._save_s = _LAST_SAVE_S
         self._wake = threading.Event()  # set when there is something to do
@@ -236,13 +228,11 @@ class ModelHost:
         self._wake.set()
         return future
 
-    def counts(self) -> RequestCounts:
-        """Return the current counters."""
-        with self._lock:
-            counts = replace(self._counts, stats=replace(self._counts.stats))
-            counts.waiting, counts.running = len(self._waiting), len(self._running)
-        self._add_shared(counts)
-        return counts
+    @property
+    def shared(self) -> SharedPasses:
+        """The counters of shared passes, also of models that were unloaded."""
+        loop = self._loop
+        return self._shared if loop is None else self._shared + loop.shared
 
     def close(
         self,
@@ -357,14 +347,10 @@ class ModelHost:
         except Exception:  # noqa: BLE001 - saving only helps speed and must not end the thread
             return False
 
-    def _add_shared(self, counts: RequestCounts) -> None:
-        if (loop := self._loop) is not None:
-            counts.add_shared(*loop.shared)
-
     def _unload(self) -> None:
         loaded = self._loop is not None
         if (loop := self._loop) is not None:
-            self._add_shared(self._counts)
+            self._shared += loop.shared
             loop.close()
             self._loop = loop = None
         release_memory()
@@ -445,7 +431,8 @@ class ModelHost:
             waiting = [
                 each
                 for each in self._waiting
-                if loop.has_room(short=each.short) and not (each.idle and self._running)
+                if len(self._running) < loop.slots + each.short
+                and not (each.idle and self._running)
             ]
             chosen = min(
                 waiting,
@@ -458,13 +445,6 @@ class ModelHost:
         return chosen
 
     def _end(self, handle: JobHandle, event: Finished | Failed) -> None:
-        with self._lock:
-            if isinstance(event, Failed):
-                self._counts.failed += 1
-            else:
-                self._counts.cancelled += event.reason == "cancelled"
-                self._counts.ended += event.reason != "cancelled"
-                self._counts.stats.include(event.stats)
         if isinstance(event, Finished) and (engine := self.engine) is not None:
             self._on_answered(engine, event.stats)
         handle.deliver(event)

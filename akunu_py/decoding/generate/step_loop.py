@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import BeginJob, DeferredJob, JobHandle, PromptJob, RunningJob
-from akunu_py.decoding.generate.model_host import LoadedModelFacts, facts_of
+from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses, facts_of
 from akunu_py.decoding.generate.model_runner import ModelRunner
 from akunu_py.decoding.generate.scheduler import Scheduler, Slot, StepPlan
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.memory import PromptCaches
 
 Results = list[Step] | Exception
 DEFAULT_SLOTS = 16
@@ -22,26 +21,22 @@ _PREPARING_S = 0.02  # wait for a job's preparation, until other jobs can begin
 
 
 class StepLoop:
-    """Runs up to `count` jobs of one model at a time, and one more if it is short."""
+    """Runs the jobs of one model."""
 
     def __init__(
         self,
         session: Session,
-        count: int = DEFAULT_SLOTS,
+        slots: int = DEFAULT_SLOTS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
-        self._count = count
+        self.slots = slots
         self._sessions = [session]
         self._preparing: list[tuple[JobHandle, Future[BeginJob]]] = []
         self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
         self._running: list[_ScheduledJob] = []
         self._scheduler = Scheduler(clock)
         self.runner = ModelRunner(session.engine, session.drafting.curve)
-
-    @property
-    def caches(self) -> PromptCaches:
-        return self._sessions[0].target.caches
 
     @property
     def engine(self) -> Engine:
@@ -52,9 +47,8 @@ class StepLoop:
         return replace(facts_of(self.engine), not_batched=self.runner.not_batched)
 
     @property
-    def shared(self) -> tuple[int, int]:
-        """The number of decode passes of several requests, and the sum of their requests."""
-        return self.runner.passes, self.runner.requests
+    def shared(self) -> SharedPasses:
+        return SharedPasses(self.runner.passes, self.runner.requests)
 
     def close(self) -> None:
         """Save the learned costs for the next run."""
@@ -64,12 +58,8 @@ class StepLoop:
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         return self._sessions[0].save_idle(stopped, seconds)
 
-    def has_room(self, *, short: bool) -> bool:
-        """Return whether a job can start."""
-        return len(self._running) + len(self._preparing) < self._count + short
-
     def begin(self, handle: JobHandle) -> None:
-        """Start or prepare a job. Does not check `has_room`."""
+        """Start or prepare a job."""
         if isinstance(handle.job, DeferredJob):
             self._preparing.append((handle, self._threads.submit(handle.job.prepare, self.engine)))
         else:

@@ -160,7 +160,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         ),
         "/api/version": lambda request: version(),
         "/health": health,
-        "/metrics": lambda request: backend.records.metrics(pool.counts(), pool.metrics()),
+        "/metrics": lambda request: backend.records.metrics(pool.shared, pool.metrics()),
         "/openapi.json": lambda request: openapi_description(DIALECTS),
     }
 

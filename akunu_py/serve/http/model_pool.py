@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, RequestCounts, State
+from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, SharedPasses, State
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, MemoryInUse
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
@@ -51,7 +51,7 @@ class ServedModel:
         self._context_length = context_length
         self._created = int(time.time())
         self._service: Service | None = None
-        self._earlier = RequestCounts()  # of closed hosts
+        self._earlier = SharedPasses()  # of closed hosts
         self.host = self._new_host()
 
     @property
@@ -114,17 +114,16 @@ class ServedModel:
             "not_batched": None if self.host.facts is None else self.host.facts.not_batched,
         }
 
-    def counts(self) -> RequestCounts:
-        """Return the counters of the model's requests, and of those before it was unloaded."""
-        counts, earlier = self.host.counts(), self._earlier
-        counts.add_shared(earlier.shared_passes, earlier.shared_requests)
-        return counts
+    @property
+    def shared(self) -> SharedPasses:
+        """The counters of shared passes, also of closed hosts."""
+        return self._earlier + self.host.shared
 
     def unload(self) -> None:
         """Unload the model. Its next host loads it at once, even after a failed load."""
         self._service = None
         self.host.close(cancel_s=None, save_s=_SAVE_S)
-        self._earlier = self.counts()
+        self._earlier = self.shared
         self.host = self._new_host()
 
 
@@ -311,9 +310,7 @@ class ModelPool:
             for model in self.all_models
         }
 
-    def counts(self) -> RequestCounts:
-        """Return the counters of all models together, without the embedding model."""
-        total = RequestCounts()
-        for counts in (model.counts() for model in self.models):
-            total.add_shared(counts.shared_passes, counts.shared_requests)
-        return total
+    @property
+    def shared(self) -> SharedPasses:
+        """The counters of shared passes of all models, without the embedding model."""
+        return sum((model.shared for model in self.models), SharedPasses())

@@ -16,7 +16,7 @@ from akunu_py.decoding.events import (
     ToolCallArguments,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.model_host import RequestCounts
+from akunu_py.decoding.generate.model_host import SharedPasses
 from akunu_py.serve.dialect.interface import statistics
 
 _MAX_NAMED = 1000  # ignored fields in the log
@@ -145,7 +145,7 @@ class RequestRecords:
     def _add(self, series: str, value: float) -> None:
         self._sums[series] = self._sums.get(series, 0) + value
 
-    def metrics(self, counts: RequestCounts, models: Mapping[str, Mapping[str, int]] = {}) -> str:
+    def metrics(self, shared: SharedPasses, models: Mapping[str, Mapping[str, int]] = {}) -> str:
         """Return the counters in Prometheus's text format, version 0.0.4.
 
         models: the metrics in `_MODEL_HELP` of each model, by its name.
@@ -160,9 +160,8 @@ class RequestRecords:
 
         add("requests_running", "gauge", "Running requests.", {"": self.running})
         add("requests_waiting", "gauge", "Waiting requests.", {"": self.waiting})
-        passes = {"": counts.shared_passes}
+        passes, requests = {"": shared.passes}, {"": shared.requests}
         add("shared_passes_total", "counter", "Decode passes of several requests.", passes)
-        requests = {"": counts.shared_requests}
         add("shared_pass_requests_total", "counter", "Requests in these passes.", requests)
         for name, help in _HELP.items():
             sums = {

@@ -26,7 +26,7 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import LoadedModelFacts
+from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Stats
 
@@ -38,7 +38,8 @@ class RemoteLoop:
     """Runs answers and completions on a server, one at a time; see `ModelLoop`."""
 
     engine = None
-    shared = 0, 0
+    shared = SharedPasses()
+    slots = 1
 
     def __init__(
         self,
@@ -54,9 +55,6 @@ class RemoteLoop:
         self._options = options or CompleteOptions()
         self._may_store = may_store
         self._running: tuple[JobHandle, Generator[Event | None]] | None = None
-
-    def has_room(self, *, short: bool) -> bool:
-        return self._running is None
 
     def begin(self, handle: JobHandle) -> None:
         if isinstance(handle.job, CompletionJob):

@@ -147,7 +147,7 @@ class Run:
         handles: dict[int, Asked] = {}
         while waiting or handles:
             while waiting and (waiting[0].after <= len(self.steps) or not handles):
-                if not self.loop.has_room(short=waiting[0].short):
+                if len(self.loop._running) >= self.loop.slots + waiting[0].short:
                     break
                 asked = waiting.pop(0)
                 handle = JobHandle(
@@ -388,7 +388,7 @@ def test_memory_is_shared_and_who_has_none_waits_or_gives_up_its_own(tiny: Engin
     together: set[int] = set()
 
     def watch(loop: StepLoop) -> None:
-        in_use = [each for each in run.loop.caches.in_use if each.reserved]
+        in_use = [each for each in run.loop._sessions[0].target.caches.in_use if each.reserved]
         together.add(len(in_use))
         assert (
             len(in_use) < 2
