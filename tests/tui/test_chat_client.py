@@ -141,6 +141,10 @@ def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -
     _, end = recorder.ask(5, [Message("user", "too long " * 9000)], OPTIONS)
     assert isinstance(end, AnswerFailed)
     assert "8192" in end.error
+    assert end.error.endswith("shorten the prompt"), "there is nothing to compact"
+    earlier = [Message("user", "Hi"), Message("assistant", "Hello.")] * 2
+    _, end = recorder.ask(8, [*earlier, Message("user", "too long " * 9000)], OPTIONS)
+    assert isinstance(end, AnswerFailed)
     assert end.error.endswith("shorten the prompt, or /compact")
     _, end = recorder.ask(6, [None], OPTIONS)  # type: ignore[list-item]
     assert isinstance(end, AnswerFailed)

@@ -44,6 +44,7 @@ Rejected = tuple[int, str]  # the position of a rejected draft in a text, and th
 
 _NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
+_MIN_HISTORY = 4  # messages of the two turns that /compact needs
 _TITLE_TOKENS = 40  # maximum; more than a title has in most languages
 
 
@@ -216,7 +217,8 @@ class ChatClient:
         tools: Sequence[Tool] = (),
     ) -> None:
         """Queue a request; messages about it carry `number`."""
-        poster = _AnswerPoster(number, lambda message: self._post(message))
+        has_history = len(messages) > _MIN_HISTORY
+        poster = _AnswerPoster(number, lambda message: self._post(message), has_history)
         handle = self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
@@ -268,8 +270,11 @@ class ChatClient:
 class _AnswerPoster:
     """Posts the events of one answer."""
 
-    def __init__(self, request: int, post: Callable[[AnswerMessage], object]) -> None:
+    def __init__(
+        self, request: int, post: Callable[[AnswerMessage], object], has_history: bool
+    ) -> None:
         self._request, self._post = request, post
+        self._has_history = has_history  # that /compact can shorten
         self._progress_time = 0.0
         self._buffer = PieceBuffer()
         self._stats, self._gauges = Stats(), Gauges()
@@ -304,7 +309,8 @@ class _AnswerPoster:
                 self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
             case Failed(error):
                 self._flush()
-                hint = ", or /compact" if isinstance(error, PromptTooLong) else ""
+                can_compact = self._has_history and isinstance(error, PromptTooLong)
+                hint = ", or /compact" if can_compact else ""
                 self._post(AnswerFailed(self._request, describe(error) + hint))
 
     def _flush(self) -> None:
