@@ -167,8 +167,8 @@ class CompletionQueue:
             self._put(ticket)
         else:
             ticket.send(cached.text)
-            self.finish(ticket, cached)
             self._make_next(ticket, cached)
+            self.finish(ticket, cached)
 
     def accepted(self) -> None:
         """Make the next completion now, because the user accepted the last one."""
@@ -263,9 +263,9 @@ class CompletionQueue:
                 if self._ahead is served.first:
                     self._ahead = None
             if not ticket.done:
-                self.finish(ticket, done)
                 if isinstance(done, Completion) and not ticket.ahead:
-                    self._make_next(ticket, done)
+                    self._make_next(ticket, done)  # first: the client's next request drops it
+                self.finish(ticket, done)
 
     def _outcome(
         self, served: _ServedTicket, event: Finished | Failed
