@@ -81,7 +81,7 @@ class ListDialog(Dialog[Result]):
     heading: ClassVar[str]
     keys: ClassVar[str]  # listed at the bottom edge
     placeholder: ClassVar[str]  # of the search box
-    none_found = "No match."  # shown instead of rows
+    none_found = "No match."  # shown instead of rows, if not ""
     preferred = ""  # the row to highlight first
     first_words = ""  # the initial search
 
@@ -131,7 +131,9 @@ class ListDialog(Dialog[Result]):
     def draw(self, highlight: str = "") -> None:
         """List all rows again. Highlight a row: `highlight`, the present or preferred one."""
         wanted = (highlight, self.highlighted_id, self.preferred)
-        options = self.options() or [Option(displayable(self.none_found), disabled=True)]
+        options = list(self.options())
+        if not options and self.none_found:
+            options.append(Option(displayable(self.none_found), disabled=True))
         rows, ids = self.rows, [each.id for each in options]
         rows.clear_options()
         rows.add_options(options)
