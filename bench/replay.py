@@ -239,11 +239,14 @@ class ReplayCounts:
     drafted: int = 0
     accepted: int = 0
     cost: float = 0.0  # of all passes, in plain steps
-    draft_s: float = 0.0
+    draft_s: float = 0.0  # time in the drafter, without the prompts
+    prompt_tokens: int = 0
+    prompt_s: float = 0.0  # time to learn the prompts, which the engine does during the prefill
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and the derived rates, ready for JSON."""
-        draft_us = 1e6 * self.draft_s / self.tokens if self.tokens else 0.0
+        draft_us = 1e6 * self.draft_s / max(1, self.tokens)
+        prompt_us = 1e6 * self.prompt_s / max(1, self.prompt_tokens)
         return {
             "items": self.items,
             "tokens": self.tokens,
@@ -253,6 +256,7 @@ class ReplayCounts:
             "tokens_per_pass": round(self.tokens / self.passes, 4) if self.passes else 0.0,
             "score": round(self.tokens / self.cost, 4) if self.cost else 0.0,
             "draft_us_per_token": round(draft_us, 2),
+            "learn_us_per_prompt_token": round(prompt_us, 2),
         }
 
 
@@ -272,8 +276,9 @@ def replay_item(
     clock = perf_counter()
     context = rewrites.of(item.prompt) if rewrites is not None else []
     drafter.extend([*chain.from_iterable(context), *item.prompt])
+    counts.prompt_s += perf_counter() - clock
+    counts.prompt_tokens += len(item.prompt)
     drafter.extend(output[:1])
-    counts.draft_s += perf_counter() - clock
     counts.items += 1
     done = 1
     while done < len(output):

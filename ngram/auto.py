@@ -204,18 +204,19 @@ class AutoDrafter:
         length, _ = best_draft(
             chances, costs, rate, longest, ongoing=ongoing, rerun_on_reject=self.rerun_on_reject
         )
+        choice = None
         if self.neural_drafters and longest and not (ahead and length):
             limits = self._planning_limits(costs, rate, limit, ongoing=ongoing)
             stops = bool(upcoming) and predictions[found - 1].token in self.stop_tokens
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
-            if choice is not None:
-                self.pipelines = False
-                if ahead:  # neural drafters wait for the running step
-                    return Proposal(predictions)
-                return self._draft_with(predictions, *choice, limits)
-        probe = 0 if length else self._probe(predictions[ahead:found], longest)
+        probe = 0 if length or choice else self._probe(predictions[ahead:found], longest)
         end = ahead + (length or probe)
-        return Proposal(predictions, int(ahead), end, is_probe=bool(probe))
+        proposal = Proposal(predictions, int(ahead), end, is_probe=bool(probe))
+        if choice is not None:
+            self.pipelines = False
+            if not ahead:  # else the neural drafter waits for the running step
+                self._add_neural_tokens(proposal, *choice, limits)
+        return proposal
 
     def _look_ahead(self, most: int) -> list[TokenPrediction]:
         """Return up to `most` predictions after the history, the last one maybe without a token."""
@@ -232,14 +233,15 @@ class AutoDrafter:
             costs, rate, plain, curve.timed, context, tokens_left, ongoing, self.rerun_on_reject
         )
 
-    def _draft_with(
+    def _add_neural_tokens(
         self,
-        predictions: Sequence[TokenPrediction],
+        proposal: Proposal,
         plan: DraftPlan,
         neural_drafter: PlannedDrafter,
         limits: PlanningLimits,
-    ) -> Proposal:
+    ) -> None:
         """Draft predictions, then tokens of the neural drafter, then predictions again."""
+        predictions = proposal.predictions
         prefix = [prediction.token for prediction in predictions[: plan.predictions]]
         start, end = self.draft_only_tokens, self.index.size
         unchanged = neural_drafter.unchanged if start == neural_drafter.unchanged_from else 0
@@ -251,10 +253,9 @@ class AutoDrafter:
         after = Continuation(self.chain, following, prefix, longest, self.guide)
         tokens = neural_drafter.draft(history, prefix, plan, limits, self.stop_tokens, after.add)
         after.end()
-        trailing = after.predictions[: neural_drafter.trailing]
-        return Proposal(
-            list(predictions), 0, plan.predictions, neural_drafter, list(tokens), trailing
-        )
+        proposal.end = plan.predictions
+        proposal.neural_drafter, proposal.neural_tokens = neural_drafter, list(tokens)
+        proposal.trailing = after.predictions[: neural_drafter.trailing]
 
     def _end_answer(self) -> None:
         """Mark the generated tokens as an earlier answer."""

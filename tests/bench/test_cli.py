@@ -51,7 +51,7 @@ def test_replay_prints_all_counts(trace: Path) -> None:
     loop, fresh = result["workloads"]["loop"], result["workloads"]["fresh"]
     assert set(loop) == {
         "items", "tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score",
-        "draft_us_per_token",
+        "draft_us_per_token", "learn_us_per_prompt_token",
     }  # fmt: skip
     assert (loop["items"], loop["tokens"]) == (2, 198)
     assert loop["passes"] + loop["accepted"] == loop["tokens"]

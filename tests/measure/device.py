@@ -210,7 +210,8 @@ def replay_on_device(
         counts = replay_items(items, curve, options, drafter, learned, neural_drafters)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
-        del found[name]["draft_us_per_token"]  # wall-clock time means nothing here
+        for time in ("draft_us_per_token", "learn_us_per_prompt_token"):
+            del found[name][time]  # wall-clock times mean nothing here
         found[name]["score"] = round(plain.cost / counts.cost, 4) if counts.cost else 0.0
     return found
 
