@@ -16,7 +16,15 @@ def test_each_slow_step_is_announced(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     (tmp_path / "pyproject.toml").touch()
-    command = ["make", "-f", str(MAKEFILE), "setup", f"PYTHON={python}", "SHELL=/bin/sh"]
+    command = [
+        "make",
+        "--no-print-directory",
+        "-f",
+        str(MAKEFILE),
+        "setup",
+        f"PYTHON={python}",
+        "SHELL=/bin/sh",
+    ]
     made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (tmp_path / "log").read_text().splitlines() == ["runs venv", "runs pip"]
     first, second = made.stdout.splitlines()
