@@ -355,15 +355,13 @@ class Edits:
         """Return (key, edit, source position after the edit) for the token at `position`."""
         tokens, by_key = self.tokens, self.by_key
         for key in self._keys(position):
-            edit = by_key.get(key)
-            if edit is None:
-                continue
-            if edit.replaced < 0:
-                return key, edit, position
-            try:
-                return key, edit, tokens.index(edit.replaced, position, position + MAX_REPLACED) + 1
-            except ValueError:
-                continue
+            if key in by_key:
+                edit = by_key[key]
+                if edit.replaced < 0:
+                    return key, edit, position
+                reach = tokens[position : position + MAX_REPLACED]
+                if edit.replaced in reach:
+                    return key, edit, position + reach.index(edit.replaced) + 1
         return None
 
     def begin(self, position: int, token: int) -> None:

@@ -10,7 +10,7 @@ SuffixMatch = tuple[int, int]  # (position of the next token, matching tokens be
 LONGEST_MATCH = 32
 MAX_CHAIN_1, MAX_CHAIN_2, MAX_CHAIN_4, MAX_CHAIN_8 = 16, 24, 24, 32  # places per chain
 MAX_CHAIN_ANSWERS = 24  # places in earlier answers
-_SHIFT = 20  # bits of a token id; larger ids only cause hash collisions
+_SHIFT = 30  # bits of a token id
 
 
 class SuffixIndex:
@@ -135,29 +135,38 @@ class SuffixIndex:
         elif end:
             last2, last1 = self._prev2[-1], self._prev1[-1]
             if last4 := self._prev4[-1]:  # else there is no longer context either
+                # Their keys are hashes, so that no token is certain to match.
                 if last8 := self._prev8[-1]:
-                    self._follow(found, last8, self._prev8, MAX_CHAIN_8)
-                self._follow(found, last4, self._prev4, MAX_CHAIN_4)
+                    self._follow(found, last8, self._prev8, MAX_CHAIN_8, 0)
+                self._follow(found, last4, self._prev4, MAX_CHAIN_4, 0)
         else:
             return []
         if last2:
-            self._follow(found, last2, self._prev2, MAX_CHAIN_2)
+            self._follow(found, last2, self._prev2, MAX_CHAIN_2, 2)
         if last1:
-            self._follow(found, last1, self._prev1, MAX_CHAIN_1)
+            self._follow(found, last1, self._prev1, MAX_CHAIN_1, 1)
         if self.answers:
             last = self._head_answers.get(tokens[-1], 0)
-            self._follow(found, last, self.answers, MAX_CHAIN_ANSWERS)
+            self._follow(found, last, self.answers, MAX_CHAIN_ANSWERS, 1)
         return list(found.items())
 
     def _follow(
-        self, found: dict[int, int], position: int, prev: Mapping[int, int] | list[int], steps: int
+        self,
+        found: dict[int, int],
+        position: int,
+        prev: Mapping[int, int] | list[int],
+        steps: int,
+        least: int,
     ) -> None:
-        """Add the matches at `position` (0: none) and up to `steps` - 1 earlier places."""
+        """Add the matches at `position` (0: none) and up to `steps` - 1 earlier places.
+
+        least: tokens that match at each place of this chain.
+        """
         tokens = self.tokens
         end = len(tokens)
         while position and steps:
             if position not in found and position < end:
-                left, right, length = position - 1, end - 1, 0
+                left, right, length = position - 1 - least, end - 1 - least, least
                 while length < LONGEST_MATCH and left >= 0 and tokens[left] == tokens[right]:
                     left -= 1
                     right -= 1

@@ -196,16 +196,15 @@ class TokenPredictor:
         if len(matches) == 1:
             position, length = matches[0]
             return tokens[position], length, 0, 0, 0
-        token, share = tokens[matches[0][0]], 0
-        for position, _ in matches:
-            if tokens[position] != token:
-                token, share = self._winner(matches)
-                break
-        length = agreeing = opposing = 0
+        token, length, share = tokens[matches[0][0]], 0, 0
         for position, match_length in matches:
-            if match_length > length and tokens[position] == token:
+            if tokens[position] != token:
+                token, length, share = self._winner(matches)
+                break
+            if match_length > length:
                 length = match_length
         least = length if length < 3 else 3
+        agreeing = opposing = 0
         for position, match_length in matches:
             if match_length >= least:
                 if tokens[position] == token:
@@ -220,8 +219,8 @@ class TokenPredictor:
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
 
-    def _winner(self, matches: Sequence[SuffixMatch]) -> tuple[int, int]:
-        """Return the token with the most votes, and the class of its share of the votes."""
+    def _winner(self, matches: Sequence[SuffixMatch]) -> tuple[int, int, int]:
+        """Return the token with the most votes, its longest match, the class of its share."""
         tokens = self.index.tokens
         answers, start = self.index.answers, self.tracker.answer_start
         votes: dict[int, float] = {}
@@ -232,7 +231,8 @@ class TokenPredictor:
             votes[token] = votes.get(token, 0.0) + vote
         token = max(votes, key=votes.__getitem__)
         part = votes[token] / sum(votes.values())
-        return token, 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
+        share = 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
+        return token, max([each[1] for each in matches if tokens[each[0]] == token]), share
 
     def _add_copy(
         self,
