@@ -1,0 +1,310 @@
+"""Measure what the tests notice: run each wing's tests against one-line mutants of its source.
+
+Each mutant changes one comparison, constant, statement or branch. A mutant is killed if a test of
+its wing fails or hangs. Coverage selects the tests that execute the changed line, quickest first,
+up to a budget of recorded seconds; the whole wing runs where no test executes the line in its own
+process. The sample depends on the seed and on the text of the lines, not on their numbers, so two
+commits are compared on mostly the same mutants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import coverage
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Each wing: its sources, then the folders of its tests.
+WINGS = {
+    "ngram": (["ngram"], ["tests/ngram"]),
+    "decoding": (
+        [f"akunu_py/decoding/{part}" for part in
+         ("model", "generate", "constraint", "tools", "kv_cache.py", "sampling.py")],
+        ["tests/decoding"],
+    ),
+    "json_schema": (["akunu_py/json_schema"], ["tests/json_schema", "tests/decoding/constraint"]),
+    "completion": (["akunu_py/completion"], ["tests/completion"]),
+    "chats": (["akunu_py/chats"], ["tests/chats"]),
+    "serve": (["akunu_py/serve"], ["tests/serve"]),
+    "models": (["models"], ["tests/models"]),
+}  # fmt: skip
+SWAPPED: dict[type[ast.AST], type[Any]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+SELECTION = "AKUNU_MUTANT_TESTS"  # a JSON file: node ids of the tests to run, in order
+DURATIONS = "AKUNU_MUTANT_DURATIONS"  # the JSON file that receives seconds by node id
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed line of one file."""
+
+    wing: str
+    path: str
+    line: int
+    before: str
+    after: str
+
+
+def mutants_of(wing: str, path: str, source: str) -> Iterator[Mutant]:
+    """Yield every mutant of a file. Expressions over several lines are left out."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        for part, new in _changes(node):
+            if part.lineno != part.end_lineno:
+                continue
+            line = lines[part.lineno - 1].encode()
+            after = line[: part.col_offset] + new.encode() + line[part.end_col_offset :]
+            yield Mutant(wing, path, part.lineno, line.decode(), after.decode())
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    """Yield the parts of a node to replace, each with its new source."""
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in SWAPPED:
+            new = SWAPPED[type(op)]()
+            yield node, ast.unparse(ast.Compare(left, [new], [right]))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in SWAPPED:
+            yield node, f"({ast.unparse(ast.BinOp(left, SWAPPED[type(op)](), right))})"
+        case ast.BoolOp(op=op, values=values):
+            yield node, f"({ast.unparse(ast.BoolOp(SWAPPED[type(op)](), values))})"
+        case ast.Constant(value=bool(value)):
+            yield node, str(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield node, repr(value + 1)
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            yield test, f"not ({ast.unparse(test)})"
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Assign(targets=[ast.Attribute()]):
+            yield node, "pass"
+        case ast.Return(value=ast.expr()):
+            yield node, "return None"
+
+
+def sample(tree: Path, count: int, seed: int) -> list[Mutant]:
+    """Return `count` mutants that compile, about equally many of each wing."""
+    chosen: list[Mutant] = []
+    for at, (wing, (sources, _)) in enumerate(WINGS.items()):
+        ranked: list[tuple[bytes, Mutant]] = []
+        for source in sources:
+            path = tree / source
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                name = str(file.relative_to(tree))
+                seen = Counter[tuple[str, str]]()
+                for mutant in mutants_of(wing, name, file.read_text(encoding="utf-8")):
+                    change = (mutant.before, mutant.after)
+                    seen[change] += 1
+                    key = f"{seed} {Path(name).name} {change} {seen[change]}"
+                    ranked.append((hashlib.sha256(key.encode()).digest(), mutant))
+        ranked.sort(key=lambda pair: pair[0])
+        size = count // len(WINGS) + (at < count % len(WINGS))
+        compiling = (mutant for _, mutant in ranked if _compiles(mutated(tree, mutant)))
+        chosen += islice(compiling, size)
+    return chosen
+
+
+def mutated(tree: Path, mutant: Mutant) -> str:
+    """Return the source of the mutant's file with the changed line."""
+    lines = (tree / mutant.path).read_text(encoding="utf-8").splitlines()
+    lines[mutant.line - 1] = mutant.after
+    return "\n".join(lines) + "\n"
+
+
+def _compiles(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+class Tree:
+    """A copy of a commit in which one mutant at a time is tested."""
+
+    def __init__(self, directory: Path, commit: str) -> None:
+        self.directory = directory
+        archive = subprocess.run(
+            ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True
+        ).stdout
+        subprocess.run(["tar", "-x", "-C", str(directory)], input=archive, check=True)
+        shutil.copy(__file__, directory / "tests" / "measure" / "mutants.py")
+
+    def pytest(
+        self, *words: str, limit: float | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run pytest here. Raise TimeoutExpired after `limit` seconds."""
+        command = [sys.executable, "-m", "pytest", "-p", "tests.measure.mutants", "-m", "not slow"]
+        environment = os.environ | {"PYTHONPATH": str(self.directory)} | variables
+        with subprocess.Popen(
+            [*command, *words], cwd=self.directory, env=environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=limit)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(command, process.returncode, output)
+
+    def covered(self, workers: int) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
+        """Run all wings' tests once. Return the tests of each line, and each test's seconds."""
+        folders = sorted({folder for _, tests in WINGS.values() for folder in tests})
+        sources = sorted({source for sources, _ in WINGS.values() for source in sources})
+        covered = [f"--cov={Path(source).parent if source.endswith('.py') else source}"
+                   for source in sources]  # fmt: skip
+        durations = self.directory / "durations.json"
+        done = self.pytest(
+            *folders, "-n", str(workers), "--dist", "loadfile", *covered, "--cov-context=test",
+            "--cov-report=", **{DURATIONS: str(durations)},
+        )  # fmt: skip
+        print("\n".join(done.stdout.splitlines()[-12:]), file=sys.stderr)
+        data = coverage.CoverageData(str(self.directory / ".coverage"))
+        data.read()
+        lines: dict[str, dict[int, list[str]]] = {}
+        for file in data.measured_files():
+            path = Path(file).resolve()
+            if path.is_relative_to(self.directory.resolve()):
+                name = str(path.relative_to(self.directory.resolve()))
+                found = data.contexts_by_lineno(file)
+                lines[name] = {
+                    line: [context.partition("|")[0] for context in contexts if context]
+                    for line, contexts in found.items()
+                }
+        return lines, json.loads(durations.read_text(encoding="utf-8"))
+
+
+def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
+    """Test one mutant. Return "killed", "hung" (killed, too) or "survived"."""
+    file = tree.directory / mutant.path
+    before = file.read_bytes()
+    file.write_text(mutated(tree.directory, mutant), encoding="utf-8")
+    selection = tree.directory / "selection.json"
+    selection.write_text(json.dumps(tests), encoding="utf-8")
+    modules = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    try:
+        done = tree.pytest(
+            "-x", "--timeout=60", *modules, limit=limit, **{SELECTION: str(selection)}
+        )
+    except subprocess.TimeoutExpired:
+        return "hung"
+    finally:
+        file.write_bytes(before)
+        for cached in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+            cached.unlink()  # it may have the modification time of the restored file
+    return "survived" if done.returncode == 0 else "killed"
+
+
+def affordable(tests: Iterable[str], seconds: dict[str, float], budget: float) -> list[str]:
+    """Return the quickest tests that passed before, up to `budget` seconds together."""
+    kept, total = [], 0.0
+    for test in sorted({test for test in tests if test in seconds}, key=lambda test: seconds[test]):
+        total += seconds[test]
+        if total > budget and kept:
+            break
+        kept.append(test)
+    return kept
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """As a plugin: keep the selected tests, in the order of the selection."""
+    if path := os.environ.get(SELECTION):
+        place = {test: at for at, test in enumerate(json.loads(Path(path).read_bytes()))}
+        items[:] = sorted(
+            (item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid]
+        )
+
+
+_seconds: dict[str, float] = {}
+_failed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """As a plugin: record the durations of passed tests."""
+    _seconds[report.nodeid] = _seconds.get(report.nodeid, 0) + report.duration
+    if not report.passed:
+        _failed.add(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """As a plugin: write the durations. Workers of pytest-xdist leave that to the controller."""
+    if (path := os.environ.get(DURATIONS)) and not hasattr(session.config, "workerinput"):
+        passed = {test: time for test, time in _seconds.items() if test not in _failed}
+        Path(path).write_text(json.dumps(passed), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.measure.mutants", description=__doc__.partition("\n\n")[0]
+    )
+    parser.add_argument("--commit", default="HEAD", help="commit to measure (default: HEAD)")
+    parser.add_argument("--count", type=int, default=150, help="mutants (default: 150)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default: 1)")
+    parser.add_argument("--wing", choices=WINGS, action="append", help="only these wings")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--budget", type=float, default=60,
+                        help="seconds of tests for one mutant (default: 60)")  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, help="JSON file for the verdicts")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        for number in range(options.workers):
+            directory = Path(scratch, str(number))
+            directory.mkdir()
+            tree = Tree(directory, options.commit)
+            trees.put(tree)
+        mutants = [
+            mutant for mutant in sample(tree.directory, options.count, options.seed)
+            if not options.wing or mutant.wing in options.wing
+        ]  # fmt: skip
+        lines, seconds = tree.covered(options.workers)
+
+        def judge(mutant: Mutant) -> str:
+            folders = tuple(f"{folder}/" for folder in WINGS[mutant.wing][1])
+            wing = [test for test in seconds if test.startswith(folders)]
+            covering = set(lines.get(mutant.path, {}).get(mutant.line, ()))
+            tests = affordable(covering.intersection(wing) or wing, seconds, options.budget)
+            tree = trees.get()
+            try:
+                return verdict(tree, mutant, tests, options.budget * 3 + 60)
+            finally:
+                trees.put(tree)
+
+        killed, verdicts = Counter[str](), []
+        with ThreadPoolExecutor(options.workers) as pool:
+            for mutant, result in zip(mutants, pool.map(judge, mutants), strict=True):
+                killed[mutant.wing] += result != "survived"
+                verdicts.append(asdict(mutant) | {"verdict": result})
+                place = f"{mutant.path}:{mutant.line}"
+                change = f"{mutant.before.strip()}  ->  {mutant.after.strip()}"
+                print(f"{result:8} {place}  {change}", flush=True)
+                if options.output:
+                    options.output.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
+    print(f"\n{'wing':12} killed survived")
+    for wing, size in Counter(mutant.wing for mutant in mutants).items():
+        print(f"{wing:12} {killed[wing]:6} {size - killed[wing]:8}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
