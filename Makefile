@@ -1,8 +1,7 @@
-# Sets up everything it needs in .venv and in your model store. Start with: make chat
+# Targets set up what they need, in .venv and in your model store. Start with: make chat
 
 SHELL := /bin/sh
-# Python compiles modules at their first import, and only once; most of what pip installs is never
-# imported.
+# Python compiles each module once, at its first import. Most installed modules are never imported.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
@@ -15,45 +14,43 @@ STARTER := starter
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.installed ## make the virtual environment and install akunu into it
+setup: $(VENV)/.installed ## install akunu into a virtual environment, .venv
 
-chat: setup ## talk to the starter model (sets up all it needs first)
+chat: setup ## chat with the starter model
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu chat
 
-# One more than the cores of a small machine: many a test waits, for a process or a terminal.
+# One worker more than a small machine has cores: many tests wait for a process or a terminal.
 WORKERS := 3
-# Every commit runs another third of the tests marked rotating. AKUNU_TEST_PART= runs them all.
-PART = AKUNU_TEST_PART=$${AKUNU_TEST_PART-$$(git rev-parse --short HEAD 2>/dev/null || echo 0)}
-PYTEST = $(PART) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
+test: $(VENV)/.installed-dev ## run the fast tests
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) -m "not (slow or e2e or long)"
 
-test-e2e: $(VENV)/.installed-dev ## run the other tests: the starter, faults, terminals, long ones
+test-e2e: $(VENV)/.installed-dev ## run the end-to-end tests: the starter, faults, terminals
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) -m "(e2e or long) and not slow"
 
-test-all: $(VENV)/.installed-dev ## make test and make test-e2e, in one session
+test-all: $(VENV)/.installed-dev ## run the fast and the end-to-end tests, like CI
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/.installed-dev ## run the tests that take minutes, and all that rotate
+test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(BIN)/python -m pytest -m "slow or rotating"
+	@$(BIN)/python -m pytest -m slow
 
-# Faults and several akunus at once for MINUTES; then fuzzing, endurance and privacy at full length;
-# then answers with drafts and without.
+# Faults and concurrent akunus for MINUTES, then fuzzing, endurance and privacy at full length, then
+# drafting compared with plain decoding.
 MINUTES := 25
-reliability: $(VENV)/.installed-dev ## do harm on purpose, for hours: docs/reliability.md
+reliability: $(VENV)/.installed-dev ## inject faults and fuzz, for hours (docs/reliability.md)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/reliability
 	$(BIN)/python -m tests.reliability.endurance
 	$(BIN)/python -m tests.measure.precisions --max-tokens 24
 
-lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
+lint: $(VENV)/.installed-dev ## check format, style, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy akunu_py tests docs/pictures.py packaging/homebrew/make_formula.py
@@ -67,24 +64,24 @@ bench: setup ## measure this machine, in about two minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu bench
 
-check-mac: setup ## what only a Mac can show, judged line by line: docs/bench.md
+check-mac: setup ## check what only a Mac can show (docs/bench.md)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
 	@$(BIN)/akunu bench check $(if $(MODEL),--model $(MODEL))
 
-pictures: setup ## draw the pictures of the README anew, from a real conversation
+pictures: setup ## draw the README's pictures from a real conversation
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python docs/pictures.py docs/images
 
-wheel: $(VENV)/.installed-dev ## build the sdist, and from it the wheel, into dist/
+wheel: $(VENV)/.installed-dev ## build the sdist and the wheel into dist/
 	@rm -rf build dist
 	$(BIN)/python -m build --outdir dist .
 
-lock: ## lock the dependencies of a Mac in pylock.toml, for the Homebrew formula (needs uv)
+lock: ## lock a Mac's dependencies for the Homebrew formula (needs uv)
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile pyproject.toml --quiet --format pylock.toml \
 	  --python-version 3.14 --python-platform aarch64-apple-darwin --output-file pylock.toml
 
-clean: ## remove what was built here; models stay
+clean: ## remove everything built here; keep models
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:

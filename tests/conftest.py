@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +29,26 @@ hypothesis.settings.load_profile("akunu")
 
 TESTS = Path(__file__).parent
 RELIABILITY = TESTS / "reliability"
-_PARTS = 3
 _FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
 
 
 def pytest_configure() -> None:
-    _leave_uncompiled()
+    _restore_signals()
+    _disable_compile()
     _set_freezing(lambda: None, lambda: None)
+
+
+def _restore_signals() -> None:
+    """Let the processes that tests start receive SIGINT, SIGQUIT and SIGHUP.
+
+    `nohup` and shells that start a background job ignore these signals, and processes inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            # New processes reset handlers, but not SIG_IGN. The test run itself goes on.
+            signal.signal(number, lambda *_: None)
 
 
 def _set_freezing(freeze: Callable[[], None], unfreeze: Callable[[], None]) -> None:
@@ -45,7 +57,7 @@ def _set_freezing(freeze: Callable[[], None], unfreeze: Callable[[], None]) -> N
     setattr(gc, "unfreeze", unfreeze)  # noqa: B010
 
 
-def _leave_uncompiled() -> None:
+def _disable_compile() -> None:
     """On Linux, MLX starts a C++ compiler for each kind of function, which takes a second."""
     if sys.platform == "linux":
         os.environ["MLX_DISABLE_COMPILE"] = "1"  # in the processes that tests start
@@ -56,54 +68,12 @@ def pytest_collection() -> None:
     gc.disable()  # imports leave no garbage
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _rotate(config, items)
-    _sort(items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark end-to-end tests, and sort: slowest modules first, and all wings in turn.
 
-
-def _rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a third of the tests marked rotating, if AKUNU_TEST_PART is set, to a hash or number.
-
-    A test with parameters keeps a third of them, at least one; a module keeps a third of its tests
-    without parameters. The thirds of different tests start at different places.
-    """
-    part = os.environ.get("AKUNU_TEST_PART")
-    if not part:
-        return
-    groups = [
-        (
-            item.nodeid if item.nodeid.endswith("]") else f"{item.path.relative_to(TESTS)}["
-        ).partition("[")[0]
-        if item.get_closest_marker("rotating") and not item.get_closest_marker("slow")
-        else None
-        for item in items
-    ]
-    sizes, place = Counter(groups), Counter[str]()
-    kept: list[pytest.Item] = []
-    left: list[pytest.Item] = []
-    for item, group in zip(items, groups, strict=True):
-        if group:
-            place[group] += 1
-            turn = place[group] + zlib.crc32(group.encode()) + int(part, 16)
-        (left if group and turn % min(_PARTS, sizes[group]) else kept).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if part := os.environ.get("AKUNU_TEST_PART"):
-        terminalreporter.write_line(
-            f"Of tests marked rotating, a third ran: AKUNU_TEST_PART={part}, "
-            f"part {int(part, 16) % _PARTS + 1} of {_PARTS}."
-        )
-
-
-def _sort(items: list[pytest.Item]) -> None:
-    """From end to end is what asks the whole starter, hurts the commands, or sits at a terminal.
-
-    Modules that need the starter come first, then others with tests from end to end: they take
-    longest, and none should be left when the other workers are done. Those of all wings take turns:
-    some compute, and some mostly wait.
+    End-to-end tests generate with the whole starter, inject faults, or drive a terminal. Modules
+    that use the starter come first, so that none is left when the other workers have finished.
+    Some wings compute and some mostly wait.
     """
     wings: dict[str, list[Path]] = {}
     for path in dict.fromkeys(item.path for item in items):
@@ -112,8 +82,8 @@ def _sort(items: list[pytest.Item]) -> None:
     place = dict.fromkeys(turn, 2)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        asks = "starter" in fixtures and not any("shallow" in name for name in fixtures)
-        if asks or "terminal" in fixtures or item.path.is_relative_to(RELIABILITY):
+        whole = "starter" in fixtures and not any("shallow" in name for name in fixtures)
+        if whole or "terminal" in fixtures or item.path.is_relative_to(RELIABILITY):
             item.add_marker("e2e")
         if "starter" in fixtures:
             place[item.path] = 0
@@ -135,9 +105,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _freeze() -> None:
-    """Exclude from garbage collection what exists now: modules, and objects of session fixtures.
+    """Exclude existing objects (modules, session fixtures) from garbage collection.
 
-    Unloading a model collects garbage. Late in a run, that took 0.4 s of CPU time each.
+    Otherwise each unloading of a model costs 0.4 s of CPU time late in a run.
     """
     gc.collect()
     _FREEZE()
@@ -145,15 +115,15 @@ def _freeze() -> None:
 
 @pytest.fixture
 def compiled() -> Iterator[None]:
-    """MLX compiles functions, as it does for users."""
+    """Let MLX compile functions, as it does for users."""
     mx.enable_compile()
     yield
-    _leave_uncompiled()
+    _disable_compile()
 
 
 @pytest.fixture
 def models_frozen() -> Iterator[None]:
-    """Garbage collection ignores the objects of a loaded model, as it does for users."""
+    """Let garbage collection ignore the objects of a loaded model, as it does for users."""
     _set_freezing(_FREEZE, _UNFREEZE)
     yield
     _set_freezing(lambda: None, lambda: None)
@@ -161,14 +131,14 @@ def models_frozen() -> Iterator[None]:
 
 @pytest.fixture
 def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data, caches and settings are kept below `tmp_path`."""
+    """Keep data, caches and settings below `tmp_path`."""
     for kind in ("data", "cache", "config"):
         monkeypatch.setenv(f"XDG_{kind.upper()}_HOME", str(tmp_path / kind))
 
 
 @pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The local time zone is UTC."""
+    """Set the local time zone to UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -178,7 +148,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def starter() -> model_store.StoredModel:
-    """The real starter in the user's store, fetched if it is not there."""
+    """The starter of the user's model store, pulled if it is missing."""
     try:
         model = model_store.get("starter")
         model_store.check(model)
@@ -189,14 +159,16 @@ def starter() -> model_store.StoredModel:
 
 @pytest.fixture(scope="session")
 def starter_engine(starter: model_store.StoredModel) -> Engine:
-    """The real starter, loaded once. Engines are immutable."""
+    """The starter, loaded once. Engines are immutable."""
     return Engine.load(starter.path, name="starter")
 
 
 @pytest.fixture(scope="session")
 def shallow_starter(starter_engine: Engine) -> Engine:
-    """The starter with 2 of its 30 layers: its tokenizer, template, vocabulary and weights at a
-    quarter of the time, for tests in which no answer has to make sense."""
+    """The starter with 2 of its 30 layers, four times as fast. Its answers make no sense.
+
+    Tokenizer, template, vocabulary and weights are those of the starter.
+    """
     whole = starter_engine.model
     model = type(whole)(replace(whole.args, num_hidden_layers=2))
     model.model.embed_tokens, model.model.norm = whole.model.embed_tokens, whole.model.norm
@@ -208,8 +180,7 @@ def shallow_starter(starter_engine: Engine) -> Engine:
 def shallow_directory(
     starter: model_store.StoredModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The directory of a model like `shallow_starter`, for processes in which no answer has to make
-    sense. Read only: tests share its files."""
+    """The directory of a model like `shallow_starter`, for processes. Tests share its files."""
     from tests.support.shallow import write_shallow
 
     directory = tmp_path_factory.mktemp("shallow")
@@ -219,7 +190,7 @@ def shallow_directory(
 
 @pytest.fixture
 def shallow_store(shallow_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store in which `shallow_directory` is the starter, for the processes of this test."""
+    """A model store for this test's processes; its starter is `shallow_directory`."""
     models = tmp_path / "data" / "akunu" / "models"
     models.mkdir(parents=True)
     (models / "starter").symlink_to(shallow_directory)
@@ -228,14 +199,16 @@ def shallow_store(shallow_directory: Path, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def loaded_starter(starter_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Whatever loads the starter in this process is given the one that is loaded already, with the
-    KV cache that it asks for: for tests in which loading is not the point. No use is noted."""
+    """Let each load of the starter in this process return the loaded one, with its own KV cache.
+
+    For tests that do not test loading. No use of the model is recorded.
+    """
     return _reuse(starter_engine, monkeypatch)
 
 
 @pytest.fixture
 def loaded_shallow_starter(shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """As `loaded_starter`, for tests in which no answer has to make sense either."""
+    """As `loaded_starter`, for tests that need no sensible answer."""
     return _reuse(shallow_starter, monkeypatch)
 
 

@@ -29,6 +29,8 @@ PHRASES = (
 )  # fmt: skip
 BANNED = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
 BANNED_IN_NAMES = {"told", "tell", "beside", "nobody", "whoever", "shall", "dearest", "who"}
+# In tests, where requests are sent, prompts prefilled, and answers generated.
+BANNED_IN_TEST_NAMES = BANNED_IN_NAMES | {"tells", "ask", "asks", "asked", "asking", "said"}
 # How the editors' languages mark a comment that fills its line.
 COMMENTS = {".lua": "--", ".js": "//", ".vim": '"', ".el": ";", ".toml": "#", ".tcss": "/*"}
 
@@ -41,22 +43,22 @@ class Passage(NamedTuple):
 
 
 @cache
-def sources() -> list[tuple[Path, str]]:
-    """Return the product's Python files with their texts."""
-    found = (path for wing in WINGS for path in (ROOT / wing).rglob("*.py"))
+def sources(*folders: str) -> list[tuple[Path, str]]:
+    """Return the Python files of folders (default: the product's) with their texts."""
+    found = (path for folder in folders or WINGS for path in (ROOT / folder).rglob("*.py"))
     real = {path.resolve() for path in found}
     return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in sorted(real)]
 
 
-def prose_of(path: Path, source: str) -> Iterator[Passage]:
+def prose_of(path: Path, source: str, *, strings: bool = True) -> Iterator[Passage]:
     """Yield docstrings, comments, and the strings that users read: help, messages, settings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             yield Passage(f"{path}:{node.body[0].lineno}", text)
-    for string, line in strings_of(tree):
-        yield Passage(f"{path}:{line}", string)
+    if strings:
+        yield from (Passage(f"{path}:{line}", string) for string, line in strings_of(tree))
     comment = None
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
@@ -166,6 +168,33 @@ def test_sources_are_in_plain_english(wing: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_tests_are_in_plain_english() -> None:
+    texts = sources("tests")
+    found = faults(
+        passage for path, text in texts for passage in prose_of(path, text, strings=False)
+    )
+    found += [
+        f"{path}:{line}: {name}"
+        for path, text in texts
+        for name, line in names_of(ast.parse(text))
+        if words_of(name) & BANNED_IN_TEST_NAMES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_build_scripts_are_in_plain_english() -> None:
+    scripts = [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), ROOT / "pyproject.toml"]
+    comment = re.compile(r"(?m)(?:^|\s)##? +(\S.*)$|^  \"[a-z0-9]+: (.*)\",$")
+    passages = [
+        Passage(f"{path.name}: {found[0].strip()}", found[1] or found[2])
+        for path in scripts
+        for found in comment.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert len(passages) > 40
+    found = faults(iter(passages))
+    assert not found, "\n".join(found)
+
+
 def test_docs_are_in_plain_english() -> None:
     found = faults(pages())
     assert not found, "\n".join(found)
@@ -184,6 +213,11 @@ def names_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.attr, node.lineno
 
 
+def words_of(name: str) -> set[str]:
+    """Return the words of a name in snake case or camel case."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+
+
 def test_editor_plugins_and_data_files_are_in_plain_english() -> None:
     assert len({place for place, _ in other_sources()}) > 15
     found = faults(other_sources())
@@ -196,8 +230,7 @@ def test_names_are_in_plain_english_and_class_names_unique() -> None:
         tree = ast.parse(text)
         classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
         for name, line in names_of(tree):
-            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
-            if words & BANNED_IN_NAMES:
+            if words_of(name) & BANNED_IN_NAMES:
                 found.append(f"{path}:{line}: {name}")
     assert not found, "\n".join(found)
     assert [name for name, count in classes.items() if count > 1] == []

@@ -150,7 +150,7 @@ class Tree:
         shutil.copy(__file__, directory / "tests" / "measure" / "mutants.py")
 
     def pytest(
-        self, *words: str, limit: float | None = None, **variables: str
+        self, words: list[str], variables: dict[str, str], limit: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run pytest here. Raise TimeoutExpired after `limit` seconds."""
         command = [sys.executable, "-m", "pytest", "-p", "tests.measure.mutants", "-m", "not slow"]
@@ -174,10 +174,8 @@ class Tree:
         covered = [f"--cov={Path(source).parent if source.endswith('.py') else source}"
                    for source in sources]  # fmt: skip
         durations = self.directory / "durations.json"
-        done = self.pytest(
-            *folders, "-n", str(workers), "--dist", "loadfile", *covered, "--cov-context=test",
-            "--cov-report=", **{DURATIONS: str(durations)},
-        )  # fmt: skip
+        words = ["-n", str(workers), "--dist", "loadfile", "--cov-context=test", "--cov-report="]
+        done = self.pytest([*folders, *words, *covered], {DURATIONS: str(durations)})
         print("\n".join(done.stdout.splitlines()[-12:]), file=sys.stderr)
         data = coverage.CoverageData(str(self.directory / ".coverage"))
         data.read()
@@ -203,9 +201,8 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
     selection.write_text(json.dumps(tests), encoding="utf-8")
     modules = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     try:
-        done = tree.pytest(
-            "-x", "--timeout=60", *modules, limit=limit, **{SELECTION: str(selection)}
-        )
+        words = ["-x", "--timeout=60", *modules]
+        done = tree.pytest(words, {SELECTION: str(selection)}, limit)
     except subprocess.TimeoutExpired:
         return "hung"
     finally:
@@ -217,7 +214,8 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
 
 def affordable(tests: Iterable[str], seconds: dict[str, float], budget: float) -> list[str]:
     """Return the quickest tests that passed before, up to `budget` seconds together."""
-    kept, total = [], 0.0
+    kept: list[str] = []
+    total = 0.0
     for test in sorted({test for test in tests if test in seconds}, key=lambda test: seconds[test]):
         total += seconds[test]
         if total > budget and kept:
