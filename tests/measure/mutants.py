@@ -30,7 +30,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import coverage
+import hypothesis
 import pytest
+from hypothesis import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 # Each wing: its sources, then the folders of its tests.
@@ -212,6 +214,14 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
     return "survived" if done.returncode == 0 else "killed"
 
 
+def earlier_verdicts(output: Path | None) -> dict[Mutant, str]:
+    """Return the verdicts of an interrupted run."""
+    if output is None or not output.exists():
+        return {}
+    verdicts = json.loads(output.read_text(encoding="utf-8"))
+    return {Mutant(**each): verdict for each in verdicts if (verdict := each.pop("verdict"))}
+
+
 def affordable(tests: Iterable[str], seconds: dict[str, float], budget: float) -> list[str]:
     """Return the quickest tests that passed before, up to `budget` seconds together."""
     kept: list[str] = []
@@ -222,6 +232,13 @@ def affordable(tests: Iterable[str], seconds: dict[str, float], budget: float) -
             break
         kept.append(test)
     return kept
+
+
+def pytest_configure() -> None:
+    """As a plugin: do not minimize the failing examples of hypothesis, which takes minutes."""
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)
+    hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases)
+    hypothesis.settings.load_profile("mutants")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -262,8 +279,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--budget", type=float, default=60,
                         help="seconds of tests for one mutant (default: 60)")  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, help="JSON file for the verdicts")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help="JSON file for the verdicts; an interrupted run resumes from it",
+    )
     options = parser.parse_args()
+    earlier = earlier_verdicts(options.output)
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(options.workers):
@@ -278,6 +301,8 @@ def main() -> int:
         lines, seconds = tree.covered(options.workers)
 
         def judge(mutant: Mutant) -> str:
+            if mutant in earlier:
+                return earlier[mutant]
             folders = tuple(f"{folder}/" for folder in WINGS[mutant.wing][1])
             wing = [test for test in seconds if test.startswith(folders)]
             covering = set(lines.get(mutant.path, {}).get(mutant.line, ()))
@@ -288,7 +313,7 @@ def main() -> int:
             finally:
                 trees.put(tree)
 
-        killed, verdicts = Counter[str](), []
+        killed, verdicts = Counter[str](), list[dict[str, Any]]()
         with ThreadPoolExecutor(options.workers) as pool:
             for mutant, result in zip(mutants, pool.map(judge, mutants), strict=True):
                 killed[mutant.wing] += result != "survived"
