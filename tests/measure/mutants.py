@@ -99,7 +99,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
             yield test, f"not ({ast.unparse(test)})"
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Assign(targets=[ast.Attribute()]):
             yield node, "pass"
-        case ast.Return(value=ast.expr()):
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield node, "return None"
 
 
@@ -203,7 +203,7 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
     selection.write_text(json.dumps(tests), encoding="utf-8")
     modules = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     try:
-        words = ["-x", "--timeout=60", *modules]
+        words = ["-x", "--timeout=120", *modules]
         done = tree.pytest(words, {SELECTION: str(selection)}, limit)
     except subprocess.TimeoutExpired:
         return "hung"
