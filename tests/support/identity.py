@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate.decode import cut
-from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.job import JobHandle, PromptJob
 from akunu_py.decoding.generate.scheduler import Scheduler
 from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -231,7 +231,8 @@ class Served:
                 if len(running) >= self.loop.slots + waiting[0].short:
                     break
                 each = waiting.pop(0)
-                handle = JobHandle(each, lambda _: None, "", lambda: None, short=each.short)
+                job = PromptJob(each, each.prompt)
+                handle = JobHandle(job, lambda _: None, "", lambda: None, short=each.short)
                 running[handle] = each
                 self.loop.begin(handle)
             at_step()
