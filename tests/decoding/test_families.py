@@ -13,10 +13,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx_lm.models
 import pytest
-from mlx_lm.generate import generate_step
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.target import Target
@@ -25,6 +23,7 @@ from tests.support import family_answers
 from tests.support.families import build, every_family, families_of_each_kind, kinds, leaves
 from tests.support.family_answers import COUNT, greedy, plain, prompt_of
 from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
+from tests.support.identity import plain_tokens
 from tests.support.slow import slow
 from tests.support.targets import some, tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
@@ -180,9 +179,7 @@ def test_every_family_is_accounted_for() -> None:
 )
 def test_drafts_on_a_quantized_cache_change_no_token(name: str, bits: int) -> None:
     model, prompt = build(name, **QUANTIZED[name]), some(70, bits)
-    entries = kv_cache.new_cache(model, bits)
-    steps = generate_step(mx.array(prompt), model, max_tokens=80, prompt_cache=entries)
-    truth = [int(token) for token, _ in steps]
+    truth = plain_tokens(model, prompt, 80, kv_bits=bits)
     drafter = Adversary(prompt, truth, seed=bits)
     target = Target(model, kv_bits=bits)
     assert "QuantizedKVCache" in kinds(target.cache)

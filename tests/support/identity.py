@@ -76,13 +76,21 @@ def engine_of(
     )
 
 
+def plain_tokens(
+    model: Any,
+    prompt: Sequence[int],
+    count: int,
+    sampling: SamplingOptions = GREEDY,
+    kv_bits: int | None = None,
+) -> list[int]:
+    """Return the tokens of mlx-lm's own loop, without drafts and with a new cache."""
+    return list(_plain(_Model(model), kv_bits, tuple(prompt), count, sampling, ()))
+
+
 def plain(
     engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingOptions = GREEDY
 ) -> list[int]:
-    """Return the tokens of mlx-lm's own loop, without drafts and with a new cache.
-
-    The answer ends with a stop token of `engine`.
-    """
+    """Return the same for an engine: the answer ends with a stop token and fits a grammar."""
     texts: tuple[str, ...] = ()
     if sampling.constraint is not None:
         texts = tuple(engine.tokens.decode([i]) for i in range(engine.tokens.vocabulary))

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding import target as target_module
 from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
+from akunu_py.decoding.token_ids import common_prefix
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_table import WINDOW
 from tests.support.targets import Counting, answer, fresh, read, some
@@ -130,3 +133,11 @@ def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
         """A cache of which nothing is known."""
 
     assert not kv_cache.needs_checkpoints([Other()])
+
+
+@given(st.lists(st.integers(0, 1), max_size=600), st.lists(st.integers(0, 1), max_size=600))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    for pair in ((left, right), (left + right, left), (left, left)):
+        length = common_prefix(*pair)
+        assert pair[0][:length] == pair[1][:length]
+        assert length == min(map(len, pair)) or pair[0][length] != pair[1][length]
