@@ -34,7 +34,7 @@ from tests.support.tiny_fim import write_model
 PLENTY = 1 << 30
 GREEDY = SamplingOptions()
 SEEDED = SamplingOptions(
-    0.9, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.2, penalty_window=16, seed=5
+    0.9, 0.95, 0.02, 16, 1.2, 0.3, 0.2, 16, logit_bias=((1, 1.0), (7, -2.0)), seed=5
 )
 CONSTRAINED = SamplingOptions(0.8, seed=3, constraint=Constraint("regex", "([a-e][0-9]){60}"))
 SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED, "constrained": CONSTRAINED}
