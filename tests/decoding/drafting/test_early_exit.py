@@ -28,11 +28,11 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions
 from tests.support.decoding import decode
+from tests.support.drafters import Mixture
 from tests.support.families import build, kinds
 from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES
 from tests.support.identity import plain_tokens
-from tests.support.mixture import Mixture
 from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import load_tiny

@@ -27,8 +27,8 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, SamplingOptions
 from tests.support.decoding import decode
+from tests.support.drafters import Mixture
 from tests.support.identity import plain_tokens
-from tests.support.mixture import Mixture
 from tests.support.targets import read
 from tests.support.tiny_mtp import (
     CONFIGS,
