@@ -63,8 +63,8 @@ class Session:
         reserved_tokens: answer tokens for which memory is reserved at once; None: the sibling's.
         """
         self.engine = engine
-        inherited = sibling.reserved_tokens if sibling else _RESERVED_TOKENS
-        self.reserved_tokens = reserved_tokens or inherited
+        inherited: int = sibling.reserved_tokens if sibling else _RESERVED_TOKENS
+        self.reserved_tokens: int = reserved_tokens or inherited
         self.learned: UnsavedState = learned or (sibling.learned if sibling else UnsavedState())
         caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
