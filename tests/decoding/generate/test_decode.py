@@ -111,7 +111,7 @@ def test_pipelined_plain_steps_take_one_pass_each() -> None:
     assert target.model.rows == 50
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 32, *slow(*range(2, 32))])
+@pytest.mark.parametrize("length", [0, 7, 32, *slow(1, 2, 16, 31)])
 def test_drafts_of_every_length_change_no_token(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_plain_passes_are_launched_before_the_previous_one_is_read(
     assert all(done.pipelined for done in together[2:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "right"), cover(["qwen3_next", "mamba2"], [True, False]))
 def test_recurrent_model_drafts_alone_where_that_beats_sharing(
     name: str, right: bool, tiny: Engine, monkeypatch: pytest.MonkeyPatch
