@@ -32,21 +32,10 @@ every_family = pytest.mark.parametrize(
 def families_of_each_kind(*without: str, quick: Collection[str] = _QUICK) -> pytest.MarkDecorator:
     """Return a parameter `name`: `quick` families; long: one of each kind; slow: all others."""
     long = ONE_OF_EACH_KIND if quick is _QUICK else ()
-    return pytest.mark.parametrize(
-        "name",
-        [
-            pytest.param(
-                name,
-                marks=()
-                if name in quick
-                else pytest.mark.long
-                if name in long
-                else pytest.mark.slow,
-            )
-            for name in FAMILIES
-            if name not in without
-        ],
-    )
+    marks = {name: [pytest.mark.long if name in long else pytest.mark.slow] for name in FAMILIES}
+    marks |= {name: [] for name in quick}
+    names = [name for name in FAMILIES if name not in without]
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks[n]) for n in names])
 
 
 class Cached:
