@@ -300,6 +300,7 @@ def covering() -> list[Case]:
             cases.append(Case(family, drafter, situation, sampling))
         cases.append(Case(("llama", "llama-kv8")[at % 2], "exit", situation, samplings[at % 3]))
         cases.append(Case(MTP[at % 2], "mtp", situation, samplings[(at + 1) % 3]))
+    cases.append(Case("deepseek_v3", "fixed", "shared_passes", "seeded"))  # masks are arrays
     return cases
 
 
