@@ -155,7 +155,7 @@ def test_a_prefix_that_another_request_prefills_is_not_prefilled_twice(
     name: str, memory: int, tiny: Engine
 ) -> None:
     model = Counting(build(name))
-    first, second = submit([*BASE, 1]), submit([*BASE, 2, 3], after=3)
+    first, second = submit([*BASE, 1]), submit([*BASE, 2, 3])
     engine = engine_of(tiny, name, model=model, prompt_cache_memory=memory)
     served = Served(engine, 3, clock=Clock(1), chunk_s=1e-9)
     served.serve([first, second])
@@ -164,7 +164,7 @@ def test_a_prefix_that_another_request_prefills_is_not_prefilled_twice(
         assert model.rows < len(BASE) + 120
     # The request that the other waits for may be cancelled.
     cancelled = submit(some(400, 7), cancel_after=9)
-    waiting = submit([*some(400, 7), 1], after=2)
+    waiting = submit([*some(400, 7), 1])
     served.serve([cancelled, waiting])
     check(engine, first, second, waiting)
     assert waiting.stats.cached_tokens >= 16 * 5
