@@ -1,6 +1,11 @@
-"""Drafters of tests in shared passes."""
+"""Drafters of tests."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from akunu_py.types import NeuralDrafter
 
 
 class OffersAll:
@@ -17,3 +22,61 @@ class OffersAll:
 
     def take(self, count: int) -> list[int]:
         return self._offered[:count]
+
+
+class Mixture(OffersAll):
+    """Drafts guesses, then tokens of a neural drafter, then guesses, up to 3 of each.
+
+    whole: the prompt and the answer; one guess in ten is wrong. shapes: the numbers of each in the
+    drafts, and of accepted tokens.
+    """
+
+    pipelines = False
+
+    def __init__(
+        self, neural_drafter: NeuralDrafter, whole: Sequence[int], vocabulary: int, seed: int
+    ) -> None:
+        self._neural_drafter, self._whole = neural_drafter, list(whole)
+        self._vocabulary = vocabulary
+        self._random = random.Random(seed)
+        self._known: list[int] = []
+        self._shape = 0, 0, 0
+        self.shapes: list[tuple[int, int, int, int]] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._known += tokens
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        before, own, behind = (self._random.randrange(4) for _ in range(3))
+        draft, left = self._guesses(0, min(before, limit)), limit
+        before, made = len(draft), list[int]()
+        if own and left > before and self._neural_drafter.start_draft([*self._known, *draft]):
+            while len(made) < min(own, left - before):
+                token, _ = self._neural_drafter.draft_token()
+                if token < 0:
+                    break
+                made.append(token)
+        draft += made
+        draft += self._guesses(len(draft), min(behind, left - len(draft)))
+        self._shape = before, len(made), len(draft) - before - len(made)
+        return draft
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
+    ) -> None:
+        self.shapes.append((*self._shape, accepted))
+
+    def _guesses(self, place: int, count: int) -> list[int]:
+        start = len(self._known) + place
+        return [
+            (token + (self._random.random() < 0.1)) % self._vocabulary
+            for token in self._whole[start : start + count]
+        ]
+
+    def ends(self) -> set[int]:
+        """Return the parts (0: none, 1 to 3) of full drafts with the last accepted tokens."""
+        return {
+            (accepted > 0) + (accepted > before) + (accepted > before + own)
+            for before, own, behind, accepted in self.shapes
+            if before and own and behind
+        }

@@ -17,25 +17,25 @@ from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Famil
 # Families that cannot be batched: their layers use the keys directly, or have caches of their own.
 UNSHARED = {"llama-concatenate", "llama4", "deepseek_v32", "minimax_m3_vl", "deepseek_v41"}
 
-_SELDOM = (pytest.mark.long, pytest.mark.rotating)
+# Trimmed, cut, quantized, restored.
+_QUICK = ("llama", "llama-sliding", "llama-kv8", "qwen3_next")
+
 every_family = pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else _SELDOM) for name in FAMILIES],
+    [
+        pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.long)
+        for name in FAMILIES
+    ],
 )
 
 
-def families_of_each_kind(
-    *without: str, quick: Collection[str] = ONE_OF_EACH_KIND
-) -> pytest.MarkDecorator:
-    """A parameter `name`: the `quick` families in turn, and in the slow tests all others, too."""
-    return pytest.mark.parametrize(
-        "name",
-        [
-            pytest.param(name, marks=pytest.mark.rotating if name in quick else pytest.mark.slow)
-            for name in FAMILIES
-            if name not in without
-        ],
-    )
+def families_of_each_kind(*without: str, quick: Collection[str] = _QUICK) -> pytest.MarkDecorator:
+    """Return a parameter `name`: `quick` families; long: one of each kind; slow: all others."""
+    long = ONE_OF_EACH_KIND if quick is _QUICK else ()
+    marks = {name: [pytest.mark.long if name in long else pytest.mark.slow] for name in FAMILIES}
+    marks |= {name: [] for name in quick}
+    names = [name for name in FAMILIES if name not in without]
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks[n]) for n in names])
 
 
 class Cached:

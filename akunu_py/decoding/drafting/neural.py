@@ -153,8 +153,10 @@ _PASS = 33  # maximum rows of a decode pass
 class HiddenStates:
     """The last hidden states of a history, by position."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = _KEPT) -> None:
+        """kept: minimum number of states to keep."""
         self._parts: list[tuple[int, mx.array]] = []  # (position of the first, [1, rows, width])
+        self._kept = kept
 
     @property
     def start(self) -> int:
@@ -175,7 +177,7 @@ class HiddenStates:
         if self.end != position:
             self._parts = []
         self._parts.append((position, states))
-        while self.end - self._parts[0][0] - self._parts[0][1].shape[1] >= _KEPT:
+        while self.end - self._parts[0][0] - self._parts[0][1].shape[1] >= self._kept:
             del self._parts[0]
 
     def read(self, begin: int, end: int) -> mx.array:
@@ -209,8 +211,10 @@ class MtpDrafter(NeuralDrafterBase):
         assert engine.mtp_head is not None
         return cls(engine.mtp_head.head, target, engine.mtp_head.relative_cost)
 
-    def __init__(self, head: Head, target: Target, share: float) -> None:
+    def __init__(self, head: Head, target: Target, share: float, kept: int = _KEPT) -> None:
+        """share: see `relative_cost`. kept: hidden states to keep of a prompt."""
         super().__init__(target)
+        self._kept = kept
         self.relative_cost, self._head = share, head
         self._trunk = Trunk(target.model, normed=head.normed)
         self.release()
@@ -221,7 +225,10 @@ class MtpDrafter(NeuralDrafterBase):
         return max(self._first + len(self._seen), self._states.start)
 
     def release(self) -> None:
-        self._states, self._history_ref = HiddenStates(), weakref.ref(self._target.history)
+        self._states, self._history_ref = (
+            HiddenStates(self._kept),
+            weakref.ref(self._target.history),
+        )
         self._restart()
 
     def _restart(self) -> None:
@@ -239,7 +246,7 @@ class MtpDrafter(NeuralDrafterBase):
         position = next(e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING)
         normed, hidden = self._trunk.forward(tokens[None], cache)
         if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
-            hidden = mx.contiguous(hidden[:, -_KEPT:])
+            hidden = mx.contiguous(hidden[:, -self._kept :])
             mx.async_eval(hidden)
         self._states.write(position + tokens.shape[0] - hidden.shape[1], hidden)
         return self._trunk.logits(normed[:, -wanted:])[0]

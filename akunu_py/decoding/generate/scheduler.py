@@ -57,8 +57,15 @@ class StepPlan:
 class Scheduler:
     """Plans one step after the other. Knows nothing of models."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        chunk_s: float = _CHUNK_S,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        """chunk_s: time of a prefill chunk while others decode. patience_s: its upper bound."""
         self._clock = clock
+        self._chunk_s, self._patience_s = chunk_s, patience_s
         self._prefill_ahead_s = 0.0  # prefill time minus decode time
 
     def schedule(self, ready: Sequence[Slot], prefill_rate: float | None) -> StepPlan:
@@ -91,7 +98,7 @@ class Scheduler:
 
         If `chosen` joins, its prompt always fits.
         """
-        room = min(max(_LEAST_JOINING, rate * _CHUNK_S), _MOST_JOINING)
+        room = min(max(_LEAST_JOINING, rate * self._chunk_s), _MOST_JOINING)
         shared = [each for each in ready if each.can_share and each.decodes]
         for each in sorted(shared, key=lambda each: (each is not chosen, each.joining_tokens)):
             room -= each.joining_tokens
@@ -128,5 +135,5 @@ class Scheduler:
     def _chunk_seconds(self, ready: Sequence[Slot], chosen: Slot) -> float:
         """Return the time limit of a prefill chunk: short, or a few passes of other answers."""
         passes = [each.pass_s for each in ready if each.decodes and each is not chosen]
-        most = _CHUNK_PASSES * max(passes, default=_PATIENCE_S)
-        return min(_PATIENCE_S, max(_CHUNK_S, most))
+        most = _CHUNK_PASSES * max(passes, default=self._patience_s)
+        return min(self._patience_s, max(self._chunk_s, most))

@@ -52,10 +52,19 @@ class Session:
     """Token histories with their KV caches, and the drafter that learns from them."""
 
     def __init__(
-        self, engine: Engine, learned: UnsavedState | None = None, sibling: Session | None = None
+        self,
+        engine: Engine,
+        learned: UnsavedState | None = None,
+        sibling: Session | None = None,
+        reserved_tokens: int | None = None,
     ) -> None:
-        """learned: what to learn into. sibling: a session to share it and prompt caches with."""
+        """learned: what to learn into. sibling: a session to share it and prompt caches with.
+
+        reserved_tokens: answer tokens for which memory is reserved at once; None: the sibling's.
+        """
         self.engine = engine
+        inherited: int = sibling.reserved_tokens if sibling else _RESERVED_TOKENS
+        self.reserved_tokens: int = reserved_tokens or inherited
         self.learned: UnsavedState = learned or (sibling.learned if sibling else UnsavedState())
         caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
@@ -126,7 +135,7 @@ class Session:
         return Request(self, prompt, options, draft_context, stable)
 
 
-_RESERVED_TOKENS = 1024  # answer tokens for which memory is reserved at once
+_RESERVED_TOKENS = 1024  # see `Session`
 _NAP_S = 0.02  # wait of a request that has nothing else to do, until cancelling is possible
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
@@ -494,7 +503,7 @@ class Request:
     @property
     def _reserved_tokens(self) -> int:
         """Answer tokens to reserve memory for, at first or next."""
-        return min(self._tokens_left, _RESERVED_TOKENS)
+        return min(self._tokens_left, self._session.reserved_tokens)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Decode a piece and count the part that belongs to the answer."""

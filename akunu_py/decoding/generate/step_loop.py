@@ -28,6 +28,7 @@ class StepLoop:
         session: Session,
         slots: int = DEFAULT_SLOTS,
         clock: Callable[[], float] = time.perf_counter,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self._clock = clock
         self.slots = slots
@@ -35,7 +36,7 @@ class StepLoop:
         self._preparing: list[tuple[JobHandle, Future[BeginJob]]] = []
         self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
         self._running: list[_ScheduledJob] = []
-        self._scheduler = Scheduler(clock)
+        self._scheduler = scheduler or Scheduler(clock)
         self.runner = ModelRunner(session.engine, session.drafting.curve)
 
     @property

@@ -1,5 +1,4 @@
-"""First layers that draft: the answer stays the target's, and so does its cache, whatever of what
-they have read is accepted. What cannot be run in two parts is refused."""
+"""Early exit: both parts of a split model compute what the whole model does; others are refused."""
 
 from __future__ import annotations
 
@@ -22,37 +21,35 @@ from akunu_py.decoding.drafting.early_exit import (
     measure_exits,
 )
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.sampling import Sampler
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import DraftMode, GenerateOptions
 from tests.support.decoding import decode
+from tests.support.drafters import Mixture
 from tests.support.families import build, kinds
 from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES
-from tests.support.mixture import Mixture
+from tests.support.identity import plain_tokens
 from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import load_tiny
 
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
-GREEDY = SamplingOptions()
-SEEDED = SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1, seed=5)
 LAYERS = 4
 
 
-class Told(ExitDrafter):
-    """One that guesses what it is told: the truth so many times, and something else then."""
+class Scripted(ExitDrafter):
+    """Drafts `whole`, and from some place on wrong tokens; compares the logits of its passes."""
 
     def __init__(
-        self, layers: FirstLayers, target: Target, truth: Sequence[int], kv_bits: int | None
+        self, layers: FirstLayers, target: Target, whole: Sequence[int], kv_bits: int | None
     ) -> None:
         super().__init__(layers, target, 1e-6, 0.5)
-        self.truth, self.begun, self.compared = truth, 0, 0
+        self.whole, self.begun, self.compared = whole, 0, 0
         self.kv_bits = kv_bits
 
     def start_draft(self, known: Sequence[int]) -> bool:
@@ -62,24 +59,21 @@ class Told(ExitDrafter):
 
     def draft_token(self) -> tuple[int, float]:
         place = len(self._known)
-        token, _ = super().draft_token()
-        if self.truth:
-            token = self.truth[place] if place < len(self.truth) else 0
-            token = (token + (place >= self.right)) % VOCABULARY
-        self._known[-1] = token
+        super().draft_token()
+        token = self.whole[place] if place < len(self.whole) else 0
+        token = self._known[-1] = (token + (place >= self.right)) % VOCABULARY
         return token, 0.99
 
     def clock(self) -> float:
-        return 0.0  # no time is measured, so its stated share of a step counts
+        return 0.0  # no time is measured, so the given share of a step counts
 
     def _run(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
-        """What both parts give is what the whole model gives that reads all anew."""
         drafted, logits = bool(self._ahead), super()._run(tokens, cache, wanted)
-        if drafted and self.truth:
+        if drafted:
             model, known = self._target.model, [*self._target.tokens, *tokens.tolist()]
-            whole = model(mx.array([known]), cache=kv_cache.new_cache(model, self.kv_bits))
-            whole = whole[0, -logits.shape[0] :]
-            assert mx.abs(whole - logits).max().item() < 0.01 * mx.abs(whole).max().item()
+            expected = model(mx.array([known]), cache=kv_cache.new_cache(model, self.kv_bits))
+            expected = expected[0, -logits.shape[0] :]
+            assert mx.abs(expected - logits).max().item() < 0.01 * mx.abs(expected).max().item()
             self.compared += 1
         return logits
 
@@ -95,66 +89,34 @@ def engine_of(model: Any, kv_bits: int | None = None) -> Any:
     )
 
 
-def answer(
-    target: Target, prompt: list[int], sampling: SamplingOptions, drafter: Any
-) -> tuple[list[int], list[int]]:
-    """The tokens, and how many were accepted in each pass."""
-    target.sampler = Sampler(sampling)
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kv_bits", "exit_at"),
+    [
+        ("llama", None, 3),
+        ("llama", 8, 1),
+        pytest.param("deepseek_v3", None, 1, marks=pytest.mark.long),
+    ],
+)
+def test_both_parts_compute_what_the_whole_model_does(
+    name: str, kv_bits: int | None, exit_at: int, mixed: bool
+) -> None:
+    """After any number of rejected tokens. mixed: with guesses before and after those tokens."""
+    prompt, wide = prompt_of(name, False), {"head_dim": 32} if kv_bits else {}
+    model = build(name, num_hidden_layers=LAYERS, **wide)
+    truth = plain_tokens(model, prompt, COUNT, kv_bits=kv_bits)
+    target = Timeless(model, kv_bits)
+    exits = Scripted(FirstLayers(model, exit_at), target, [*prompt, *truth], kv_bits)
+    mixture = Mixture(exits, exits.whole, VOCABULARY, 1) if mixed else None
+    drafter = mixture or AutoDrafter(CostCurve(FREE), neural_drafters=[exits], ngrams=False)
     target.reuse_prefix(prompt)
     read(target)
     drafter.extend(prompt)
     pieces = list(decode(target, drafter, COUNT, ()))
+    assert [token for piece in pieces for token in piece.tokens] == truth
     assert kv_cache.has_length(target.cache, len(target.tokens))
-    return [token for piece in pieces for token in piece.tokens], [p.accepted for p in pieces]
-
-
-@pytest.mark.rotating
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "kv_bits", "sampling", "exit_at", "ngrams"),
-    [
-        ("llama", None, SEEDED, 3, True),
-        ("llama", 8, GREEDY, 1, False),
-        ("deepseek_v3", None, GREEDY, 1, False),
-    ],
-)
-def test_whatever_they_say_the_answer_is_the_targets(
-    name: str, kv_bits: int | None, sampling: SamplingOptions, exit_at: int, ngrams: bool
-) -> None:
-    """Nearly always wrong, and right and wrong by turns, alone or behind the n-grams' guesses: any
-    number of tokens that only the first layers have read is taken back."""
-    prompt = prompt_of(name, False)
-    wide = {"head_dim": 32} if kv_bits else {}
-    model, seen = build(name, num_hidden_layers=LAYERS, **wide), set[int]()
-    layers = FirstLayers(model, exit_at)
-    truth, _ = answer(Target(model, kv_bits), prompt, sampling, NoDrafter())
-    for told in ([], [*prompt, *truth]):
-        target = Timeless(model, kv_bits)
-        neural_drafter = Told(layers, target, told, kv_bits)
-        drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=ngrams)
-        tokens, accepted = answer(target, prompt, sampling, drafter)
-        assert tokens == truth[: len(tokens)]
-        seen |= set(accepted)
-        assert neural_drafter.begun
-        assert neural_drafter.compared or not told
-    assert seen >= set(range(1, LONGEST))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
-def test_guesses_come_before_their_tokens_and_behind_them(sampling: SamplingOptions) -> None:
-    """What the first layers have read, and what only the guesses bring, is verified together."""
-    model, prompt, ends = build("llama", num_hidden_layers=LAYERS), prompt_of("llama", False), set()
-    truth, _ = answer(Target(model, None), prompt, sampling, NoDrafter())
-    for seed in range(4):
-        target = Timeless(model, None)
-        neural_drafter = Told(FirstLayers(model, 1), target, [*prompt, *truth], None)
-        drafter = Mixture(neural_drafter, [*prompt, *truth], VOCABULARY, seed)
-        tokens, _ = answer(target, prompt, sampling, drafter)
-        assert tokens == truth[: len(tokens)]
-        assert neural_drafter.compared > 3
-        ends |= drafter.ends()
-    assert ends >= {1, 2, 3}
+    assert exits.compared > 3
+    assert mixed or {piece.accepted for piece in pieces} >= set(range(1, LONGEST))
 
 
 @pytest.mark.long
@@ -184,9 +146,9 @@ def test_the_exit_is_where_the_layers_behind_it_add_nothing() -> None:
 
 
 @pytest.mark.long
-def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the layers behind the exit add nothing, the same answers in fewer passes. Only
-    where they are asked for; and where the cache cannot be ahead of itself that is refused."""
+def test_a_perfect_exit_saves_passes_if_the_client_chooses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ExitDrafter, "clock", lambda neural_drafter: 0.0)
     monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     engine = load_tiny(tmp_path, ["<|end|>"])
@@ -195,17 +157,12 @@ def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         module.weight = mx.zeros_like(module.weight)
     prompt, passes = engine.tokens.encode("def first(items):\n"), {}
     modes: tuple[DraftMode, ...] = ("off", "exit", "auto")
-    for sampling in (GREEDY, SEEDED):
-        tokens = set()
-        for mode in modes:
-            session = Session(engine)
-            session.drafting.curve = CostCurve(FREE)
-            found = session.generate(prompt, GenerateOptions(60, mode, sampling=sampling)).answer()
-            tokens.add(found.tokens)
-            passes[mode] = found.stats.target_passes
-            assert ("exit 1" in session.learned.neural_drafters) == (mode == "exit")
-        assert len(tokens) == 1
-        assert passes["exit"] < 0.7 * passes["off"]
+    for mode in modes:
+        session = Session(engine, UnsavedState(CostCurve(FREE)))
+        answer = session.generate(prompt, GenerateOptions(60, mode)).answer()
+        passes[mode] = answer.stats.target_passes
+        assert ("exit 1" in session.learned.neural_drafters) == (mode == "exit")
+    assert passes["exit"] < 0.7 * passes["off"]
     sliding = replace(engine, model=build("llama-sliding"))
     with pytest.raises(UsageError, match=r"--draft exit: .*RotatingKVCache"):
         Session(sliding).generate(prompt, GenerateOptions(draft="exit"))

@@ -1,4 +1,4 @@
-"""An MTP head that drafts: the answer stays the target's, its own cache follows the target's."""
+"""MTP heads: the head's cache follows the target's, and memory for it is planned."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from akunu_py.decoding import kv_cache
 from akunu_py.decoding.drafting.neural import HiddenStates, MtpDrafter
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.models.load.mlx_loader import open_model
 from akunu_py.models.mtp import HEAD_FILE, Head, load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import Drafter, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
+from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, SamplingOptions
 from tests.support.decoding import decode
-from tests.support.mixture import Mixture
+from tests.support.drafters import Mixture
+from tests.support.identity import plain_tokens
 from tests.support.targets import read
 from tests.support.tiny_mtp import (
     CONFIGS,
@@ -43,11 +42,10 @@ FAMILIES = [
     pytest.param(family, marks=() if family in ("qwen3_5", "mimo") else pytest.mark.slow)
     for family in CONFIGS
 ]
-COUNT = 20
+COUNT = 40
 PROMPT = [random.Random(7).randrange(VOCABULARY) for _ in range(40)]
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 GREEDY = SamplingOptions()
-SEEDED = SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1, seed=5)
 
 
 @cache
@@ -62,34 +60,31 @@ def loaded(family: str) -> tuple[Any, Head]:
     return model, head
 
 
-class Told(MtpDrafter):
-    """One that guesses what it is told: the truth so many times, and something else then. Each time
-    what its head says is compared with what a new one says that reads all at once."""
+class Scripted(MtpDrafter):
+    """Drafts `whole`, and from some place on wrong tokens.
 
-    def __init__(self, head: Head, target: Target, truth: Sequence[int] = ()) -> None:
-        super().__init__(head, target, 1e-6)
-        self.truth, self.begun, self.compared = truth, 0, 0
-        self.hidden = mx.zeros((0,))
-        if truth:
-            cache = kv_cache.new_cache(target.model)
-            self.hidden = self._trunk.forward(mx.array([list(truth)]), cache)[1]
+    Compares its hidden states with those of a head that processes everything at once.
+    """
+
+    def __init__(self, head: Head, target: Target, whole: Sequence[int], kept: int) -> None:
+        super().__init__(head, target, 1e-6, kept)
+        self.whole, self.begun, self.compared = whole, 0, 0
+        cache = kv_cache.new_cache(target.model)
+        self.hidden = self._trunk.forward(mx.array([list(whole)]), cache)[1]
 
     def start_draft(self, known: Sequence[int]) -> bool:
-        self.right, self.told = self.begun % (MtpDrafter.longest + 1), 0
+        self.right = len(known) + self.begun % (MtpDrafter.longest + 1)
         self.begun += 1
         return super().start_draft(known)
 
     def draft_token(self) -> tuple[int, float]:
         known = list(self._known)
         token, sure = super().draft_token()
-        if token < 0 or not self.truth:
+        if token < 0:
             return token, sure
         self.compare(known)
-        token = self.truth[len(known)] if len(known) < len(self.truth) else 0
-        if self.told >= self.right:
-            token = (token + 1) % VOCABULARY
-        self.told += 1
-        self._known[-1] = token
+        token = self.whole[len(known)] if len(known) < len(self.whole) else 0
+        token = self._known[-1] = (token + (len(known) >= self.right)) % VOCABULARY
         return token, 0.99
 
     def compare(self, known: list[int]) -> None:
@@ -108,88 +103,29 @@ class Told(MtpDrafter):
         return 0.0  # no time is measured, so its stated share of a step counts
 
 
-def answer(
-    model: Any, sampling: SamplingOptions, draft: Any, count: int = COUNT
-) -> tuple[list[int], list[int]]:
-    """The tokens, and how many were accepted in each pass. draft: makes a drafter for a target."""
-    target = Target(model)
-    target.sampler = Sampler(sampling)
-    target.reuse_prefix(PROMPT)
-    drafter: Drafter = draft(target)
-    read(target)
-    drafter.extend(PROMPT)
-    pieces = list(decode(target, drafter, count, ()))
-    return [t for piece in pieces for t in piece.tokens], [piece.accepted for piece in pieces]
-
-
-def plain(model: Any, sampling: SamplingOptions, count: int = COUNT) -> list[int]:
-    return answer(model, sampling, lambda target: NoDrafter(), count)[0]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES)
-def test_whatever_it_says_the_answer_is_the_targets(family: str) -> None:
-    """A head of random weights, which is nearly always wrong, alone and beside the n-grams."""
-    model, head = loaded(family)
-    for sampling, ngrams in ((GREEDY, True), (SEEDED, False)):
-        made: list[Told] = []
-
-        def draft(target: Target, ngrams: bool = ngrams, made: list[Told] = made) -> Drafter:
-            made.append(Told(head, target))
-            return AutoDrafter(CostCurve(FREE), neural_drafters=made, ngrams=ngrams)
-
-        assert answer(model, sampling, draft)[0] == plain(model, sampling)
-        assert made[0].begun
-
-
-@pytest.mark.rotating
-@pytest.mark.long
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("kept", [512, 16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_its_cache_follows_the_targets(
-    family: str, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every number of accepted guesses comes up; behind each it says what a new one would, also
-    where it has not seen the beginning."""
-    monkeypatch.setattr("akunu_py.decoding.drafting.neural._KEPT", kept)
+def test_its_cache_follows_the_targets(family: str, kept: int, mixed: bool) -> None:
+    """After any number of rejected tokens, also if it never saw the beginning of the prompt.
+
+    mixed: with guesses before and after its tokens. kept: see `MtpDrafter`.
+    """
     model, head = loaded(family)
-    truth = plain(model, GREEDY, 2 * COUNT)
-    made: list[Told] = []
-
-    def draft(target: Target) -> Drafter:
-        made.append(Told(head, target, [*PROMPT, *truth]))
-        return AutoDrafter(CostCurve(FREE), neural_drafters=made, ngrams=False)
-
-    tokens, accepted = answer(model, GREEDY, draft, 2 * COUNT)
-    assert tokens == truth
-    assert made[0].compared > COUNT
-    assert set(accepted) >= set(range(MtpDrafter.longest))
-    assert made[0]._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES)
-def test_guesses_come_before_its_tokens_and_behind_them(family: str) -> None:
-    """The states that the target has behind them are the head's next ones."""
-    model, head = loaded(family)
-    truth, ends = plain(model, SEEDED, 2 * COUNT), set[int]()
-    for seed in range(4):
-        neural_drafters, made = list[Told](), list[Mixture]()
-
-        def draft(
-            target: Target,
-            seed: int = seed,
-            neural_drafters: list[Told] = neural_drafters,
-            made: list[Mixture] = made,
-        ) -> Drafter:
-            neural_drafters.append(Told(head, target, [*PROMPT, *truth]))
-            made.append(Mixture(neural_drafters[0], [*PROMPT, *truth], VOCABULARY, seed))
-            return made[0]
-
-        assert answer(model, SEEDED, draft, 2 * COUNT)[0] == truth
-        assert neural_drafters[0].compared > 3
-        ends |= made[0].ends()
-    assert ends >= {1, 2, 3}
+    truth = plain_tokens(model, PROMPT, COUNT)
+    target = Target(model)
+    drafts = Scripted(head, target, [*PROMPT, *truth], kept)
+    mixture = Mixture(drafts, drafts.whole, VOCABULARY, 1) if mixed else None
+    drafter = mixture or AutoDrafter(CostCurve(FREE), neural_drafters=[drafts], ngrams=False)
+    target.reuse_prefix(PROMPT)
+    read(target)
+    drafter.extend(PROMPT)
+    pieces = list(decode(target, drafter, COUNT, ()))
+    assert [token for piece in pieces for token in piece.tokens] == truth
+    assert drafts.compared > (3 if mixed else COUNT // 2)
+    assert mixed or {piece.accepted for piece in pieces} >= set(range(MtpDrafter.longest))
+    assert drafts._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
 
 
 def test_hidden_states_are_those_of_the_last_pass_at_each_position() -> None:

@@ -1,18 +1,19 @@
-"""A smaller model that drafts: the answer stays the target's, its own cache is rolled back with the
-target's whatever its kind, and models of other tokens are refused."""
+"""A draft model: its cache is rolled back with the target's, and other vocabularies are refused."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding.drafting.neural import ModelDrafter
+from akunu_py.decoding.drafting.early_exit import ExitDrafter, FirstLayers
+from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter
+from akunu_py.decoding.generate.decode import Decoding
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel, difference
 from akunu_py.decoding.model.engine import Engine
@@ -20,19 +21,21 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
+from akunu_py.models.load.mlx_loader import open_model
+from akunu_py.models.mtp import load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import Constraint, DraftMode, GenerateOptions, NeuralDrafter, SamplingOptions
 from tests.support.decoding import decode
+from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
-from tests.support.family_answers import greedy, prompt_of
-from tests.support.mixture import Mixture
-from tests.support.slow import cover
-from tests.support.targets import Counting, Timeless, read
-from tests.support.tiny import VOCABULARY
+from tests.support.family_answers import prompt_of
+from tests.support.identity import plain_tokens
+from tests.support.targets import Counting, Timeless, read, some
+from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
+from tests.support.tiny_mtp import write_checkpoint
 
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
@@ -63,32 +66,26 @@ class Spoiled(ModelDrafter):
 
 def answer(
     name: str,
-    draft: Any,
     sampling: SamplingOptions,
     wrong: float,
-    ngrams: bool = False,
+    truth: Sequence[int] = (),
     count: int = COUNT,
-) -> tuple[list[int], Spoiled, list[int]]:
-    """The tokens, the network, and how many were accepted in each pass."""
-    prompt, target = prompt_of(name, False), Timeless(build(name))
+) -> tuple[list[int], Spoiled, list[int], set[int]]:
+    """Return the tokens, the draft model, the accepted tokens of each pass, and `Mixture.ends`.
+
+    truth: the answer, if other guesses come before and after the draft model's tokens.
+    """
+    prompt, target, ends = prompt_of(name, False), Timeless(build(name)), set[int]()
     target.sampler = Sampler(sampling)
     target.reuse_prefix(prompt)
     read(target)
-    neural_drafter = Spoiled(draft, target, wrong)
-    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=ngrams)
+    model = Spoiled(build(name), target, wrong)
+    mixture = Mixture(model, [*prompt, *truth], VOCABULARY, len(truth)) if truth else None
+    drafter = mixture or AutoDrafter(CostCurve(FREE), neural_drafters=[model], ngrams=False)
     drafter.extend(prompt)
     pieces = list(decode(target, drafter, count, ()))
     tokens = [token for piece in pieces for token in piece.tokens]
-    return tokens, neural_drafter, [piece.accepted for piece in pieces]
-
-
-def plain(name: str, sampling: SamplingOptions) -> list[int]:
-    prompt, target = prompt_of(name, False), Target(build(name))
-    target.sampler = Sampler(sampling)
-    target.reuse_prefix(prompt)
-    read(target)
-    pieces = decode(target, NoDrafter(), COUNT, ())
-    return [token for piece in pieces for token in piece.tokens]
+    return tokens, model, [piece.accepted for piece in pieces], mixture.ends() if mixture else ends
 
 
 def right(prompt: Sequence[int], truth: Sequence[int], neural_drafter: Spoiled) -> list[bool]:
@@ -101,63 +98,29 @@ def right(prompt: Sequence[int], truth: Sequence[int], neural_drafter: Spoiled) 
     ]
 
 
-@families_of_each_kind(quick=("llama-sliding", "qwen3_next", "jamba"))  # trimmed, cut, restored
-def test_its_cache_goes_back_with_the_targets(name: str) -> None:
-    """The target drafts for itself, and every third guess is spoiled: behind each of them it says
-    what it would have said without."""
-    truth = greedy(name, False)[:COUNT]
-    tokens, neural_drafter, _ = answer(name, build(name), SamplingOptions(), wrong=0.3)
-    assert tokens == truth
-    found = right(prompt_of(name, False), truth, neural_drafter)
-    assert len(found) > COUNT // 2
-    assert sum(found) >= len(found) - 1  # a near-tie may fall otherwise
-
-
-@pytest.mark.rotating
-@pytest.mark.long
-@pytest.mark.parametrize(("temperature", "name"), cover([0.0, 0.9], ["llama", "qwen3_next"]))
-def test_whatever_it_says_the_answer_is_the_targets(name: str, temperature: float) -> None:
-    """Another model, which is nearly always wrong, and the target itself, which never is, because
-    it draws from the same noise."""
-    sampling = SamplingOptions(temperature=temperature, top_p=0.9, repetition_penalty=1.1, seed=5)
-    truth = plain(name, sampling)
-    foreign, neural_drafter, _ = answer(name, build("qwen3"), sampling, 0.0, ngrams=temperature > 0)
-    assert foreign == truth
-    assert neural_drafter.guesses
-    tokens, neural_drafter, accepted = answer(name, build(name), sampling, 0.0)
-    assert tokens == truth
-    assert len(accepted) < COUNT / 3
-    found = right(prompt_of(name, False), truth, neural_drafter)
-    assert sum(found) >= len(found) - 1
-
-
-@pytest.mark.long
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@families_of_each_kind(quick=("llama-sliding", "qwen3_next", "jamba"))  # trimmed, cut, restored
-def test_guesses_come_before_its_tokens_and_behind_them(name: str, temperature: float) -> None:
-    """It reads what they bring, and both caches go back to wherever they were wrong."""
-    sampling = SamplingOptions(temperature=temperature, seed=5)
-    truth, prompt, ends = plain(name, sampling), prompt_of(name, False), set[int]()
-    for seed in range(4):
-        target = Timeless(build(name))
-        neural_drafter = Spoiled(build(name), target, 0.3)
-        drafter = Mixture(neural_drafter, [*prompt, *truth], VOCABULARY, seed)
-        target.sampler = Sampler(sampling)
-        target.reuse_prefix(prompt)
-        read(target)
-        drafter.extend(prompt)
-        pieces = list(decode(target, drafter, COUNT, ()))
-        assert [token for piece in pieces for token in piece.tokens] == truth
-        found = right(prompt, truth, neural_drafter)
-        assert sum(found) >= len(found) - 1 > 3
-        ends |= drafter.ends()
-    assert ends >= {1, 2, 3}
+@families_of_each_kind(quick=("llama-sliding", "qwen3_next"))
+def test_its_cache_goes_back_with_the_targets(name: str, temperature: float, mixed: bool) -> None:
+    """The target drafts for itself, and every third token is replaced by a wrong one.
+
+    After each rejection it drafts the same as a model that never saw the wrong tokens. mixed: with
+    guesses before and after its tokens.
+    """
+    sampling, prompt = SamplingOptions(temperature=temperature, seed=5), prompt_of(name, False)
+    truth = plain_tokens(build(name), prompt, COUNT, sampling)
+    tokens, model, _, ends = answer(name, sampling, 0.3, truth if mixed else ())
+    assert tokens == truth
+    found = right(prompt, truth, model)
+    assert sum(found) >= len(found) - 1 > 3  # a near-tie may fall otherwise
+    assert not mixed or len(ends) > 1
 
 
 @pytest.mark.long
-def test_a_perfect_one_gives_long_drafts() -> None:
-    _, _, accepted = answer("llama", build("llama"), SamplingOptions(), 0.0, count=200)
-    assert max(accepted) > 10
+def test_a_perfect_draft_model_gives_long_drafts() -> None:
+    for sampling in (SamplingOptions(), SamplingOptions(0.9, top_p=0.9, seed=5)):
+        _, _, accepted, _ = answer("llama", sampling, 0.0, count=200)
+        assert max(accepted) > 10
 
 
 @pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])  # without and with checkpoints
@@ -197,30 +160,13 @@ def test_vocabularies_are_compared() -> None:
     assert "knows 50 of its 100" in difference(target, dict(list(target.items())[:50]))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
-    """The target's copy drafts under another name, over turns."""
+def test_memory_for_a_draft_model_is_planned(tmp_path: Path) -> None:
     target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
-    plain_engine = Engine.load(target)
-    engine = Engine.load(target, draft_model=("copy", target))
+    plain, engine = Engine.load(target), Engine.load(target, draft_model=("copy", target))
     assert engine.draft_model is not None
     assert engine.draft_model.relative_cost == 1.0
-    engine = replace(
-        engine, draft_model=replace(engine.draft_model, relative_cost=1e-6)
-    )  # worth a trial
-    assert engine.plan.fit.needs == plain_engine.plan.fit.needs.with_draft(
-        plain_engine.plan.fit.needs
-    )
-    assert engine.plan.fit.estimate.weights == 2 * plain_engine.plan.fit.estimate.weights
-    sampling = SamplingOptions(temperature=temperature, seed=3)
-    sessions = Session(plain_engine), Session(engine)
-    text = "def first(items):\n    return items[0]\n"
-    for turn in (text, text + "def last(items):\n", "something else"):
-        options = GenerateOptions(30, draft="model", sampling=sampling)
-        prompt = engine.tokens.encode(turn)
-        plain = sessions[0].generate(prompt, replace(options, draft="off")).answer()
-        assert sessions[1].generate(prompt, options).answer().tokens == plain.tokens
+    assert engine.plan.fit.needs == plain.plan.fit.needs.with_draft(plain.plan.fit.needs)
+    assert engine.plan.fit.estimate.weights == 2 * plain.plan.fit.estimate.weights
 
 
 @pytest.fixture
@@ -235,7 +181,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 @pytest.mark.long
-def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
+def test_drafts_follow_the_grammar(copied: Engine) -> None:
     """As the target does, which would else have had other tokens nine times of ten."""
     for temperature in (0.0, 1.0):
         sampling = SamplingOptions(
@@ -251,7 +197,7 @@ def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
 
 
 @pytest.mark.long
-def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
+def test_its_prompt_cache_stays_for_the_next_request(copied: Engine) -> None:
     """Beside the target's history: another session that goes on with that reads what is new."""
     assert copied.draft_model is not None
     counting = Counting(copied.draft_model.model)
@@ -287,3 +233,65 @@ def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
     for mode in modes:
         with pytest.raises(UsageError, match=f"--draft {mode}: "):
             Session(Engine.load(target)).generate([1], GenerateOptions(draft=mode))
+
+
+def create_drafter(kind: str, directory: Path) -> tuple[Target, NeuralDrafter]:
+    """Return a target and its drafter of this kind."""
+    if kind == "mtp":
+        write_checkpoint(directory, "mimo")
+        opened = open_model(directory)
+        head = load_head(directory, opened.model, opened.config)
+        assert head is not None
+        mx.eval(opened.model.parameters(), head.parameters())
+        target = Timeless(opened.model)
+        return target, MtpDrafter(head, target, 1e-6)
+    target = Timeless(tiny_llama())
+    if kind == "exit":
+        return target, ExitDrafter(FirstLayers(target.model, 1), target, 1e-6, 0.5)
+    small = DraftModel("draft", Path(), tiny_llama(1), VOCABULARY, NEEDS, 1e-6)
+    return target, ModelDrafter(small, target)
+
+
+class Counted(list[int]):
+    """A list that counts the elements read from it."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[int]:
+        Counted.reads += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, at: SupportsIndex | slice) -> Any:
+        found = super().__getitem__(at)
+        Counted.reads += len(found) if isinstance(found, list) else 1
+        return found
+
+
+def count_reads(target: Target, drafter: AutoDrafter) -> None:
+    """Count the tokens read from the histories of the n-grams and of the draft model."""
+    tokens = Counted(drafter.index.tokens)
+    drafter.index.tokens = drafter.tracker.tokens = drafter.tracker.edits.tokens = tokens
+    for history in target.history.drafter_histories.values():
+        history.tokens = Counted(history.tokens)
+    for planned in drafter.neural_drafters:
+        if isinstance(planned.neural_drafter, MtpDrafter):
+            planned.neural_drafter._seen = Counted(planned.neural_drafter._seen)
+    Counted.reads = 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["model", "mtp", "exit"])
+def test_a_draft_compares_few_tokens_of_a_long_history(kind: str, tmp_path: Path) -> None:
+    target, neural_drafter = create_drafter(kind, tmp_path)
+    prompt, passes = some(2000, 1), 12
+    target.reuse_prefix(prompt)
+    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=False)
+    read(target)
+    drafter.extend(prompt)
+    decoding = Decoding(target, drafter, 1000, ())
+    for _ in range(3):  # the first draft of an answer may compare the whole prompt
+        decoding.step()
+    count_reads(target, drafter)
+    pieces = [decoding.step() for _ in range(passes)]
+    assert sum(piece.accepted + len(piece.rejected) for piece in pieces) > 0
+    assert Counted.reads <= 300 * passes

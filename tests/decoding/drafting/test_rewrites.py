@@ -71,14 +71,19 @@ def test_ordinary_text_is_not_rewritten() -> None:
     assert not list(rewrite(f'{CODE}\n12:30 lunch\n13:00 work\nHe said "no\\n" twice.\n'))
 
 
-def test_only_new_text_is_encoded() -> None:
+def recorded_rewrites() -> tuple[PromptRewrites, list[str]]:
+    """Return rewrites with a token per letter, and the texts that they encode."""
     encoded: list[str] = []
 
     def encode(text: str) -> list[int]:
         encoded.append(text)
         return list(map(ord, text))
 
-    rewrites = PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens)))
+    return PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens))), encoded
+
+
+def test_only_new_text_is_encoded() -> None:
+    rewrites, encoded = recorded_rewrites()
     first, second = (list(map(ord, numbered(code, "{}:{}"))) for code in (CODE, CODE.upper()))
     found = rewrites.of(first)
     assert found == rewrites.of([*first, ord("I")])
@@ -90,13 +95,7 @@ def test_only_new_text_is_encoded() -> None:
 
 
 def test_too_long_text_is_encoded_once() -> None:
-    encoded: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        encoded.append(text)
-        return list(map(ord, text))
-
-    rewrites = PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens)))
+    rewrites, encoded = recorded_rewrites()
     prompt = list(map(ord, numbered("x" * 20_000 + "\na\nb\n", "{}:{}")))
     assert rewrites.of(prompt) == []
     assert rewrites.of([*prompt, *map(ord, "y" * 200)]) == []

@@ -1,0 +1,268 @@
+"""Requests in the real step loop, and the tokens that mlx-lm's own loop generates instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
+from akunu_py.decoding.generate.decode import cut
+from akunu_py.decoding.generate.job import JobHandle, PromptJob
+from akunu_py.decoding.generate.scheduler import Scheduler
+from akunu_py.decoding.generate.session import Request, Session, Status, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.decoding.learned_state import LearnedState, UnsavedState
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
+from akunu_py.decoding.sampling import Sampler
+from akunu_py.types import Constraint, Drafter, GenerateOptions, SamplingOptions, Stats
+from tests.support.engines import altered
+from tests.support.families import build
+from tests.support.targets import Counting
+from tests.support.tiny import VOCABULARY
+from tests.support.tiny_fim import write_model
+
+PLENTY = 1 << 30
+GREEDY = SamplingOptions()
+SEEDED = SamplingOptions(
+    0.9, 0.95, 0.02, 16, 1.2, 0.3, 0.2, 16, logit_bias=((1, 1.0), (7, -2.0)), seed=5
+)
+CONSTRAINED = SamplingOptions(0.8, seed=3, constraint=Constraint("regex", "([a-e][0-9]){60}"))
+SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED, "constrained": CONSTRAINED}
+
+
+END = VOCABULARY - 1  # the token that ends answers, if `engine_of` gets it as a stop token
+
+
+def load_tiny_letters(directory: Path) -> Engine:
+    """Load a tiny model with a tokenizer of VOCABULARY tokens: one per byte, and END."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:END]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return Engine.load(write_model(directory, tokenizer, end="<|end|>"), name="tiny")
+
+
+def engine_of(
+    tiny: Engine, name: str, kv_bits: int | None = None, model: Any = None, **more: Any
+) -> Engine:
+    """Return `tiny` with the model of family `name`, or `model`, and with other fields."""
+    model = model or build(name)
+    entries = kv_cache.new_cache(model, kv_bits)
+    return altered(
+        tiny,
+        **{
+            "model": model,
+            "weights": name,
+            "vocabulary": VOCABULARY,
+            "stop_tokens": frozenset(),
+            "kv_bits": kv_bits,
+            "no_draft_reason": kv_cache.no_rollback_reason(entries),
+            "recurrent": kv_cache.is_recurrent(entries),
+            "needs_checkpoints": kv_cache.needs_checkpoints(entries),
+            "prompt_cache_memory": PLENTY,
+        }
+        | more,
+    )
+
+
+def plain_tokens(
+    model: Any,
+    prompt: Sequence[int],
+    count: int,
+    sampling: SamplingOptions = GREEDY,
+    kv_bits: int | None = None,
+) -> list[int]:
+    """Return the tokens of mlx-lm's own loop, without drafts and with a new cache."""
+    return list(_plain(_Model(model), kv_bits, tuple(prompt), count, sampling, ()))
+
+
+def plain(
+    engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingOptions = GREEDY
+) -> list[int]:
+    """Return the same for an engine: the answer ends with a stop token and fits a grammar."""
+    texts: tuple[str, ...] = ()
+    if sampling.constraint is not None:
+        texts = tuple(engine.tokens.decode([i]) for i in range(engine.tokens.vocabulary))
+    key = _Model(engine.model)
+    found = list(_plain(key, engine.plan.kv_bits, tuple(prompt), count, sampling, texts))
+    return cut(found, engine.tokens.stop_tokens)
+
+
+class _Model:
+    """A model, as a key for `cache`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.model if isinstance(model, Counting) else model
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Model) and self.model is other.model
+
+    def __hash__(self) -> int:
+        return id(self.model)
+
+
+@cache
+def _plain(
+    key: _Model,
+    kv_bits: int | None,
+    prompt: tuple[int, ...],
+    count: int,
+    sampling: SamplingOptions,
+    texts: Sequence[str],
+) -> tuple[int, ...]:
+    known, answer = list(prompt), ""
+    sampler = Sampler(replace(sampling, constraint=None))
+
+    def choose(_: mx.array, logits: mx.array) -> mx.array:
+        """Keep only the token that the sampler draws."""
+        nonlocal answer
+        if texts:
+            fitting = mx.array([_fits(answer, text) for text in texts])
+            logits = mx.where(fitting, logits, -mx.inf)
+        before = mx.array(known[-max(1, sampler.window) :])
+        known.append(int(sampler.sample(logits, before, len(known)).item()))
+        answer += texts[known[-1]] if texts else ""
+        return mx.where(mx.arange(logits.shape[-1]) == known[-1], 0.0, -mx.inf)[None]
+
+    steps = generate_step(
+        mx.array(prompt),
+        key.model,
+        max_tokens=count,
+        prompt_cache=kv_cache.new_cache(key.model, kv_bits),
+        logits_processors=[] if sampling == GREEDY else [choose],
+    )
+    return tuple(int(token) for token, _ in steps)
+
+
+def _fits(answer: str, text: str) -> bool:
+    """Return whether `text` continues letters from a to e and digits in turn."""
+    kinds = ("abcde", "0123456789")
+    return bool(text) and all(
+        letter in kinds[(len(answer) + place) % 2] for place, letter in enumerate(text)
+    )
+
+
+@dataclass(eq=False)
+class Submitted:
+    """A request, when it is submitted and cancelled, and its results."""
+
+    prompt: list[int]
+    options: GenerateOptions
+    draft_context: Sequence[Sequence[int]] = ()
+    stable: int | None = None  # length of the prefix that the next prompt shares
+    after: int = 0  # steps of the loop before it is submitted
+    cancel_after: int | None = None  # its own steps before it is cancelled
+    short: bool = False
+    wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter
+    events: list[Event | None] = field(default_factory=list)  # None: a step without events
+    evicted: bool = False  # whether it lost its history while it decoded
+    request: Request | None = None
+
+    def __call__(self, session: Session) -> Submitted:
+        session.drafting.wrap = self.wrap
+        self.request = session.generate(self.prompt, self.options, self.draft_context, self.stable)
+        return self
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events: list[Event] = [step for step in steps if isinstance(step, PrefillProgress)]
+        self.evicted |= self.started.status is Status.WAITING and bool(self.tokens)
+        if self.started.status is Status.FINISHED:
+            events.append(Finished(self.started.finish_reason or "cancelled", self.stats))
+        return events
+
+    @property
+    def started(self) -> Request:
+        assert self.request is not None, self.events
+        return self.request
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.started.tokens
+
+    @property
+    def stats(self) -> Stats:
+        return self.started.stats
+
+    @property
+    def last(self) -> Event | None:
+        return self.events[-1]
+
+
+class Served:
+    """The engine as front ends drive it: requests come, take turns or share passes, and end.
+
+    All tests of the table reach the product through this class.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        slots: int = 4,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        learned: UnsavedState | None = None,
+        chunk_s: float | None = None,
+        reserved_tokens: int | None = None,
+    ) -> None:
+        """chunk_s: time of a prefill chunk while other requests run."""
+        self.engine = engine
+        session = Session(engine, learned, reserved_tokens=reserved_tokens)
+        scheduler = Scheduler(clock, chunk_s, chunk_s) if chunk_s else None
+        self.loop = StepLoop(session, slots, clock, scheduler)
+        self.steps: list[list[Submitted]] = []  # the requests of each step
+
+    @property
+    def shared(self) -> int:
+        """Steps of several requests."""
+        return sum(len(each) > 1 for each in self.steps)
+
+    def serve(
+        self, requests: Sequence[Submitted], at_step: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run `requests` to their ends. at_step: called before each step."""
+        waiting = sorted(requests, key=lambda each: each.after)
+        running: dict[JobHandle, Submitted] = {}
+        start = len(self.steps)
+        while waiting or running:
+            while waiting and (waiting[0].after <= len(self.steps) - start or not running):
+                if len(running) >= self.loop.slots + waiting[0].short:
+                    break
+                each = waiting.pop(0)
+                job = PromptJob(each, each.prompt)
+                handle = JobHandle(job, lambda _: None, "", lambda: None, short=each.short)
+                running[handle] = each
+                self.loop.begin(handle)
+            at_step()
+            self.steps.append([])
+            for handle, events in self.loop.step():
+                each = running[handle]
+                each.events += events or [None]
+                self.steps[-1].append(each)
+                if len(each.events) == each.cancel_after:
+                    handle.cancel()
+                if events and isinstance(events[-1], Finished | Failed):
+                    del running[handle]
+
+    def save(self) -> None:
+        """Write all prompt caches that are worth it to disk, as an idle server does."""
+        while self.loop.save_idle(lambda: False, None):
+            pass
+
+
+def learned_on_disk(engine: Engine, directory: Path) -> LearnedState:
+    """Return the state of a new process, for which every prompt cache is worth its file."""
+    store = PromptCacheStore(engine.path, DiskLimits(reserve=0))
+    learned = LearnedState(directory, "t", "l", answer_cache=False, caches=store)
+    learned.curve.prefill_rate = 1.0
+    return learned
