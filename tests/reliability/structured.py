@@ -71,7 +71,7 @@ def count_instances(engine: Engine, entry: Any, counts: collections.Counter[str]
     counts["supported schemas"] += 1
     for test in entry["tests"]:
         right = accepts(engine, constraint, test["data"]) == test["valid"]
-        kind = f"{'valid' if test['valid'] else 'invalid'} instances {'right' if right else 'WRONG'}"
+        kind = f"{'' if test['valid'] else 'in'}valid instances {'right' if right else 'WRONG'}"
         counts[kind] += 1
         if not right:
             print(f"{entry['name']}: {kind}")
