@@ -240,6 +240,24 @@ def test_calls_that_are_not_allowed_or_malformed_are_text_behind_a_marker() -> N
     assert last == TextDelta("\n" + MALFORMED + text.removeprefix("So:\n"))
 
 
+@pytest.mark.parametrize(
+    ("members", "calls"),
+    [
+        ('"name": "find"', [("find", {})]),
+        ('"id": "x", "type": "function", "name": "find"', [("find", {})]),
+        ('"function": {"name": "find", "arguments": {"a": 1}}', [("find", {"a": 1})]),
+        ('"arguments": {"a": 1}, "name": "find"', [("find", {"a": 1})]),
+        ('"name": "find", "arguments": "{\\"a\\": 1}"', [("find", {"a": 1})]),
+        ('"name": "find", "other": 1', []),
+    ],
+)
+def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None:
+    text = f"<tool_call>{{{members}}}</tool_call>"
+    for pieces in ([text], list(text)):
+        found = collected(parse(FORMATS["hermes"], pieces))
+        assert found == (calls or [MALFORMED + text])
+
+
 WEATHER = {
     "type": "object",
     "properties": {
