@@ -145,7 +145,7 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
             total -= rejected * rate * (shown[place + 1] - shown[0])
         for place in range(count):  # after a wrong neural token, predictions remain
             total += (neural[place] - neural[place + 1]) * upcoming[predictions + place + 1]
-        return total + neural[-1] * upcoming[rows + 1]
+        return float(total + neural[-1] * upcoming[rows + 1])
 
     splits = [
         (predictions, count)

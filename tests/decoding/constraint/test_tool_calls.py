@@ -357,4 +357,4 @@ def test_requirements_that_cannot_be_enforced_are_refused(tmp_path: Path) -> Non
         (("required", [strict], "", pythonic), "at #/not: .* not in the schema"),
     ):
         with pytest.raises(UsageError, match=reason):
-            sampling_of(*arguments)  # type: ignore[arg-type]
+            sampling_of(*arguments)

@@ -187,7 +187,8 @@ class ScriptedRequest:
 
     def __init__(self, steps: Sequence[Step], reason: FinishReason | None = "stop") -> None:
         self.steps, self._reason = list(steps), reason
-        self.status, self.finish_reason = Status.DECODING, None
+        self.status = Status.DECODING
+        self.finish_reason: FinishReason | None = None
 
     def step(self) -> list[Step]:
         found = self.steps[:1]

@@ -254,8 +254,8 @@ def test_calls_that_are_not_allowed_or_malformed_are_text_behind_a_marker() -> N
 def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None:
     text = f"<tool_call>{{{members}}}</tool_call>"
     for pieces in ([text], list(text)):
-        found = collected(parse(FORMATS["hermes"], pieces))
-        assert found == (calls or [MALFORMED + text])
+        expected: Found = [*calls] or [MALFORMED + text]
+        assert collected(parse(FORMATS["hermes"], pieces)) == expected
 
 
 WEATHER = {
