@@ -78,6 +78,7 @@ class AutoDrafter:
         learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
         can_pipeline: Callable[[], bool] = lambda: True,
+        max_outcomes: int = MAX_OUTCOMES,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve  # keeps learning
         self.stop_tokens = frozenset(stop_tokens)  # a draft ends with the first of them
@@ -86,6 +87,7 @@ class AutoDrafter:
         self.guide: DraftGuide | None = None  # the grammar of the answer
         self._can_pipeline = can_pipeline  # a pass may be launched while the previous one runs
         self.pipelines = False  # whether it is worth it, by the last proposal
+        self._max_outcomes = max_outcomes  # per kind, after each answer
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
@@ -262,8 +264,8 @@ class AutoDrafter:
         if self._answering:
             self.index.mark_answer(self.tracker.answer_start, self.index.size)
             self._answering = False
-            self.model.drop_oldest(MAX_OUTCOMES)
-            self.tracker.drop_oldest(MAX_OUTCOMES)
+            self.model.drop_oldest(self._max_outcomes)
+            self.tracker.drop_oldest(self._max_outcomes)
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False

@@ -1,4 +1,4 @@
-"""The cost curve: priors, learning from noisy times, saving."""
+"""The cost model: priors, learning from noisy times, saving, prefill slices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.cost import BANDS, MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import BANDS, MAX_ROWS, PIPELINED, CostCurve, SliceCost
 
 
 def test_given_points_are_interpolated_and_extended() -> None:
@@ -43,24 +43,16 @@ def measured(times: int, seconds: dict[int, float]) -> CostCurve:
     return curve
 
 
-def test_measured_rows_bend_the_curve() -> None:
+def test_measured_rows_bend_the_curve_and_outliers_do_not() -> None:
     curve = measured(9, {1: 0.010, 5: 0.040})
     table = curve.table(10)
     assert table[0] == pytest.approx(0.010)
     assert table[4] == pytest.approx(0.040, rel=0.05)
     assert table[0] < table[2] < table[4]
-
-
-def test_an_outlier_changes_nothing() -> None:
     curve = measured(5, {1: 0.010})
     before = curve.table(10)
     curve.observe(1, 3.0, 10)
     assert curve.table(10) == pytest.approx(before)
-
-
-def test_a_row_count_survives_being_slow_once() -> None:
-    curve = measured(5, {1: 0.010})
-    before = curve.table(10)
     curve.observe(4, 0.150, 10)
     assert curve.table(10)[3] < 4 * before[3]
     curve.observe(4, 0.015, 10)
@@ -96,7 +88,7 @@ def test_fewer_rows_never_cost_more_than_more_rows_did() -> None:
 
 def test_a_fast_row_count_makes_others_look_faster_and_a_slow_one_only_its_neighbours() -> None:
     before = CostCurve().table(0)
-    for rows in range(4, 33):
+    for rows in range(4, 33, 4):
         fast, last = measured(9, {1: 1.0}), before
         for _ in range(4):  # each time makes it surer
             fast.observe(rows, 0.6 * before[rows - 1], 10)
@@ -143,16 +135,18 @@ def test_times_that_cannot_be_are_ignored(seconds: float) -> None:
     assert not curve.measured(1)
 
 
-def test_each_band_of_context_has_its_own_times() -> None:
+@pytest.mark.parametrize("band", [0, 3, len(BANDS) - 1])
+def test_each_band_of_context_has_its_own_times(band: int) -> None:
+    context = BANDS[band]
     curve = CostCurve()
     curve.observe(1, 0.010, 0)
     curve.observe(4, 0.015, 0)
-    assert curve.table(BANDS[-1]) == pytest.approx(curve.table(0))
-    curve.observe(1, 0.030, BANDS[-1])
+    assert curve.table(context) == pytest.approx(curve.table(0))
+    curve.observe(1, 0.030, context)
     assert curve.table(0)[0] == pytest.approx(0.010)
-    assert curve.table(BANDS[-1])[0] == pytest.approx(0.030)
+    assert curve.table(context)[0] == pytest.approx(0.030)
     # Other rows follow in proportion.
-    assert curve.table(BANDS[-1])[3] == pytest.approx(0.045, rel=0.05)
+    assert curve.table(context)[3] == pytest.approx(0.045, rel=0.05)
 
 
 @pytest.mark.long
@@ -191,19 +185,6 @@ def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:
         CostCurve.from_dict({"prefill_rate": None, "load_rate": None} | content)
 
 
-def test_long_contexts_are_learned_apart() -> None:
-    curve = CostCurve()
-    contexts = [0, *BANDS]
-    assert contexts[-1] == 131_072
-    for at, context in enumerate(contexts):
-        for _ in range(3):
-            curve.observe(1, 0.01 * (at + 1), context)
-            curve.observe(8, 0.02 * (at + 1) ** 2, context)
-    for at, context in enumerate(contexts):
-        table = CostCurve.from_dict(curve.to_dict()).table(context + 10)
-        assert table[7] / table[0] == pytest.approx(2 * (at + 1), rel=0.2)
-
-
 def test_a_tile_of_32_rows_says_nothing_of_the_next() -> None:
     curve = CostCurve()
     for rows, cost in ((1, 1.0), (31, 3.1), (32, 3.2)):
@@ -216,3 +197,35 @@ def test_a_tile_of_32_rows_says_nothing_of_the_next() -> None:
     assert table[31] == pytest.approx(3.2, rel=0.02)
     assert table[32] == pytest.approx(6.4, rel=0.02)
     assert before < 4
+
+
+def test_pipelined_steps_cost_their_share_of_the_nearest_band() -> None:
+    curve = CostCurve()
+    assert curve.pipelined(10) == pytest.approx(0.9 * curve.table(10)[0])
+    for rows, seconds in ((1, 0.010), (PIPELINED, 0.006)):
+        for _ in range(3):
+            curve.observe(rows, seconds, 10)
+    assert curve.pipelined(10) == pytest.approx(0.006)
+    curve.observe(1, 0.020, BANDS[-1])
+    assert curve.pipelined(BANDS[-1]) == pytest.approx(0.012)
+    curve.observe(PIPELINED, 0.5, BANDS[-1])
+    assert curve.pipelined(BANDS[-1]) == pytest.approx(0.020)  # never above a plain step
+    assert CostCurve({1: 2.0}).pipelined(0) == 2.0
+    assert CostCurve({0: 1.5, 1: 2.0}).pipelined(0) == 1.5
+
+
+@given(st.floats(0.0, 0.05), st.floats(1e-4, 1e-2), st.floats(0.05, 2.0))
+def test_prefill_slices_take_the_requested_time(fixed: float, each: float, seconds: float) -> None:
+    slices = SliceCost()
+    assert slices.tokens_in(seconds) is None
+    slices.observe(64, fixed + 64 * each)
+    first = slices.tokens_in(seconds)
+    assert first is not None
+    assert first <= 4 * 64
+    slices.observe(64, fixed + 64 * each)
+    assert slices.tokens_in(seconds) == 128  # another size shows the fixed cost
+    slices.observe(128, fixed + 128 * each)
+    tokens = slices.tokens_in(seconds)
+    assert tokens is not None
+    expected = max(seconds, 4 * fixed) - fixed
+    assert tokens == 4 * 128 or tokens * each == pytest.approx(expected, abs=2 * each, rel=0.01)

@@ -1,241 +1,133 @@
-"""`python -m tests.reliability.structured FILE [ANSWERS [TOKENS [START [END]]]]`: answers beside
-those of naive decoding.
+"""`python -m tests.reliability.structured FILE [ANSWERS [TOKENS]]` tests schemas of a real corpus.
 
-FILE: as for `tests.reliability.schemas`. The starter answers to ANSWERS schemas (default 10),
-evenly apart, with TOKENS tokens (default 48), at temperature 0 and 0.8: with drafts, without them,
-and as mlx-lm's model alone has it, each token masked by a matcher that only goes forward. All must
-have the same tokens, of JSON that fits, or of the beginning of some. Passes are counted by source,
-as `python -m tests.measure.structured` does. The order spreads any part of them over FILE; from
-START to END is a part.
+FILE: JSON, or that compressed by gzip: {"schemas": [{"name", "schema", "tests": [{"valid",
+"data"}]}]}, the format of JSONSchemaBench.
 
-Answers with drafts are made first, by all that a session has. What the model says behind each of
-their tokens then comes of one pass over prompt and answer, with a cache of mlx-lm's, and is what is
-sampled from without drafts and naively: a pass a token would give the same but for rounding, and
-takes ten times as long. Where they come to another token, passes of a token each decide.
+Every valid instance must be accepted token by token, and every invalid one refused, unless the
+schema itself is refused with a reason. Then the starter answers to ANSWERS of the schemas (default
+10, 0 for none) with up to TOKENS tokens (default 48), at temperature 0 and 0.8. The tokens must be
+the same with drafts, without drafts, and of mlx-lm's model alone, each masked by a matcher that
+only goes forward. A complete answer must be JSON that fits.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
+import collections
 import gzip
 import json
-import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
-from akunu_py.bench.replay import ReplayCounts
-from akunu_py.bench.trace import TraceItem
-from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_constraint
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.kv_cache import has_length
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
 from akunu_py.models.store import model_store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
-from tests.measure.structured import count_passes
 from tests.support.json_schema import is_valid
 
-TEMPERATURES = (0.0, 0.8)
-_SHOWN = 200  # characters of a schema that the prompt has
-_CURVE = parse_curve(CURVES["m5max"])
+SLOW_S = 1.0  # longer compile times are printed
+SHOWN = 200  # characters of a schema that the prompt contains
 
 
-def main(path: Path, answers: int, length: int, start: int, end: int | None) -> int:
-    schemas = json.loads(gzip.decompress(path.read_bytes()))["schemas"]
+def main(path: Path, answers: int = 10, length: int = 48) -> int:
+    data = path.read_bytes()
+    schemas = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["schemas"]
     engine = Engine.load(model_store.get("starter").path)
-    counts: dict[str, dict[str, ReplayCounts]] = {}
-    wrong = done = cut = refused = 0
-    for number in _spread(answers)[start:end]:
-        start += 1
+    counts: collections.Counter[str] = collections.Counter()
+    for entry in schemas:
+        count_instances(engine, entry, counts)
+    for number in range(answers):
         entry = schemas[number * len(schemas) // answers]
-        source = entry["name"].split("---")[0].split("_")[0]
-        started = time.perf_counter()
-        try:
-            found = answered(engine, entry["schema"], length)
-        except UsageError as error:
-            refused += 1
-            print(f"{start} {entry['name']}: {error}", flush=True)
-            continue
-        for answer in found:
-            done += 1
-            cut += not answer.whole
-            fits = not answer.whole or _fits(entry["schema"], json.loads(answer.text))
-            wrong += not (answer.same and fits)
-            item = TraceItem(answer.prompt, answer.by_way["auto"])
-            constraint = Constraint("json_schema", json.dumps(entry["schema"]))
-            count_passes(engine, constraint, item, _CURVE, counts.setdefault(source, {}))
-            verdict = ("same" if answer.same else "DIFFERENT") + (" fits" * fits or " DOES NOT FIT")
-            print(f"{start} {entry['name']} {answer.temperature}: {verdict}", flush=True)
-        print(f"{time.perf_counter() - started:.0f} s; {done} answers, {wrong} wrong", flush=True)
-    for source, by_drafter in counts.items():
-        rates = (
-            f"{name} {each.tokens / max(1, each.passes):.2f}" for name, each in by_drafter.items()
-        )
-        print(source, *rates)
-    print(f"{done} answers, {cut} of them cut off, {wrong} wrong; {refused} schemas refused")
-    return int(wrong > 0)
-
-
-def _spread(count: int) -> list[int]:
-    """The numbers up to `count`, those that follow each other far apart."""
-    step = next(step for step in range(count * 5 // 8, count * 5) if math.gcd(step, count) == 1)
-    return [number * step % count for number in range(count)]
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An answer. by_way: its tokens, by how they were made. whole: whether it was not cut off."""
-
-    temperature: float
-    prompt: tuple[int, ...]
-    by_way: dict[str, tuple[int, ...]]
-    text: str
-    whole: bool
-
-    @property
-    def same(self) -> bool:
-        return len(set(self.by_way.values())) == 1
-
-
-def answered(engine: Engine, schema: Any, length: int) -> list[Answered]:
-    """Answers at each temperature. Raises UsageError where the schema is refused."""
-    text = json.dumps(schema)
-    ask = f"Answer with an example of JSON that fits this JSON schema:\n\n{text[:_SHOWN]}"
-    prompt = engine.tokens.encode_chat([Message("user", ask)])
-    constraint = Constraint("json_schema", text)
-    first = Session(engine)  # reads the prompt; the others learn nothing from what was answered
-    first.drafting.curve = FixedCosts(_CURVE.points)
-    reader = Reader(engine, prompt)
-    found = []
-    for temperature in TEMPERATURES:
-        sampling = SamplingOptions(temperature=temperature, seed=7, constraint=constraint)
-        session = Session(engine, sibling=first)
-        answer = session.generate(prompt, GenerateOptions(length, sampling=sampling)).answer()
-        session.release()
-        expected = reader.read(answer.tokens)
-        by_way = {"auto": answer.tokens}
-        for way, made in ("off", without_drafts), ("naive", naively):
-            make = functools.partial(made, first, prompt, sampling, length)
+        for temperature in (0.0, 0.8):
             try:
-                by_way[way] = make(expected)
-            except OtherToken:
-                by_way[way] = make(reader.read(()))
-        whole = answer.finish_reason == "stop"
-        found.append(Answered(temperature, tuple(prompt), by_way, answer.text, whole))
-    return found
+                verdict = answer_verdict(engine, entry["schema"], length, temperature)
+            except UsageError:
+                break
+            counts[f"answers {verdict}"] += 1
+            print(f"{entry['name']} {temperature}: {verdict}", flush=True)
+    print(dict(counts))
+    return int(any("WRONG" in kind for kind in counts))
 
 
-class OtherToken(Exception):
-    """An answer goes on with another token than was expected."""
-
-
-class Logits:
-    """What the model says behind a prompt and, token for token, an answer to it."""
-
-    def __init__(
-        self, engine: Engine, prompt: Sequence[int], answer: Sequence[int], cache: list[Any]
-    ) -> None:
-        """cache: holds all of the prompt but its last token. answer: as expected; where it is
-        empty, what comes is read token by token."""
-        self._engine, self._last, self._answer, self._cache = engine, prompt[-1], answer, cache
-        self._rows = self._run([self._last, *answer[:-1]]) if answer else None
-
-    def behind(self, tokens: Sequence[int]) -> mx.array:
-        """Logits [1, vocab] behind the answer `tokens`, of which the last is new. Raises
-        OtherToken."""
-        if self._rows is None:
-            return self._run([tokens[-1] if tokens else self._last])
-        if tuple(tokens) != tuple(self._answer[: len(tokens)]) or len(tokens) == len(self._answer):
-            raise OtherToken
-        return self._rows[len(tokens)][None]
-
-    def _run(self, tokens: Sequence[int]) -> mx.array:
-        logits = self._engine.model(mx.array([tokens]), cache=self._cache)[0]
-        return mx.array(np.array(logits))
-
-
-class Reader:
-    """Reads a prompt once, by mlx-lm's model and cache alone, and answers to it."""
-
-    def __init__(self, engine: Engine, prompt: Sequence[int]) -> None:
-        self._engine, self._prompt = engine, prompt
-        self._cache = make_prompt_cache(engine.model)
-        engine.model(mx.array([prompt[:-1]]), cache=self._cache)
-        mx.eval([entry.state for entry in self._cache])
-
-    def read(self, answer: Sequence[int]) -> Logits:
-        return Logits(self._engine, self._prompt, answer, copy.deepcopy(self._cache))
-
-
-def without_drafts(
-    beside: Session,
-    prompt: Sequence[int],
-    sampling: SamplingOptions,
-    length: int,
-    logits: Logits,
-) -> tuple[int, ...]:
-    """What a session answers, with `logits` for what the passes over its answer would give."""
-    session = Session(beside.engine, sibling=beside)
-    options = GenerateOptions(length, "off", sampling=sampling)
-    session.drafting.prepare(options)
-    target, read = session.target, len(prompt) - 1
-    answer: list[int] = []
-
-    def run(rows: mx.array, cache: Any, wanted: int) -> mx.array:
-        if not has_length(cache, read):  # the prompt, as far as it is not in there
-            return target.run_model(rows, cache, wanted)
-        answer.extend(rows.tolist())
-        return logits.behind(answer[1:])[-wanted:]
-
-    target.run = run
+def count_instances(engine: Engine, entry: Any, counts: collections.Counter[str]) -> None:
+    """Count the instances of a schema by kind and by verdict; print what went wrong."""
+    constraint = Constraint("json_schema", json.dumps(entry["schema"]))
+    started = time.perf_counter()
     try:
-        return session.generate(prompt, options).answer().tokens
-    finally:
-        del target.tokens[read:]
-        session.release()
+        compile_constraint(engine.tokens, constraint)
+    except UsageError as error:
+        counts["refused schemas"] += 1
+        print(f"{entry['name']}: {error}")
+        return
+    if (seconds := time.perf_counter() - started) > SLOW_S:
+        print(f"{entry['name']}: {seconds:.1f} s to compile")
+    counts["supported schemas"] += 1
+    for test in entry["tests"]:
+        right = accepts(engine, constraint, test["data"]) == test["valid"]
+        kind = f"{'' if test['valid'] else 'in'}valid instances {'right' if right else 'WRONG'}"
+        counts[kind] += 1
+        if not right:
+            print(f"{entry['name']}: {kind}")
 
 
-def naively(
-    beside: Session,
-    prompt: Sequence[int],
-    sampling: SamplingOptions,
-    length: int,
-    logits: Logits,
+def accepts(engine: Engine, constraint: Constraint, instance: Any) -> bool:
+    """Return whether all tokens of `instance` are allowed, each in its place, and may end there."""
+    matcher = ConstraintMatcher(engine.tokens, constraint, [])
+    text = json.dumps(instance, ensure_ascii=False)
+    for token in engine.tokens.tokenizer.encode(text, add_special_tokens=False):
+        if not matcher.advance(token):
+            return False
+    return matcher.complete or any(matcher.advance(token) for token in engine.tokens.stop_tokens)
+
+
+def answer_verdict(engine: Engine, schema: Any, length: int, temperature: float) -> str:
+    """Answer with and without drafts and naively; return the verdict on all three answers."""
+    text = json.dumps(schema)
+    question = f"Answer with an example of JSON that fits this JSON schema:\n\n{text[:SHOWN]}"
+    prompt = engine.tokens.encode_chat([Message("user", question)])
+    constraint = Constraint("json_schema", text)
+    sampling = SamplingOptions(temperature=temperature, seed=7, constraint=constraint)
+    drafted, plain = (
+        Session(engine).generate(prompt, GenerateOptions(length, mode, sampling=sampling)).answer()
+        for mode in ("auto", "off")
+    )
+    if not drafted.tokens == plain.tokens == naive(engine, prompt, sampling, length):
+        return "WRONG: other tokens"
+    if drafted.finish_reason != "stop":
+        return "cut off"
+    try:
+        fits = is_valid(schema, json.loads(drafted.text))
+    except (TypeError, ValueError, KeyError):  # the reference does not know all keywords
+        return "unchecked"
+    return "right" if fits else "WRONG: does not fit"
+
+
+def naive(
+    engine: Engine, prompt: list[int], sampling: SamplingOptions, length: int
 ) -> tuple[int, ...]:
-    """Masks and samples one token after the other, with nothing else."""
+    """Mask and sample one token after the other, with mlx-lm's model and cache alone."""
     assert sampling.constraint is not None
-    sampler = Sampler(sampling)
-    matcher = ConstraintMatcher(beside.engine.tokens, sampling.constraint, prompt)
+    sampler, cache = Sampler(sampling), make_prompt_cache(engine.model)
+    matcher = ConstraintMatcher(engine.tokens, sampling.constraint, prompt)
     tokens: list[int] = []
+    logits = engine.model(mx.array([prompt]), cache=cache)[0, -1:]
     while len(tokens) < length and not matcher.complete:
         history = mx.array([*prompt, *tokens])
-        masked = matcher.masked(logits.behind(tokens), [])
+        masked = matcher.masked(logits, [])
         tokens.append(int(sampler.sample(masked, history, history.shape[0]).item()))
         matcher.consume(tokens[-1:])
-        if tokens[-1] in beside.engine.tokens.stop_tokens:
+        if tokens[-1] in engine.tokens.stop_tokens:
             break
+        logits = engine.model(mx.array([tokens[-1:]]), cache=cache)[0]
     return tuple(tokens)
 
 
-def _fits(schema: Any, value: Any) -> bool:
-    """By the reference, where it knows all keywords."""
-    try:
-        return is_valid(schema, value)
-    except (TypeError, ValueError, KeyError):
-        return True
-
-
 if __name__ == "__main__":
-    given: list[Any] = [int(each) for each in sys.argv[2:]]
-    raise SystemExit(main(Path(sys.argv[1]), *(given + [10, 48, 0, None][len(given) :])))
+    raise SystemExit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -1,29 +1,33 @@
-"""Chat templates with bad intentions: they stay in the sandbox, and end in one clear line."""
+"""Hostile chat templates stay in the sandbox, and end with one clear line."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
-import time
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
 from akunu_py.decoding.chat_format import chat_template
+from akunu_py.decoding.chat_format.chat_template import TemplateProcess
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
 from tests.reliability.fuzz import damaged, explore, lengths
-from tests.support.slow import cover
 from tests.support.tiny_fim import byte_level, write_model
 
 GOOD = (
     "{% for message in messages %}{{ '<|' ~ message['role'] ~ '|>' ~ message.content | trim }}\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-ASK = [Message("system", "Be brief."), Message("user", "Hello")]
+MESSAGES = [Message("system", "Be brief."), Message("user", "Hello")]
+TURNS = [{"role": message.role, "content": message.content} for message in MESSAGES]
+Rendering = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +37,27 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine.load(directory, name="tiny")
 
 
-@pytest.fixture(autouse=True)
-def same_template_afterwards(tiny: Engine) -> Iterator[None]:
-    before = tiny.tokens.tokenizer.chat_template
-    yield
-    tiny.tokens.tokenizer.chat_template = before
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    """A process with less time, so that a template without an end costs little."""
+    process = TemplateProcess(time_limit_s=0.4)
+    yield process
+    process.end()
 
 
-def says(engine: Engine, template: str) -> str:
-    """What the model would read of ASK."""
-    engine.tokens.tokenizer.chat_template = template
-    return str(engine.tokens.tokenizer.decode(engine.tokens.encode_chat(ASK)))
+@pytest.fixture
+def render(tiny: Engine, process: TemplateProcess) -> Rendering:
+    def render(template: str, process: TemplateProcess = process) -> str:
+        tiny.tokens.tokenizer.chat_template = template
+        return chat_template.render(tiny.tokens.tokenizer, TURNS, "tiny", process=process)
+
+    return render
 
 
-def test_a_good_template(tiny: Engine) -> None:
-    assert says(tiny, GOOD) == "<|system|>Be brief.\n<|user|>Hello\n<|assistant|>"
+def test_engine_encodes_the_rendered_template(tiny: Engine) -> None:
+    tiny.tokens.tokenizer.chat_template = GOOD
+    text = tiny.tokens.tokenizer.decode(tiny.tokens.encode_chat(MESSAGES))
+    assert text == "<|system|>Be brief.\n<|user|>Hello\n<|assistant|>"
 
 
 @pytest.mark.parametrize(
@@ -81,136 +91,91 @@ def test_a_good_template(tiny: Engine) -> None:
         "url_for.__globals__.os",
     ],
 )
-def test_python_is_out_of_reach(tiny: Engine, expression: str, tmp_path: Path) -> None:
-    """Nothing of Python's own is shown, nothing runs, and the conversation stays as it was."""
+def test_python_is_out_of_reach(render: Rendering, expression: str, tmp_path: Path) -> None:
     file = tmp_path / "touched"
+    before = json.dumps(TURNS)
     with contextlib.suppress(UnsupportedModel):
-        said = says(tiny, "{{ " + expression.replace("FILE", str(file)) + " }}")
-        assert not [word for word in ("<class", "<module", "<function", "builtin") if word in said]
+        text = render("{{ " + expression.replace("FILE", str(file)) + " }}")
+        assert not [word for word in ("<class", "<module", "<function", "builtin") if word in text]
     assert not file.exists()
-    assert [message.content for message in ASK] == ["Be brief.", "Hello"]
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "{% include '/etc/passwd' %}",
-        "{% import 'os' as os %}{{ os }}",
-        "{% extends '/etc/passwd' %}",
-        "{% from 'os' import system %}{{ system('true') }}",
-        "{% set messages.x = 1 %}",
-    ],
-)
-def test_files_and_modules_are_out_of_reach(tiny: Engine, statement: str) -> None:
-    with pytest.raises(UnsupportedModel, match="chat template of tiny"):
-        says(tiny, statement)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 1 // 0 }}",
-        "{{ messages[7].content }}",
-        "{{ messages | sum }}",
-        "{{ range(10 ** 9) | list }}",
-        "{% for x in %}",
-        "{{ raise_exception('roles must\n\nalternate') }}",
-        "{{ nothing.at.all }}",
-        "{% if %}",
-        "{{ '\\ud800' }}" + "{{ 5 % 0 }}",
-        "{{ " + "(" * 3000,
-        "{% for x in [1] %}{{ '\ud800' }}{% endfor %}",
-    ],
-    ids=range(12),
-)
-def test_what_a_template_raises_is_one_line(tiny: Engine, template: str) -> None:
-    with pytest.raises(UnsupportedModel) as caught:
-        says(tiny, template)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+    assert json.dumps(TURNS) == before
 
 
 LOOP = "{% for x in range(99999) %}"
+ENDLESS = LOOP * 4 + "{% endfor %}" * 4
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "reason"),
     [
-        LOOP * 4 + "{% endfor %}" * 4,
-        "{% macro f(n) %}" + "{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}" + "{% endmacro %}"
-        "{{ f(60) }}",
-        "{% set ns = namespace(n=0) %}" + LOOP * 3 + "{% set ns.n = ns.n + 1 %}{% endfor %}" * 3,
+        *(
+            (each, "chat template of tiny")
+            for each in (
+                "{% include '/etc/passwd' %}",
+                "{% import 'os' as os %}{{ os }}",
+                "{% extends '/etc/passwd' %}",
+                "{% from 'os' import system %}{{ system('true') }}",
+                "{% set messages.x = 1 %}",
+                "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+                "{{ 1 // 0 }}",
+                "{{ messages[7].content }}",
+                "{{ messages | sum }}",
+                "{% for x in %}",
+                "{{ nothing.at.all }}",
+                "{{ '\\ud800' }}{{ 5 % 0 }}",
+                "{{ " + "(" * 3000,
+                "{% for x in [1] %}{{ '\ud800' }}{% endfor %}",
+            )
+        ),
+        ("{{ raise_exception('roles must\n\nalternate') }}", "roles must alternate"),
+        (ENDLESS, r"did not finish within 0\.4 seconds"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(60) }}",
+            "did not finish",
+        ),
+        (LOOP + "x" * 30 + "{% endfor %}", "writes 2999970 characters"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+        ("{{ 'x' * 10**10 }}", "more memory than a template needs"),
+        ("{{ 7**(10**9) % 10 }}", "did not finish"),
     ],
-    ids=["loops", "macros", "sums"],
+    ids=range(21),
 )
-def test_a_template_without_an_end_is_stopped(
-    tiny: Engine, template: str, monkeypatch: pytest.MonkeyPatch
+def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
+    render: Rendering, template: str, reason: str
 ) -> None:
-    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.2)
-    with pytest.raises(UnsupportedModel, match=r"did not finish within 0\.2 seconds"):
-        says(tiny, template)
-    monkeypatch.undo()
-    assert "Hello" in says(tiny, GOOD)  # and the next one is not
-
-
-def test_a_template_that_writes_a_library(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_EXTRA_CHARACTERS", 1 << 16)
-    with pytest.raises(UnsupportedModel, match="writes 99999 characters"):
-        says(tiny, LOOP + "x{% endfor %}")
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "7**(10**9) % 10",
-        "'x' * 10**10",
-        "('a ' * 10**6) | wordwrap(1) | length",
-        "'a' | wordwrap(10**8) | center(10**10)",
-        "'a' | slice(10**9) | list | length",
-        "'%*d' | format(10**10, 1)",
-        "'{:10000000000}'.format(1)",
-        "(2.5) | round(10**9, 'ceil')",
-        "(5).to_bytes(10**10, 'big')",
-        "[1] | tojson(indent=10**10)",
-        "'a' | indent(10**10, true)",
-        "('a' * 10**5).replace('', 'a' * 10**6)",
-        "range(99999) | map('string') | join('x' * 10**6)",
-    ],
-)
-def test_one_expression_that_asks_for_too_much(
-    tiny: Engine, expression: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.5)
-    with contextlib.suppress(UnsupportedModel):
-        says(tiny, "{{ " + expression + " }}")
-    monkeypatch.undo()
-    assert "Hello" in says(tiny, GOOD)
+    with pytest.raises(UnsupportedModel, match=reason) as caught:
+        render(template)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert "Hello" in render(GOOD)
 
 
 DOUBLE = (
     "{% set ns = namespace(x=SEED) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
     "{{ USE }}"
 )
-
-
-@pytest.mark.parametrize(
-    ("doubled", "use"),
-    cover(
-        [("'a'", "ns.x ~ ns.x"), ("[1]", "[ns.x, ns.x]")],
-        ["ns.x", "ns.x | tojson", "ns.x == [1]", "ns.x | string | length"],
+DOUBLED = [("'a'", "ns.x ~ ns.x"), ("[1]", "[ns.x, ns.x]")]
+USES = ["ns.x", "ns.x | tojson", "ns.x == [1]", "ns.x | string | length"]
+EXPENSIVE = [
+    *(
+        DOUBLE.replace("SEED", seed).replace("STEP", step).replace("USE", use)
+        for (seed, step), use in zip(DOUBLED * 2, USES, strict=True)
     ),
-)
-def test_what_doubles(tiny: Engine, doubled: tuple[str, str], use: str) -> None:
-    seed, step = doubled
-    before = chat_template.TIME_LIMIT_S
-    chat_template.TIME_LIMIT_S = 0.5
-    try:
-        with contextlib.suppress(UnsupportedModel):
-            says(tiny, DOUBLE.replace("SEED", seed).replace("STEP", step).replace("USE", use))
-    finally:
-        chat_template.TIME_LIMIT_S = before
-    assert "Hello" in says(tiny, GOOD)
+    *(
+        "{{ " + each + " }}"
+        for each in (
+            "('a ' * 10**6) | wordwrap(1) | length",
+            "'a' | slice(10**9) | list | length",
+            "'%*d' | format(10**10, 1)",
+            "'{:10000000000}'.format(1)",
+            "(2.5) | round(10**9, 'ceil')",
+            "[1] | tojson(indent=10**10)",
+            "('a' * 10**5).replace('', 'a' * 10**6)",
+            "range(99999) | map('string') | join('x' * 10**6)",
+        )
+    ),
+]
 
 
 def numbers() -> st.SearchStrategy[str]:
@@ -248,33 +213,16 @@ def expressions(draw: st.DrawFn) -> str:
     )
 
 
-@lengths(15)
-def test_expressions_of_any_size(
-    examples: int, tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None takes longer than the limit, or more memory than the process is given."""
-    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.5)
-    most = 0
-
-    def check(expression: str) -> None:
-        nonlocal most
-        started = time.monotonic()
+@lengths(10)
+def test_expressions_of_any_size_end_within_the_limits(examples: int, render: Rendering) -> None:
+    def check(template: str) -> None:
         with contextlib.suppress(UnsupportedModel):
-            says(tiny, "{{ " + expression + " }}")
-        assert time.monotonic() - started < 10
-        most = max(most, resident())
+            render(template)
+        assert "Hello" in render(GOOD)
 
-    explore(check, examples, expressions())
-    assert 0 < most < chat_template.MEMORY_LIMIT
-
-
-def resident() -> int:
-    """Bytes that the process of templates has had at most; 0 where it was just ended."""
-    running = chat_template._process._running
-    if running is None or not Path("/proc").is_dir():
-        return 1
-    status = Path(f"/proc/{running.pid}/status").read_text()
-    return next((int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line), 1)
+    for template in EXPENSIVE:
+        check(template)
+    explore(check, examples, expressions().map("{{{{ {} }}}}".format))
 
 
 TEMPLATES = [
@@ -291,93 +239,69 @@ TEMPLATES = [
 ]
 
 
-@lengths(20)
-def test_the_text_is_that_of_transformers(examples: int, tiny: Engine) -> None:
-    turns = [{"role": message.role, "content": message.content} for message in ASK]
-
-    def check(template: str) -> None:
-        tiny.tokens.tokenizer.chat_template = template
-        try:
-            expected = tiny.tokens.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=False
-            )
-            expected.encode()
-        except Exception:  # noqa: BLE001
-            expected = None
-        try:
-            rendered = chat_template.render(tiny.tokens.tokenizer, turns, "tiny")
-        except UnsupportedModel:
-            rendered = None
-        assert rendered == expected
-
-    for template in TEMPLATES:
-        check(template)
-    pieces = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
-    explore(check, examples, pieces | st.sampled_from(TEMPLATES).flatmap(_shuffled))
-
-
-def _shuffled(template: str) -> st.SearchStrategy[str]:
-    return damaged(template.encode()).map(lambda data: data.decode("utf-8", "replace"))
-
-
-def test_memory_is_watched_where_the_system_sets_no_limit(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on macOS: the process starts without a limit, and what it holds is seen from outside."""
-    chat_template._process.end()
-    monkeypatch.setattr(chat_template, "MEMORY_LIMIT", 1 << 40)
-    assert "Hello" in says(tiny, GOOD)
-    monkeypatch.setattr(chat_template, "MEMORY_LIMIT", 200 << 20)
-    held = "{% set x = 'a' * (300 * 2**20) %}"
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{{ x | length }}"
-    with pytest.raises(UnsupportedModel, match="more memory than a template needs"):
-        says(tiny, held + loop + "{% endfor %}" * 2)
-    monkeypatch.undo()
-    chat_template._process.end()
-    assert "Hello" in says(tiny, GOOD)
-
-
-def test_an_interrupt_ends_the_process(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(seconds: float) -> bytes:
-        raise KeyboardInterrupt
-
-    assert "Hello" in says(tiny, GOOD)
-    running = chat_template._process._running
-    monkeypatch.setattr(chat_template._process, "_read", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        says(tiny, GOOD)
-    assert running is not None
-    assert running.returncode is not None
-    monkeypatch.undo()
-    assert "Hello" in says(tiny, GOOD)
-
-
 WORDS = [
     "{{", "}}", "{%", "%}", "{#", "#}", "-", " for ", " in ", " if ", " set ", "endfor", "endif",
     "message", "messages", ".content", "['role']", "|", "trim", "tojson", "loop.index", "0", "'",
     "(", ")", "~", "=", "namespace", "generation", "break", "\n", "\ud800", "__class__", "range",
 ]  # fmt: skip
+PIECES = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
-@lengths(75)
-def test_made_up_templates(examples: int, tiny: Engine) -> None:
+def damaged_template(template: str) -> st.SearchStrategy[str]:
+    return damaged(template.encode()).map(lambda data: data.decode("utf-8", "replace"))
+
+
+@lengths(60)
+def test_the_text_is_that_of_transformers(examples: int, render: Rendering, tiny: Engine) -> None:
     def check(template: str) -> None:
-        with contextlib.suppress(AkunuError):
-            says(tiny, template)
+        try:
+            rendered = render(template)
+        except UnsupportedModel:
+            rendered = None
+        try:
+            expected = tiny.tokens.tokenizer.apply_chat_template(
+                TURNS, add_generation_prompt=True, tokenize=False
+            )
+            expected.encode()
+        except Exception:  # noqa: BLE001
+            expected = None
+        assert rendered == expected
 
-    pieces = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
-    broken = damaged(GOOD.encode()).map(lambda data: data.decode("utf-8", "replace"))
-    explore(check, examples, pieces | broken)
+    for template in TEMPLATES:
+        check(template)
+    explore(check, examples, PIECES | st.sampled_from(TEMPLATES).flatmap(damaged_template))
 
 
-def test_code_of_a_model_is_never_run_nor_asked_about(
+def test_memory_is_watched_where_the_system_sets_no_limit(render: Rendering) -> None:
+    process = TemplateProcess(memory_limit=200 << 20, limits_itself=False)
+    assert "Hello" in render(GOOD, process)
+    with pytest.raises(UnsupportedModel, match="more memory than a template needs"):
+        render("{% set x = 'a' * (300 * 2**20) %}" + ENDLESS, process)
+    assert "Hello" in render(GOOD, process)
+    process.end()
+
+
+def test_reply_after_an_interrupt_is_the_next_templates_own(render: Rendering) -> None:
+    process, before = TemplateProcess(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert "Hello" in render(GOOD, process)
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            threading.Thread(target=_thread.interrupt_main).start()
+            render(ENDLESS, process)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "Hello" in render(GOOD, process)
+    process.end()
+
+
+def test_code_of_a_model_never_runs_and_nothing_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers would ask on the terminal, and a yes typed for something else would do."""
-    asked = []
+    """transformers would prompt on the terminal."""
+    prompts: list[str] = []
 
     def agree(question: str = "") -> str:
-        asked.append(question)
+        prompts.append(question)
         return "y"
 
     monkeypatch.setattr("builtins.input", agree)
@@ -397,5 +321,5 @@ def test_code_of_a_model_is_never_run_nor_asked_about(
     (directory / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
     with pytest.raises(AkunuError):
         Engine.load(directory)
-    assert asked == []
+    assert prompts == []
     assert not ran.exists()

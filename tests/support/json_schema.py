@@ -1,8 +1,11 @@
-"""Whether a value fits a JSON schema, word for word as the standard (2020-12) has it: the reference
-that grammars are held against. Patterns are those that Python and ECMAScript read alike."""
+"""Reference for grammars: whether a value fits a JSON schema, by the standard (2020-12).
+
+Patterns are those that mean the same in Python and ECMAScript.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -30,41 +33,16 @@ def is_valid(schema: Any, value: Any, root: Any = None) -> bool:
     def fits(inner: Any, other: Any = value) -> bool:
         return is_valid(inner, other, root)
 
-    return all(_applies(key, wanted, value, schema, fits, root) for key, wanted in schema.items())
-
-
-def _applies(key: str, wanted: Any, value: Any, schema: Any, fits: Fits, root: Any) -> bool:
-    match key:
-        case "$ref":
-            part = root
-            for name in wanted.split("/")[1:]:
-                part = part[name]
-            return bool(fits(part))
-        case "type":
-            return any(
-                _is(name, value) for name in ([wanted] if isinstance(wanted, str) else wanted)
-            )
-        case "const":
-            return same(wanted, value)
-        case "enum":
-            return any(same(each, value) for each in wanted)
-        case "allOf":
-            return all(map(fits, wanted))
-        case "anyOf":
-            return any(map(fits, wanted))
-        case "oneOf":
-            return sum(map(fits, wanted)) == 1
-        case "not":
-            return not fits(wanted)
-        case "if":
-            return bool(fits(schema.get("then" if fits(wanted) else "else", True)))
-    if _is("number", value):
-        return _number(key, wanted, Fraction(str(value)))
-    if isinstance(value, str):
-        return _string(key, wanted, value)
-    if isinstance(value, list):
-        return _array(key, wanted, value, schema, fits)
-    return not isinstance(value, dict) or _object(key, wanted, value, schema, fits)
+    for key, wanted in schema.items():
+        if key in _ANY:
+            valid = _ANY[key](wanted, value, schema, fits, root)
+        else:
+            kind = next((kind for kind in _BY_TYPE if _is(kind, value)), "")
+            applies = _BY_TYPE[kind].get(key) if kind else None
+            valid = applies is None or applies(wanted, value, schema, fits)
+        if not valid:
+            return False
+    return True
 
 
 def same(one: Any, other: Any) -> bool:
@@ -77,7 +55,7 @@ def _plain(value: Any) -> str:
 
 
 def exactly(text: str) -> Any:
-    """The value of a text of JSON, with numbers as they are written, not as a float rounds them."""
+    """Return the value of a JSON text, without rounding of its numbers."""
 
     def number(written: str) -> float | Fraction:
         value = Decimal(written)
@@ -93,85 +71,80 @@ def _is(name: str, value: Any) -> bool:
     return isinstance(value, _TYPES[name])
 
 
-def _number(key: str, wanted: Any, value: Fraction) -> bool:
-    if not key.endswith(("imum", "multipleOf")):
-        return True
-    bound = Fraction(str(wanted))
-    match key:
-        case "minimum":
-            return value >= bound
-        case "maximum":
-            return value <= bound
-        case "exclusiveMinimum":
-            return value > bound
-        case "exclusiveMaximum":
-            return value < bound
-    return (value / bound).denominator == 1
+def _target(reference: str, root: Any) -> Any:
+    for name in reference.split("/")[1:]:
+        root = root[name]
+    return root
 
 
-def _string(key: str, wanted: Any, value: str) -> bool:
-    match key:
-        case "minLength":
-            return len(value) >= int(wanted)
-        case "maxLength":
-            return len(value) <= int(wanted)
-        case "pattern":
-            return re.search(wanted.replace("$", r"\Z"), value) is not None
-    return True
+def _number(text: Any) -> Fraction:
+    return Fraction(str(text))
 
 
-def _array(key: str, wanted: Any, value: list[Any], schema: Any, fits: Fits) -> bool:
-    match key:
-        case "prefixItems":
-            return all(fits(*each) for each in zip(wanted, value, strict=False))
-        case "items":
-            return all(fits(wanted, each) for each in value[len(schema.get("prefixItems", [])) :])
-        case "minItems":
-            return len(value) >= int(wanted)
-        case "maxItems":
-            return len(value) <= int(wanted)
-        case "uniqueItems":
-            pairs = ((one, other) for at, one in enumerate(value) for other in value[:at])
-            return not wanted or not any(same(*pair) for pair in pairs)
-        case "contains":
-            count = sum(fits(wanted, each) for each in value)
-            return bool(schema.get("minContains", 1) <= count <= schema.get("maxContains", count))
-    return True
+def _contains(wanted: Any, value: list[Any], schema: Any, fits: Fits) -> bool:
+    count = sum(fits(wanted, each) for each in value)
+    return bool(schema.get("minContains", 1) <= count <= schema.get("maxContains", count))
 
 
-def _object(key: str, wanted: Any, value: dict[str, Any], schema: Any, fits: Fits) -> bool:
-    match key:
-        case "required":
-            return all(name in value for name in wanted)
-        case "properties":
-            return all(fits(wanted[name], value[name]) for name in wanted if name in value)
-        case "patternProperties":
-            return all(
-                fits(inner, each)
-                for pattern, inner in wanted.items()
-                for name, each in value.items()
-                if re.search(pattern, name)
-            )
-        case "additionalProperties":
-            return all(
-                fits(wanted, each)
-                for name, each in value.items()
-                if name not in schema.get("properties", {})
-                and not any(re.search(each, name) for each in schema.get("patternProperties", {}))
-            )
-        case "propertyNames":
-            return all(fits(wanted, name) for name in value)
-        case "minProperties":
-            return len(value) >= int(wanted)
-        case "maxProperties":
-            return len(value) <= int(wanted)
-        case "dependentRequired":
-            return all(
-                set(names) <= value.keys() for name, names in wanted.items() if name in value
-            )
-        case "dependentSchemas":
-            return all(fits(inner) for name, inner in wanted.items() if name in value)
-    return True
+def _additional(schema: Any, name: str) -> bool:
+    patterns = schema.get("patternProperties", {})
+    return name not in schema.get("properties", {}) and not any(
+        re.search(each, name) for each in patterns
+    )
+
+
+# By keyword: whether a value fits, of (wanted, value, schema, fits, root).
+_ANY: dict[str, Callable[..., Any]] = {
+    "$ref": lambda w, v, s, fits, root: fits(_target(w, root)),
+    "type": lambda w, v, *_: any(_is(each, v) for each in ([w] if isinstance(w, str) else w)),
+    "const": lambda w, v, *_: same(w, v),
+    "enum": lambda w, v, *_: any(same(each, v) for each in w),
+    "allOf": lambda w, v, s, fits, root: all(map(fits, w)),
+    "anyOf": lambda w, v, s, fits, root: any(map(fits, w)),
+    "oneOf": lambda w, v, s, fits, root: sum(map(fits, w)) == 1,
+    "not": lambda w, v, s, fits, root: not fits(w),
+    "if": lambda w, v, s, fits, root: fits(s.get("then" if fits(w) else "else", True)),
+}
+# By type and keyword, of (wanted, value, schema, fits).
+_BY_TYPE: dict[str, dict[str, Callable[..., Any]]] = {
+    "number": {
+        "minimum": lambda w, v, *_: _number(v) >= _number(w),
+        "maximum": lambda w, v, *_: _number(v) <= _number(w),
+        "exclusiveMinimum": lambda w, v, *_: _number(v) > _number(w),
+        "exclusiveMaximum": lambda w, v, *_: _number(v) < _number(w),
+        "multipleOf": lambda w, v, *_: (_number(v) / _number(w)).denominator == 1,
+    },
+    "string": {
+        "minLength": lambda w, v, *_: len(v) >= w,
+        "maxLength": lambda w, v, *_: len(v) <= w,
+        "pattern": lambda w, v, *_: re.search(w.replace("$", r"\Z"), v),
+    },
+    "array": {
+        "prefixItems": lambda w, v, s, fits: all(map(fits, w, v)),
+        "items": lambda w, v, s, fits: all(fits(w, x) for x in v[len(s.get("prefixItems", [])) :]),
+        "minItems": lambda w, v, *_: len(v) >= w,
+        "maxItems": lambda w, v, *_: len(v) <= w,
+        "uniqueItems": lambda w, v, *_: (
+            not w or not any(itertools.starmap(same, itertools.combinations(v, 2)))
+        ),
+        "contains": _contains,
+    },
+    "object": {
+        "required": lambda w, v, *_: all(name in v for name in w),
+        "properties": lambda w, v, s, fits: all(fits(w[n], v[n]) for n in w if n in v),
+        "patternProperties": lambda w, v, s, fits: all(
+            fits(w[each], v[name]) for each in w for name in v if re.search(each, name)
+        ),
+        "additionalProperties": lambda w, v, s, fits: all(
+            fits(w, each) for name, each in v.items() if _additional(s, name)
+        ),
+        "propertyNames": lambda w, v, s, fits: all(fits(w, name) for name in v),
+        "minProperties": lambda w, v, *_: len(v) >= w,
+        "maxProperties": lambda w, v, *_: len(v) <= w,
+        "dependentRequired": lambda w, v, *_: all(set(w[n]) <= v.keys() for n in w if n in v),
+        "dependentSchemas": lambda w, v, s, fits: all(fits(w[n]) for n in w if n in v),
+    },
+}
 
 
 numbers = st.sampled_from(NUMBERS)

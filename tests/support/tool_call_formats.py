@@ -1,4 +1,4 @@
-"""Calls as the families' own templates write them, and what no value may hold there."""
+"""Tool calls in the markup of each family's templates, and the text that no value may contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dumped(value: Any) -> str:
 
 
 def bare(value: Any) -> str:
-    """As templates of markup write a value."""
+    """Return a value as it stands between tags."""
     return value if isinstance(value, str) else dumped(value)
 
 
@@ -37,7 +37,7 @@ def llama3(calls: list[Call]) -> str:
 def markup(
     call: str, parameter: str, around: tuple[str, str], between: str = "\n"
 ) -> Callable[[list[Call]], str]:
-    """`call` and `parameter` as formats of (name, inner) and (key, value)."""
+    """call, parameter: format strings of (name, inner) and (key, value)."""
 
     def write(calls: list[Call]) -> str:
         inner = [
@@ -70,7 +70,7 @@ def gemma(quote: str) -> Callable[[list[Call]], str]:
 
 
 def pythonic(calls: list[Call]) -> str:
-    """LFM2.5's: strings in single quotes as they are, unless that would be another text."""
+    """Write calls as LFM2.5, with strings in single quotes where they need no escapes."""
 
     def value(found: Any) -> str:
         if isinstance(found, str) and not re.search(r"['\\\x00-\x08\x0b-\x1f]", found):
@@ -131,17 +131,13 @@ INVOKE = (
 )
 PAIRS = "<{0}arg_key>{{0}}</{0}arg_key>\n<{0}arg_value>{{1}}</{0}arg_value>\n"
 DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-# What no value may hold where values stand unquoted; "" where they are JSON.
+# The family, the writer of calls, and what no unquoted value may contain.
 Written = tuple[str, Callable[[list[Call]], str], tuple[str, ...]]
 EXAMPLES: dict[str, Written] = {
     "hermes": ("hermes", hermes, ()),
     "hermes array": ("hermes", array("<tool_call>", "</tool_call>"), ()),
     "llama3": ("llama3", llama3, ()),
-    "llama3 tag": (
-        "llama3",
-        each("<|python_tag|>", "", llama3),
-        (),
-    ),
+    "llama3 tag": ("llama3", each("<|python_tag|>", "", llama3), ()),
     "unknown": ("unknown", llama3, ()),
     "mistral": ("mistral", sectioned("", "[TOOL_CALLS]NAME[ARGS]JSON", ""), ()),
     "mistral once": ("mistral", sectioned("[TOOL_CALLS]", "NAME[ARGS]JSON", "", " "), ()),
@@ -247,11 +243,7 @@ EXAMPLES: dict[str, Written] = {
     "kimi_k3": ("kimi_k3", kimi_k3, ("<|close|>argument<|sep|>",)),
     "glm47": (
         "glm47",
-        each(
-            "<tool_call>",
-            "</tool_call>",
-            markup("{0}\n{1}", PAIRS.format(""), ("", ""), ""),
-        ),
+        each("<tool_call>", "</tool_call>", markup("{0}\n{1}", PAIRS.format(""), ("", ""), "")),
         ("</arg_value>",),
     ),
     "longcat": (
@@ -263,24 +255,10 @@ EXAMPLES: dict[str, Written] = {
         ),
         ("</longcat_arg_value>",),
     ),
-    "gemma4": (
-        "gemma4",
-        each(
-            "<|tool_call>",
-            "<tool_call|>",
-            gemma('<|"|>'),
-            "",
-        ),
-        ('<|"|>',),
-    ),
+    "gemma4": ("gemma4", each("<|tool_call>", "<tool_call|>", gemma('<|"|>'), ""), ('<|"|>',)),
     "function_gemma": (
         "function_gemma",
-        each(
-            "<start_function_call>",
-            "<end_function_call>",
-            gemma("<escape>"),
-            "",
-        ),
+        each("<start_function_call>", "<end_function_call>", gemma("<escape>"), ""),
         ("<escape>",),
     ),
     "pythonic": ("pythonic", pythonic, ()),

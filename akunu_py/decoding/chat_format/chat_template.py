@@ -53,10 +53,12 @@ def render(
     model: str,
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] = {},
+    process: TemplateProcess | None = None,
 ) -> str:
     """Render a conversation, up to the start of the model's answer.
 
     turns, tools: in the format of OpenAI's API. variables: further ones of the template.
+    process: the process that renders, instead of the one of all models.
     Raises UnsupportedModel if the template fails, takes too long or writes too much.
     """
     try:
@@ -64,13 +66,13 @@ def render(
             options = {"add_generation_prompt": True, "tokenize": False, **variables}
             text = tokenizer.apply_chat_template(list(turns), tools=list(tools) or None, **options)
         else:
-            text = _process.render(
+            text = (process or _process).render(
                 tokenizer.get_chat_template(tools=list(tools) or None),
                 tokenizer.special_tokens_map
                 | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
                 | {"messages": list(turns), "tools": list(tools) or None, "documents": None}
                 | dict(variables),
-                MAX_EXTRA_CHARACTERS + 2 * (_length(turns) + _length(tools)),
+                2 * (_length(turns) + _length(tools)),
             )
         text.encode()  # reports lone surrogates before the tokenizer does
     except Exception as error:  # a tokenizer's renderer raises any exception
@@ -96,10 +98,20 @@ def start() -> None:
         _process.start()
 
 
-class _Process:
+class TemplateProcess:
     """Runs `template_process`: starts it on demand, ends it after a failure and at exit."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        time_limit_s: float = TIME_LIMIT_S,
+        memory_limit: int = MEMORY_LIMIT,
+        limits_itself: bool = True,
+        extra_characters: int = MAX_EXTRA_CHARACTERS,
+    ) -> None:
+        """limits_itself: set the memory limit in the process, which macOS does not support."""
+        self._time_limit_s, self._memory_limit = time_limit_s, memory_limit
+        self._limits_itself, self._extra_characters = limits_itself, extra_characters
         self.lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._ready = False
@@ -110,8 +122,9 @@ class _Process:
         self.end()
         directories = {_import_directory(name) for name in ("jinja2", "markupsafe")}
         program = Path(__file__).with_name("template_process.py")
+        limit = self._memory_limit if self._limits_itself else 1 << 40
         self._running = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), str(MEMORY_LIMIT), *sorted(directories)],
+            [sys.executable, "-I", "-S", str(program), str(limit), *sorted(directories)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -120,7 +133,11 @@ class _Process:
         self._ready = False
 
     def render(self, template: str, variables: Mapping[str, Any], longest: int) -> str:
-        """Render a template. Raises RuntimeError with the reason if that fails."""
+        """Render a template. Raises RuntimeError with the reason if that fails.
+
+        longest: characters of output, in addition to the extra ones of all templates.
+        """
+        longest += self._extra_characters
         request = {"template": template, "variables": variables, "longest": longest}
         line = json.dumps(request, default=str).encode() + b"\n"
         with self.lock:
@@ -133,7 +150,7 @@ class _Process:
                 assert self._running.stdin is not None
                 self._running.stdin.write(line)
                 self._running.stdin.flush()
-                reply = json.loads(self._read(TIME_LIMIT_S))
+                reply = json.loads(self._read(self._time_limit_s))
             except BaseException:  # after an interrupt, the next request would get this reply
                 self.end()
                 raise
@@ -151,7 +168,7 @@ class _Process:
         while not output.poll(_POLL_S * 1000):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"it did not finish within {seconds:g} seconds")
-            if _resident_bytes(self._running.pid) > MEMORY_LIMIT:  # macOS sets no limit
+            if _resident_bytes(self._running.pid) > self._memory_limit:  # macOS sets no limit
                 raise RuntimeError("it requests more memory than a template needs")
         line = self._running.stdout.readline()
         if not line.endswith(b"\n"):
@@ -192,5 +209,5 @@ def _import_directory(name: str) -> str:
     return str(Path(spec.origin).parents[1])
 
 
-_process = _Process()
+_process = TemplateProcess()
 atexit.register(_process.end)

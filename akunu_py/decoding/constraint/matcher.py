@@ -171,7 +171,9 @@ def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
     ]
 
 
-def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
+def compile_constraint(
+    codec: TokenCodec, constraint: Constraint, seconds: float = COMPILE_SECONDS
+) -> LLMatcher:
     """Compile a constraint. Raises UsageError if it is too large, too slow, or unsatisfiable."""
     name = _NAMES[constraint.kind]
     size = len(constraint.text) + sum(map(len, constraint.choices))
@@ -181,8 +183,8 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
         raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
     layout = COMPACT if constraint.compact else FREE
     future = _compile_with(token_tables(codec), tables_key(codec), constraint, layout)
-    if not wait([future], COMPILE_SECONDS).done:
-        raise UsageError(f"{name} took longer than {COMPILE_SECONDS:g} s; make it simpler")
+    if not wait([future], seconds).done:
+        raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler")
     if isinstance(failure := future.exception(), UsageError):
         raise failure
     if failure is not None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from akunu_py.decoding.constraint.matcher import lark, literal, refusal
 from akunu_py.decoding.constraint.token_tables import token_tables
@@ -33,6 +33,9 @@ from akunu_py.json_schema.regex import (
 )
 from akunu_py.json_schema.rules import Symbol, Verbatim
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _ANY_OBJECT = {"type": "object"}
 _PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")
@@ -107,18 +110,25 @@ class CallRequirements:
 
 
 def calls_constraint(
-    codec: TokenCodec, layout: CallLayout, requirements: CallRequirements
+    codec: TokenCodec,
+    layout: CallLayout,
+    requirements: CallRequirements,
+    tables: LLTokenizer | None = None,
 ) -> Constraint | None:
     """Return the grammar of calls; None if the format has none.
 
-    Raises UsageError for a strict schema or a response format that no grammar expresses.
+    tables: of the model, if not those of the codec. Raises UsageError for a strict schema or a
+    response format that no grammar expresses.
     """
     try:
-        text = _GrammarWriter(codec, layout).grammar(requirements)
+        tables = tables or token_tables(codec)
+        text = _GrammarWriter(codec, tables, layout).grammar(requirements)
         if text is None:
             return None
         levels: tuple[_Likely, ...] = ("closed", "open")
-        likely = [_GrammarWriter(codec, layout, level).grammar(requirements) for level in levels]
+        likely = [
+            _GrammarWriter(codec, tables, layout, level).grammar(requirements) for level in levels
+        ]
         return Constraint("grammar", text, likely=tuple(each for each in likely if each))
     except _Unbounded:
         return None
@@ -131,11 +141,13 @@ class _Unbounded(Exception):
 class _GrammarWriter:
     """Writes the Lark grammar of answers with tool calls in one format."""
 
-    def __init__(self, codec: TokenCodec, calls: CallLayout, likely: _Likely = "") -> None:
+    def __init__(
+        self, codec: TokenCodec, tables: LLTokenizer, calls: CallLayout, likely: _Likely = ""
+    ) -> None:
         """likely: expect one line and, if "closed", the schema's properties in its order."""
         self._tokenizer, self._calls = codec.tokenizer, calls
         self._likely: _Likely = likely
-        self._special = token_tables(codec).is_special_token
+        self._special = tables.is_special_token
         self._lines: list[str] = []
         self._count = 0
         layout = FREE

@@ -1,11 +1,13 @@
-"""Calls as templates write them are what the grammar allows, and what it allows fits the schema."""
+"""Grammars of tool calls allow the calls that templates write, if they fit, and nothing else."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +15,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from akunu_py.decoding.constraint import tool_calls
-from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint
+from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint, constrained
 from akunu_py.decoding.events import TextDelta, ToolCallArguments, ToolCallFinished, ToolCallStarted
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.syntaxes import CallLayout
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
+from akunu_py.errors import UsageError
 from akunu_py.json_schema.regex import limits
-from akunu_py.types import Constraint, Tool
+from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 from tests.support.json_schema import is_valid
-from tests.support.slow import cover
+from tests.support.tiny_fim import byte_level, write_model
 from tests.support.tool_call_formats import EXAMPLES
+from tests.support.tool_models import TEMPLATE
 
 SIGNS = {"mistral": "[ARGS]", "deepseek v3": "```json"}  # of a template
 OTHERWISE = {"hermes array", "llama3 tag", "mistral once", "mistral array", "unknown"}
@@ -133,28 +138,37 @@ def tables(family: str, special: bool) -> tuple[Tables, LLTokenizer]:
     return made, LLTokenizer(wrapped, n_vocab=len(made.tokens), slices=[])
 
 
-def read(family: str, tools: list[Tool], text: str) -> list[tuple[str, Any]] | None:
-    """The calls in an answer that holds nothing else; None where it does."""
+def matcher(tables: LLTokenizer, grammar: str) -> LLMatcher:
+    made = LLMatcher(tables, LLMatcher.grammar_from_lark(grammar), limits=limits())
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def parse(family: str, tools: Sequence[Tool], text: str) -> tuple[list[tuple[str, Any]], str]:
+    """Return the complete calls and the text of an answer."""
     parser = ToolCallParser(FORMATS[family], tools)
-    events = [*parser.add(text), *parser.finish()]
-    parts: list[tuple[str, list[str]]] = []
-    for event in events:
-        if isinstance(event, TextDelta):
-            return None
-        if isinstance(event, ToolCallStarted):
-            parts.append((event.name, []))
-        elif isinstance(event, ToolCallArguments):
-            parts[-1][1].append(event.text)
-    ended = sum(isinstance(event, ToolCallFinished) for event in events) == len(parts)
-    return [(name, json.loads("".join(text))) for name, text in parts] if ended else None
+    calls, shown, name, arguments = list[tuple[str, Any]](), "", "", ""
+    for event in [*parser.add(text), *parser.finish()]:
+        match event:
+            case TextDelta():
+                shown += event.text
+            case ToolCallStarted():
+                name, arguments = event.name, ""
+            case ToolCallArguments():
+                arguments += event.text
+            case ToolCallFinished():
+                calls.append((name, json.loads(arguments)))
+    return calls, shown
 
 
-def held(value: Any, ends: tuple[str, ...]) -> bool:
+def expressible(value: Any, ends: tuple[str, ...]) -> bool:
+    """Return whether a format with these ends of values can express `value`."""
     return not any(end in json.dumps(value, ensure_ascii=False) for end in ends)
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize(("special", "name"), cover([True, False], WRITTEN))
+@pytest.mark.parametrize(
+    ("special", "name"), [(place % 2 == 0, name) for place, name in enumerate(WRITTEN)]
+)
 @settings(
     max_examples=2,
     deadline=None,
@@ -162,38 +176,36 @@ def held(value: Any, ends: tuple[str, ...]) -> bool:
     phases=(Phase.explicit, Phase.generate),
 )
 @given(st.data())
-def test_what_templates_write_is_allowed_if_it_fits(
+def test_calls_of_templates_are_allowed_if_they_fit(
     name: str, special: bool, data: st.DataObject
 ) -> None:
-    """Token by token, and it is read as what was written; other arguments are refused."""
+    """Token by token, and parsed as they were written. special: markers are special tokens."""
     family, write, ends = EXAMPLES[name]
-    engine, tokens = tables(family, special)
+    codec, tokens = tables(family, special)
     format = Constraint("json_schema", json.dumps(FORMAT))
     tools = [Tool(each, "", data.draw(PARAMETERS), strict=True) for each in ("find", "now")]
     layout = FORMATS[family].layout_for(SIGNS.get(name, ""))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tool_calls, "token_tables", lambda engine: tokens)
-        found = [
-            calls_constraint(engine, layout, wanted)  # type: ignore[arg-type]
-            for wanted in (
-                CallRequirements(tools, True, False),
-                CallRequirements(tools, False, False, format),
-            )
-        ]
-    made, either = found
+    made, either = (
+        calls_constraint(codec, layout, requirements, tokens)  # type: ignore[arg-type]
+        for requirements in (
+            CallRequirements(tools, True, False),
+            CallRequirements(tools, False, False, format),
+        )
+    )
     assert made is not None
     assert either is not None
 
     def allowed(text: str, written: str = made.text) -> bool:
-        grammar = LLMatcher.grammar_from_lark(written)
-        matcher = LLMatcher(tokens, grammar, limits=limits())
-        assert not matcher.is_error(), matcher.get_error()
-        given = engine.encode(text.removeprefix("<|start|>assistant"))
-        return matcher.try_consume_tokens(given) == len(given) and matcher.is_accepting()
+        found = matcher(tokens, written)
+        encoded = codec.encode(text.removeprefix("<|start|>assistant"))
+        return found.try_consume_tokens(encoded) == len(encoded) and found.is_accepting()
 
     one = 1 if family == "harmony" else 3
     calls = [
-        (tool.name, data.draw(fitting(tool.parameters).filter(lambda each: held(each, ends))))
+        (
+            tool.name,
+            data.draw(fitting(tool.parameters).filter(lambda each: expressible(each, ends))),
+        )
         for tool in data.draw(st.lists(st.sampled_from(tools), min_size=1, max_size=one))
     ]
     if layout.tags:  # parameters come in the order of the schema
@@ -207,15 +219,14 @@ def test_what_templates_write_is_allowed_if_it_fits(
     assert allowed(text, made.likely[1])
     alone = not (layout.opener or layout.text_before)  # JSON, as the text is
     assert allowed(text, either.text) is (len(calls) == 1 or not alone)
-    assert read(family, tools, text) == calls
-    other = data.draw(PARAMETERS.flatmap(fitting).filter(lambda each: held(each, ends)))
+    assert parse(family, tools, text) == (calls, "")
+    other = data.draw(PARAMETERS.flatmap(fitting).filter(lambda each: expressible(each, ends)))
     altered = write([("find", other)])
     if allowed(altered):
-        known = read(family, tools, altered)
-        assert known is not None
+        known, shown = parse(family, tools, altered)
+        assert not shown
         assert all(is_valid(tools[0].parameters, each) for _, each in known), altered
-    unknown = write([("elsewhere", calls[0][1])])
-    assert not allowed(unknown)
+    assert not allowed(write([("elsewhere", calls[0][1])]))
     opener = next(iter(FORMATS[family].openers))
     for count, fits in ((1, True), (0.5, False)):
         answer = json.dumps({"count": count, "text": "" if special else opener})
@@ -226,3 +237,124 @@ def test_what_templates_write_is_allowed_if_it_fits(
         events = [*parser.add(answer[:30]), *parser.add(answer[30:]), *parser.finish()]
         assert all(isinstance(event, TextDelta) for event in events)
         assert "".join(event.text for event in events if isinstance(event, TextDelta)) == answer
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "days": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", "", SCHEMA, strict=True), Tool("now", "", {}, strict=True)]
+TEMPLATES = {"mistral": ("", "[ARGS]"), "deepseek": ("", "```json")}
+CASES = [(name, template) for name in FORMATS for template in TEMPLATES.get(name, ("",))]
+CLOSING = b'"}])<>\n,:=/|0'
+
+
+def walk(found: LLMatcher, layout: CallLayout, seed: int, start: str = "") -> str | None:
+    """Return a text that the grammar allows, drawn byte by byte; None if it becomes too long."""
+    generator = random.Random(seed)
+    ending = list((layout.tags.end if layout.tags else layout.quote or '"').encode())
+    written = bytearray(start.encode())
+    assert found.try_consume_tokens(list(written)) == len(written)
+    while len(written) < 1200:
+        if found.is_stopped() or (found.is_accepting() and generator.random() < 0.5):
+            return written.decode()
+        if generator.random() < 0.2:
+            if (taken := found.try_consume_tokens(ending)) == len(ending):
+                written += bytes(ending)
+                continue
+            found.rollback(taken)
+        bits = found.compute_bitmask()
+        allowed = [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
+        allowed = [byte for byte in allowed if byte < 128] or allowed
+        closing = [byte for byte in allowed if byte in CLOSING]
+        byte = generator.choice(closing if closing and generator.random() < 0.8 else allowed)
+        assert found.try_consume_tokens([byte]) == 1
+        written.append(byte)
+    return None
+
+
+@pytest.mark.parametrize(("name", "template"), CASES)
+@pytest.mark.parametrize("kind", ["one call", "calls", "text and calls"])
+def test_texts_of_the_grammar_are_calls_that_fit(name: str, template: str, kind: str) -> None:
+    if kind == "text and calls" and name == "llama3":
+        return
+    codec, tokens = tables(name, False)
+    layout, forced = FORMATS[name].layout_for(template), kind != "text and calls"
+    made: Any = calls_constraint(
+        codec,  # type: ignore[arg-type]
+        layout,
+        CallRequirements(TOOLS, forced, kind == "one call"),
+        tokens,
+    )
+    if not forced and (not layout.opener or layout.text_markup):  # needs special tokens
+        assert made is None
+        return
+    start = "" if forced else f"I < look.\n{layout.opener}"
+    texts = [walk(matcher(tokens, made.text), layout, seed, start) for seed in range(3)]
+    assert any(texts)
+    for text in filter(None, texts):
+        answer = "<|start|>assistant" * (name == "harmony") + text.replace("<|call|>", "")
+        calls, shown = parse(name, TOOLS, answer)
+        assert 0 < len(calls) <= (1 if kind == "one call" else 99)
+        assert shown.startswith("" if forced else "I < look.")
+        assert not (forced and shown)
+        assert "tool call]" not in shown
+        for called, arguments in calls:
+            assert is_valid(SCHEMA if called == "weather" else {"type": "object"}, arguments)
+    if not forced:
+        free = matcher(tokens, made.text)
+        assert free.try_consume_tokens(list(b"Just <b>text</b> {}.")) == 20
+        assert free.is_accepting()
+        wrong = list(f"{layout.opener}\nnothing of the kind".encode())
+        assert matcher(tokens, made.text).try_consume_tokens(wrong) < len(wrong)
+
+
+def codec_of(directory: Path, sign: str) -> Any:
+    """Return the codec of a model with this text in its template and in its vocabulary."""
+    write_model(directory, byte_level(["<|end|>", sign]), end="<|end|>")
+    (directory / "chat_template.jinja").write_text(
+        TEMPLATE.replace("SIGN", sign + "tool_call.name")
+    )
+    return Engine.load(directory).tokens
+
+
+def test_requirements_that_cannot_be_enforced_are_refused(tmp_path: Path) -> None:
+    hermes = codec_of(tmp_path / "hermes", "<tool_call>")
+    pythonic = codec_of(tmp_path / "pythonic", "<|tool_call_start|>")
+    free = SamplingOptions()
+    json_only = SamplingOptions(constraint=Constraint("json_schema", "{}"))
+    by_grammar = SamplingOptions(constraint=Constraint("grammar", "start: A"))
+
+    def sampling_of(
+        mode: Any, tools: list[Tool], name: str = "", codec: Any = hermes, options: Any = free
+    ) -> Any:
+        return constrained(codec, options, tools, ToolChoice(mode, name), parallel=True)
+
+    loose = Tool("any", "", {"type": "object", "not": {"$ref": "https://elsewhere"}})
+    strict = Tool("any", "", loose.parameters, strict=True)
+    unnamed = Tool("any", "", {"properties": {"a b": {}}, "required": ["a b"]}, strict=True)
+    assert sampling_of("auto", [loose]) is free
+    assert sampling_of("required", [loose]).constraint is not None
+    text = [
+        sampling_of(mode, tools, options=json_only).constraint.text
+        for mode, tools in (("required", TOOLS), ("auto", [loose]))
+    ]
+    assert ["formatstart" in each for each in text] == [False, True]
+    assert sampling_of("none", TOOLS, options=json_only).constraint is json_only.constraint
+    for arguments, reason in (
+        (("auto", [unnamed], "", pythonic), "no value can fit"),
+        (("auto", TOOLS, "", hermes, by_grammar), "constrained by a grammar"),
+        (("named", TOOLS, "elsewhere"), "no tool 'elsewhere'"),
+        (("required", []), "no tools"),
+        (("auto", [strict]), "'any' cannot be used"),
+        (("required", [strict], "", pythonic), "at #/not: .* not in the schema"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            sampling_of(*arguments)

@@ -1,15 +1,18 @@
-"""Calls come out of the text as they went in, in every family's format, however it is cut."""
+"""Tool calls parsed from the text of every family's format, whole or in any pieces."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from mlx_lm import tool_parsers
 
 from akunu_py.decoding.events import (
     Event,
@@ -87,9 +90,13 @@ def without(value: Any, ends: tuple[str, ...]) -> Any:
     return value
 
 
-def parse(family: ToolFormat, pieces: Iterator[str] | list[str]) -> list[Event]:
+def parser_of(family: ToolFormat, **options: bool) -> ToolCallParser:
     ids = (f"id{index}" for index in itertools.count())
-    parser = ToolCallParser(family, TOOLS, lambda: next(ids))
+    return ToolCallParser(family, TOOLS, lambda: next(ids), **options)
+
+
+def parse(family: ToolFormat, pieces: Iterator[str] | list[str]) -> list[Event]:
+    parser = parser_of(family)
     events = [event for piece in pieces for event in parser.add(piece)]
     return events + parser.finish()
 
@@ -140,14 +147,14 @@ def written(name: str, calls: list[Call]) -> tuple[ToolFormat, str, list[Call]]:
     return FORMATS[family], write(calls), calls
 
 
-def test_every_family_is_tried() -> None:
+def test_every_family_has_an_example() -> None:
     assert {family for family, _, _ in EXAMPLES.values()} == set(FORMATS)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @given(CALLS, st.sampled_from(["", "Let me look. ", "1 < 2 {and} [so on]\n\n"]), CUTS)
-@settings(max_examples=5)
-def test_what_is_called_is_found_however_it_is_cut(
+@settings(max_examples=5, deadline=None)
+def test_all_calls_are_found_in_any_pieces(
     name: str, calls: list[Call], before: str, cuts: list[int]
 ) -> None:
     family, text, calls = written(name, calls)
@@ -159,40 +166,36 @@ def test_what_is_called_is_found_however_it_is_cut(
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_split_point(name: str) -> None:
+def test_every_split_point_and_every_early_end(name: str) -> None:
+    """Complete calls are calls; the rest of an unfinished one is text behind a marker."""
     family, text, calls = written(name, CALLED)
     for at in range(len(text)):
-        assert collected(parse(family, [text[:at], text[at:]])) == calls, at
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_cut_off_is_text_behind_a_marker(name: str) -> None:
-    """Wherever an answer ends: complete calls are calls, and nothing of them is text."""
-    family, text, calls = written(name, CALLED)
-    for at in range(len(text)):
+        parser = parser_of(family)
+        events = parser.add(text[:at])
+        assert collected([*events, *parser.add(text[at:]), *parser.finish()]) == calls, at
         events = joined(parse(family, [text[:at]]))
         made = sum(isinstance(event, ToolCallFinished) for event in events)
         begun = sum(isinstance(event, ToolCallStarted) for event in events)
-        said = [event.text for event in events if isinstance(event, TextDelta)]
+        shown = [event.text for event in events if isinstance(event, TextDelta)]
         arguments = [event.text for event in events if isinstance(event, ToolCallArguments)]
         assert [json.loads(each) for each in arguments[:made]] == [a for _, a in calls[:made]]
         assert made <= begun <= made + 1
-        assert len(said) <= 1
-        if said and not text[:at].endswith(said[0]):
-            kind, rest = said[0].lstrip().split("] ", 1)
+        assert len(shown) <= 1
+        if shown and not text[:at].endswith(shown[0]):
+            kind, rest = shown[0].lstrip().split("] ", 1)
             assert kind + "] " == UNFINISHED
             assert text[:at].endswith(rest)
-        elif said:
-            bare = family.bare_opener and said[0].startswith("{")
-            assert bare or any(opener.startswith(said[0]) for opener in family.openers)
-        assert (begun == made) or said
+        elif shown:
+            bare = family.bare_opener and shown[0].startswith("{")
+            assert bare or any(opener.startswith(shown[0]) for opener in family.openers)
+        assert (begun == made) or shown
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @given(st.data())
-@settings(max_examples=5)
-def test_damage_loses_nothing(name: str, data: st.DataObject) -> None:
-    """One character too many, too few, or wrong: it is a call, or it is text, however it is cut."""
+@settings(max_examples=5, deadline=None)
+def test_damaged_calls_lose_no_text(name: str, data: st.DataObject) -> None:
+    """One character too many, too few, or wrong."""
     family, text, _ = written(name, CALLED)
     at = data.draw(st.integers(0, len(text) - 1))
     text = text[:at] + data.draw(st.sampled_from(["", "x", '"', "<", "}", "{"])) + text[at + 1 :]
@@ -205,41 +208,104 @@ def test_damage_loses_nothing(name: str, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from(sorted(FORMATS)), PIECES.map("".join), CUTS)
-@settings(max_examples=40)
-def test_no_text_is_too_odd(name: str, text: str, cuts: list[int]) -> None:
+@settings(max_examples=60, deadline=None)
+@example("llama3", '{"a": 1} and more', [1])
+@example("hermes", " \n", [1])
+def test_any_text_is_parsed_the_same_in_any_pieces(name: str, text: str, cuts: list[int]) -> None:
+    """And stays as it is if it has no opener of a call."""
     whole = joined(parse(FORMATS[name], [text]))
     assert joined(parse(FORMATS[name], chopped(text, cuts))) == whole
+    family = FORMATS[name]
+    if not any(each in text for each in family.all_markers) and "find" not in text:
+        assert whole == [TextDelta(text)] * bool(text)
 
 
-@given(STRINGS | st.sampled_from(["{", '{"name": "find"', '{"a": 1} and more', " \n"]), CUTS)
-def test_an_answer_without_calls_is_as_it_is(text: str, cuts: list[int]) -> None:
-    for name in ("llama3", "hermes", "gemma4"):
-        if not any(opener in text for opener in FORMATS[name].openers) and "find" not in text:
-            assert joined(parse(FORMATS[name], chopped(text, cuts))) == [TextDelta(text)] * bool(
-                text
-            )
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen3_coder", "glm47", "gemma4", "mistral", "deepseek v3", "dsml"]
+)
+def test_long_arguments_stream(name: str) -> None:
+    family, text, _ = written(name, [("write_file", {"code": "line\n" * 100})])
+    events = parse(family, list(text))
+    assert sum(isinstance(event, ToolCallArguments) for event in events) > 250
 
 
-def test_arguments_stream() -> None:
-    """What is long comes as it is written: JSON, and strings between tags."""
-    content = "line\n" * 100
-    for name in ("hermes", "qwen3_coder", "glm47", "gemma4", "mistral", "deepseek v3", "dsml"):
-        family, text, _ = written(name, [("write_file", {"code": content})])
-        events = parse(family, list(text))
-        parts = [event for event in events if isinstance(event, ToolCallArguments)]
-        assert len(parts) > len(content) / 2
-
-
-def test_a_call_that_is_not_allowed_is_text() -> None:
-    _, text, _ = written("hermes", CALLED)
-    parser = ToolCallParser(FORMATS["hermes"], TOOLS, allowed=False)
-    events = joined([*parser.add(text), *parser.finish()])
-    assert len(events) == 1
-    assert isinstance(events[0], TextDelta)
-    assert events[0].text.replace(REFUSED, "") == text
-
-
-def test_a_malformed_call_is_text_behind_a_marker() -> None:
+def test_calls_that_are_not_allowed_or_malformed_are_text_behind_a_marker() -> None:
+    family, text, _ = written("hermes", CALLED)
+    parser = parser_of(family, allowed=False)
+    (refused,) = joined([*parser.add(text), *parser.finish()])
+    assert isinstance(refused, TextDelta)
+    assert refused.text.replace(REFUSED, "") == text
     text = 'So:\n<tool_call>\n{"name": "find", "arguments": {"a": bad}}\n</tool_call>\nHm.'
-    *_, last = joined(parse(FORMATS["hermes"], [text]))
+    *_, last = joined(parse(family, [text]))
     assert last == TextDelta("\n" + MALFORMED + text.removeprefix("So:\n"))
+
+
+@pytest.mark.parametrize(
+    ("members", "calls"),
+    [
+        ('"name": "find"', [("find", {})]),
+        ('"id": "x", "type": "function", "name": "find"', [("find", {})]),
+        ('"function": {"name": "find", "arguments": {"a": 1}}', [("find", {"a": 1})]),
+        ('"arguments": {"a": 1}, "name": "find"', [("find", {"a": 1})]),
+        ('"name": "find", "arguments": "{\\"a\\": 1}"', [("find", {"a": 1})]),
+        ('"name": "find", "other": 1', []),
+    ],
+)
+def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None:
+    text = f"<tool_call>{{{members}}}</tool_call>"
+    for pieces in ([text], list(text)):
+        expected: Found = [*calls] or [MALFORMED + text]
+        assert collected(parse(FORMATS["hermes"], pieces)) == expected
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "in": {"type": "array"},
+    },
+}
+# By parser of mlx-lm: a call between the opener and the closer of its family.
+OF_MLX_LM = {
+    "json_tools": '\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n',
+    "mistral": 'weather[ARGS]{"city": "Oslo", "days": 3, "in": [1, "a"]}',
+    "kimi_k2": "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Oslo"}<|tool_call_end|>',
+    "kimi_k3": '<|open|>call tool="weather" index="1"<|sep|><|open|>argument key="city" '
+    'type="string"<|sep|>Oslo<|close|>argument<|sep|><|open|>argument key="days" '
+    'type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>',
+    "qwen3_coder": "\n<function=weather>\n<parameter=city>\nOslo\nNorway\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n<parameter=in>\n[1, 2]\n</parameter>\n</function>",
+    "glm47": "weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n",
+    "longcat": "weather\n<longcat_arg_key>in</longcat_arg_key>\n"
+    "<longcat_arg_value>[1, 2]</longcat_arg_value>\n",
+    "minimax_m2": '\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n',
+    "minicpm5": '"weather"><param name="city"><![CDATA[a < b]]></param>'
+    '<param name="days">3</param></function>',
+    "muse_spark": '\n<atem:invoke name="weather">\n<atem:parameter name="city">Oslo'
+    '</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n',
+    "gemma4": 'call:weather{city:<|"|>Oslo, "N"<|"|>,days:3,in:[1,{a:<|"|>b<|"|>}]}',
+    "function_gemma": "call:weather{city:<escape>Oslo<escape>,days:3}",
+    "pythonic": '[weather(city="Oslo, N", days=3, in=[1, {"a": true}])]'.replace("in=", "at="),
+}
+
+
+def test_every_parser_of_mlx_lm_has_an_example() -> None:
+    names = {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)}
+    assert names - {"laguna"} == set(OF_MLX_LM)  # that one is glm47 again
+
+
+@pytest.mark.parametrize("name", OF_MLX_LM)
+def test_parsers_of_mlx_lm_find_the_same_calls(name: str) -> None:
+    theirs: Any = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    function = {"name": "weather", "parameters": WEATHER}
+    found = theirs.parse_tool_call(OF_MLX_LM[name], [{"type": "function", "function": function}])
+    [found] = found if isinstance(found, list) else [found]
+    family = FORMATS["hermes" if name == "json_tools" else name]
+    parser = ToolCallParser(family, [Tool("weather", "", WEATHER)])
+    end = "" if name == "minicpm5" else theirs.tool_call_end
+    events = [*parser.add(theirs.tool_call_start + OF_MLX_LM[name] + end), *parser.finish()]
+    assert collected(events) == [(found["name"], found["arguments"])]

@@ -1,4 +1,4 @@
-"""Tools, calls and results reach the model through its template, whatever that wants of them."""
+"""Tools, calls and results in prompts, by the habits of chat templates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REPR = OBJECT.replace("{{ t | tojson }}", "{{ t }}")  # definitions as Python wr
 
 
 class Templated:
-    """A tokenizer, as far as its template goes."""
+    """A tokenizer with nothing but a template."""
 
     has_own_renderer = has_thinking = False
     has_chat_template = True
@@ -105,19 +105,20 @@ def rendered(
         (THINKING, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
         (HARMONY, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
         (NAMED, "weather<tool>wetnow<tool>noon"),
+        (REPR, '[weather {"city": "Ås"}][now {}]<tool>wet'),
         (SINGLE, '<assistant>[weather {"city": "Ås"}]<tool>wet<assistant>[now {}]<tool>noon'),
     ],
 )
-def test_templates_get_what_they_want(template: str, called: str) -> None:
+def test_templates_get_calls_in_their_form(template: str, called: str) -> None:
     text = rendered(template)
     assert called in text
-    assert '"name": "weather"' in text
+    assert '"name": "weather"' in text or template == REPR
     assert "wet" in text
     assert "noon" in text
-    assert "'" not in text
+    assert "'" not in text or template == REPR
 
 
-def test_ids_have_the_length_that_a_template_wants() -> None:
+def test_ids_have_the_length_of_the_template() -> None:
     first, second = (rendered(SHORT_IDS).split("[TOOL_CALLS]")[at][:9] for at in (1, 2))
     assert first.isalnum()
     assert f"{first}<tool>wet{second}<tool>noon" in rendered(SHORT_IDS)
@@ -168,11 +169,7 @@ def test_calls_are_written_where_a_template_shows_all_but_these(token: str, call
     assert "# Tools" not in text
 
 
-def test_definitions_may_look_like_python() -> None:
-    assert '[weather {"city": "Ås"}][now {}]<tool>wet' in rendered(REPR)
-
-
-def test_arguments_that_are_no_object_are_shown_all_the_same() -> None:
+def test_malformed_arguments_are_shown() -> None:
     broken = ToolCall("now", '{"a": ', "call_1")
     talk = (*ASKED, Message("assistant", "", tool_calls=(broken,)))
     for template in (OBJECT, ITEMS, TEXT, IGNORES):

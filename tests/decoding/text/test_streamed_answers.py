@@ -1,0 +1,245 @@
+"""Tokens of answers to text, with stop sequences and thinking, and answers that are continued."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding.generate.session import Request, Session
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.text.stream_decoder import Detokenizer
+from akunu_py.decoding.text.thinking import unfinished_thinking
+from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
+from tests.support.command import assert_one_line_error, run_here
+from tests.support.engines import altered
+from tests.support.jobs import chat_request
+from tests.support.prompts import REWRITE
+from tests.support.tiny_fim import byte_level, write_model
+
+MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+LENGTH = 28  # tokens of a senseless answer that contains all stop sequences below
+TEXTS = (
+    "Plain words, and numbers 1234567890.",
+    "  leading spaces\n\n\ttabs\r\nand newlines  ",
+    "émigré naïve Ærøskøbing",
+    "日本語のテキスト、漢字とかな。한국어도.",
+    "😀👩‍👩‍👧‍👦🏳️‍🌈 🇳🇴 e\u0301 \u200f שלום",
+    "def f(x):\n    return {'a': [x**2 for _ in range(3)]}\n",
+)
+
+
+def stream(engine: Engine, tokens: list[int]) -> list[str]:
+    detokenizer = Detokenizer(engine.tokens.tokenizer)
+    return [*(detokenizer.add(token) for token in tokens), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_streamed_text_equals_the_whole_in_whole_characters(
+    starter_engine: Engine, text: str
+) -> None:
+    pieces = stream(starter_engine, starter_engine.tokens.encode(text))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_character_of_many_tokens_comes_with_its_last_one(starter_engine: Engine) -> None:
+    tokens = starter_engine.tokens.encode("🏳")
+    assert len(tokens) > 1
+    pieces = stream(starter_engine, tokens)
+    assert pieces[: len(tokens)] == [""] * (len(tokens) - 1) + ["🏳"]
+    assert "".join(stream(starter_engine, tokens[:-1])) == "\ufffd"
+
+
+def test_random_tokens_lose_nothing(starter_engine: Engine) -> None:
+    generator = random.Random(0)
+    decode = starter_engine.tokens.tokenizer.decode
+    for _ in range(50):
+        tokens = [generator.randrange(17, 49152) for _ in range(30)]
+        expected = decode(tokens, clean_up_tokenization_spaces=False)
+        got = "".join(stream(starter_engine, tokens))
+        # The number of U+FFFD for invalid UTF-8 depends on the grouping.
+        assert got.replace("\ufffd", "") == expected.replace("\ufffd", "")
+
+
+def test_the_end_of_the_prompt_is_context(starter_engine: Engine) -> None:
+    *_, last = starter_engine.tokens.encode("The capital of France is")
+    detokenizer = Detokenizer(starter_engine.tokens.tokenizer, last)
+    answer = starter_engine.tokens.encode(" Paris")
+    assert "".join(map(detokenizer.add, answer)) == " Paris"
+
+
+Answering = Callable[..., Request]
+
+
+@pytest.fixture(scope="module")
+def generation(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory) -> Answering:
+    """Answers the same prompt in new sessions, which load its prompt cache."""
+    messages = [Message("user", REWRITE)]
+    session = Session(shallow_starter)
+    file = tmp_path_factory.mktemp("prompt") / "x.safetensors"
+    chat_request(session, messages, GenerateOptions(max_tokens=1)).answer()
+    session.save_prompt_cache(file)
+
+    def generation(options: GenerateOptions, engine: Engine = shallow_starter) -> Request:
+        session = Session(engine)
+        session.load_prompt_cache(file)
+        return chat_request(session, messages, options)
+
+    return generation
+
+
+@pytest.fixture(scope="module")
+def whole(generation: Answering) -> str:
+    return generation(GenerateOptions(max_tokens=LENGTH)).answer().text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mode", "stop"),
+    [("off", "ChannelTypeMeta"), ("fixed", "nfoIntfCh"), ("auto", "fireh"), ("auto", "rom")],
+)
+def test_a_stop_sequence_ends_the_answer_before_it(
+    shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode, stop: str
+) -> None:
+    assert stop in whole
+    stops = ("never generated", stop)
+    request = generation(GenerateOptions(max_tokens=LENGTH, draft=mode, stop=stops))
+    pieces = list(request)
+    assert request.text == "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
+    assert request.finish_reason == "stop"
+    assert stop in shallow_starter.tokens.tokenizer.decode(request.tokens)
+    assert len(request.tokens) == request.stats.generated_tokens < LENGTH
+    for piece in pieces:
+        assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
+
+
+@pytest.mark.long
+def test_the_start_of_a_stop_sequence_alone_is_text(generation: Answering, whole: str) -> None:
+    request = generation(GenerateOptions(max_tokens=LENGTH, stop=(whole[-20:] + "¶",)))
+    assert request.answer().text == whole
+    assert request.finish_reason == "length"
+
+
+@pytest.mark.long
+def test_the_next_turn_after_a_stop_is_exact(shallow_starter: Engine) -> None:
+    session, messages = Session(shallow_starter), [Message("user", REWRITE)]
+    whole = chat_request(session, messages, GenerateOptions(max_tokens=16)).answer().text
+    options = GenerateOptions(max_tokens=40, stop=(whole[-6:],))
+    first = chat_request(session, messages, options).answer()
+    assert first.finish_reason == "stop"
+    messages += [Message("assistant", first.text), Message("user", "Say it again.")]
+    continued, fresh = (
+        chat_request(each, messages, GenerateOptions(max_tokens=8)).answer().tokens
+        for each in (session, Session(shallow_starter))
+    )
+    assert continued == fresh
+
+
+class Reasoner:
+    """The starter's tokenizer with two texts of its answer as the markers of a thinking block."""
+
+    def __init__(self, tokenizer: Any, start: str, end: str) -> None:
+        self._tokenizer = tokenizer
+        self.has_thinking, self.think_start, self.think_end = True, start, end
+        self.think_start_tokens = self.think_end_tokens = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_thinking_is_separated_and_has_no_stop_sequences(
+    shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode
+) -> None:
+    start, end, stop = whole[:9], "MetaInfo", "peIntfCh"
+    thought, answer = (part.lstrip("\r\n") for part in whole[len(start) :].split(end, 1))
+    tokenizer = Reasoner(shallow_starter.tokens.tokenizer, start, end)
+    options = GenerateOptions(max_tokens=LENGTH, draft=mode, stop=(stop,))
+    request = generation(options, altered(shallow_starter, tokenizer=tokenizer))
+    pieces = list(request)
+    assert request.thinking == "".join(piece.thinking for piece in pieces) == thought
+    assert request.text == "".join(piece.text for piece in pieces) == answer
+    assert stop in thought
+    assert stop not in answer
+
+
+@pytest.mark.usefixtures("loaded_shallow_starter")
+def test_an_empty_stop_is_one_line_of_error() -> None:
+    assert_one_line_error(run_here("run", "hi", "--stop", ""), 2, "stop")
+
+
+# Answers that were stopped in their thinking or after it, and are continued.
+TURNS = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+CHATML = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
+HARMONY = (
+    "<|return|>", "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"
+)  # fmt: skip
+# The markers, the end of the template, and what the model writes before and after its thinking.
+TEMPLATES = {
+    "opened": (CHATML, "<|im_start|>assistant\n<think>{{ '\n' }}", "", "\n</think>\n\n"),
+    "opened, no newline": (CHATML, "<|im_start|>assistant\n<think>", "\n", "\n</think>\n\n"),
+    "by itself": (CHATML, "<|im_start|>assistant{{ '\n' }}", "<think>\n", "\n</think>\n\n"),
+    "channels": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    "off": (CHATML, "<|im_start|>assistant\n<think>\n\n</think>{{ '\n\n' }}", None, ""),
+}
+MESSAGES = [Message("user", "What does <think> mean?")]
+THOUGHT, ANSWER = "First this.\nThen that", "So it is"
+
+
+@pytest.fixture(scope="module", params=list(TEMPLATES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    markers, end, *_ = TEMPLATES[request.param]
+    turns = TURNS if markers == CHATML else TURNS.replace("im_start", "start").replace("im_", "")
+    directory = tmp_path_factory.mktemp("model") / "m"
+    write_model(directory, byte_level(markers), end=markers[0])
+    (directory / "chat_template.jinja").write_text(turns + end)
+    return Engine.load(Path(directory), name=request.param)
+
+
+def partial(thinking: str, content: str = "") -> list[Message]:
+    return [*MESSAGES, Message("assistant", content, thinking=thinking)]
+
+
+def test_the_prompt_of_a_partial_answer_ends_with_it(model: Engine) -> None:
+    prompt, tokenizer = model.tokens.encode_chat(MESSAGES), model.tokens.tokenizer
+    *_, before, between = TEMPLATES[model.name]
+    for end in range(1, len(THOUGHT) + 1):
+        expected = "" if before is None else before + THOUGHT[:end]
+        tokens = model.tokens.encode_chat(partial(THOUGHT[:end]))
+        assert tokens == prompt + model.tokens.encode_text(expected)
+    thinking = "" if before is None else before + THOUGHT + between
+    for end in range(1, len(ANSWER) + 1):
+        tokens = model.tokens.encode_chat(partial(THOUGHT, ANSWER[:end]))
+        assert tokens == prompt + model.tokens.encode_text(thinking + ANSWER[:end])
+        assert unfinished_thinking(tokenizer, tokens) is None
+    opened = model.name.startswith("opened")
+    assert unfinished_thinking(tokenizer, prompt) == (0 if opened else None)
+
+
+@pytest.mark.parametrize("model", [name for name in TEMPLATES if name != "off"], indirect=True)
+def test_continued_thinking_equals_uninterrupted_thinking_and_its_budget(model: Engine) -> None:
+    letters = tuple((token, 1000.0) for token in model.tokens.encode_text("abcdefgh"))
+    sampling, budget = SamplingOptions(logit_bias=letters), len(THOUGHT) + 5
+    options = GenerateOptions(45, "off", sampling=sampling, thinking_budget=budget)
+    whole = chat_request(Session(model), partial(THOUGHT), options).answer()
+    assert len(whole.thinking) == 5
+    for end in range(1, len(whole.thinking)):
+        left = replace(options, max_tokens=options.max_tokens - end)
+        messages = partial(THOUGHT + whole.thinking[:end])
+        rest = chat_request(Session(model), messages, left).answer()
+        assert whole.thinking[:end] + rest.thinking == whole.thinking
+        assert rest.text == whole.text
+    newline = tuple(model.tokens.encode_text("\n"))
+    options = GenerateOptions(3, "off", sampling=SamplingOptions(allowed_tokens=newline))
+    assert chat_request(Session(model), partial(THOUGHT), options).answer().thinking == "\n\n\n"

@@ -1,0 +1,412 @@
+"""Tool calls in answers of models: forced, forbidden, streamed, drafted and in thinking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding.events import (
+    AnnotatedEnd,
+    AnnotatedPiece,
+    Event,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from akunu_py.decoding.generate.annotated_answer import (
+    AnnotatedAnswer,
+    AnnotatedAnswerJob,
+    ToolCallSplitter,
+)
+from akunu_py.decoding.generate.answer_jobs import AnswerEvents, chat_job, text_job
+from akunu_py.decoding.generate.session import Session, Status, Step
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.text.stream_decoder import StreamDecoder
+from akunu_py.decoding.text.thinking import ThinkingSplitter
+from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.rendering import format_of
+from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
+from akunu_py.serve.dialect.interface import CollectedAnswer
+from akunu_py.serve.openai.chat_completions import ChatEncoder
+from akunu_py.serve.openai.shapes import ReplyHead
+from akunu_py.types import (
+    FinishReason,
+    GenerateOptions,
+    Message,
+    Piece,
+    Stats,
+    TextPiece,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from tests.support.jobs import run_job
+from tests.support.tool_models import SIGNS, load_family, options
+
+LAMP = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "lamp": {"type": "string", "enum": ["a", "b"]}},
+    "required": ["on", "lamp"],
+    "additionalProperties": False,
+}
+UNKNOWN = {"type": "object", "properties": {"x": {"type": "string", "not": {"minLength": 1}}}}
+SWITCHES = [Tool("switch", "", LAMP, strict=True), Tool("other", "", LAMP)]
+MESSAGES = [Message("user", "Light!")]
+OTHER = ToolChoice("named", "other")
+Calls = list[tuple[str, Any]]  # names and arguments
+
+
+@pytest.fixture(scope="module", params=SIGNS)
+def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """One engine for each kind of markup, whose markers are special tokens."""
+    return load_family(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def with_bias(asked: GenerateOptions, token: int | None, bias: float) -> GenerateOptions:
+    biased = asked.sampling.logit_bias + (() if token is None else ((token, bias),))
+    return replace(asked, sampling=replace(asked.sampling, logit_bias=biased))
+
+
+def text_of(events: Sequence[Event]) -> str:
+    shown = [event.piece if isinstance(event, AnnotatedPiece) else event for event in events]
+    return "".join(each.text for each in shown if isinstance(each, TextDelta | TextPiece))
+
+
+def calls_of(events: Sequence[Event]) -> Calls:
+    """Return the complete calls."""
+    calls, name, arguments = Calls(), "", ""
+    for event in events:
+        if isinstance(event, ToolCallStarted):
+            name, arguments = event.name, ""
+        elif isinstance(event, ToolCallArguments):
+            arguments += event.text
+        elif isinstance(event, ToolCallFinished):
+            calls.append((name, json.loads(arguments)))
+    return calls
+
+
+def test_forced_calls_are_made_and_their_results_reach_the_next_prompt(engine: Engine) -> None:
+    asked = options(engine)
+    job = chat_job(engine, MESSAGES, asked, SWITCHES, OTHER, parallel=False)
+    annotated = AnnotatedAnswerJob(MESSAGES, asked, tools=SWITCHES)
+    events = run_job(job, Session(engine))
+    shown = run_job(lambda each: AnnotatedAnswer(each, annotated, job.begin(each)), Session(engine))
+    assert isinstance(events[0], PrefillProgress | PromptProcessed)
+    assert text_of(events) == text_of(shown) == ""
+    [(name, arguments)] = calls_of(events)
+    assert calls_of(shown) == [(name, arguments)]
+    assert name == "other"
+    assert set(arguments) == {"on", "lamp"}
+    end, details = events[-1], shown[-1]
+    assert isinstance(end, Finished)
+    assert isinstance(details, Finished)
+    assert isinstance(details.details, AnnotatedEnd)
+    assert end.reason == details.details.reason == "stop"
+    call = ToolCall(name, json.dumps(arguments), "call_1")
+    result = Message("tool", "it is dark", tool_call_id=call.id, name=name)
+    more = [*MESSAGES, Message("assistant", "", tool_calls=(call,)), result]
+    assert "it is dark" in engine.tokens.decode(engine.tokens.encode_chat(more, SWITCHES))
+
+
+@pytest.mark.parametrize("engine", ["hermes"], indirect=True)
+def test_calls_that_the_model_starts_fit_the_schema(engine: Engine) -> None:
+    opener = engine.tokens.tokenizer.backend_tokenizer.token_to_id("<tool_call>")
+    tools = [*SWITCHES, Tool("strange", "", UNKNOWN)]  # without a grammar
+    asked = with_bias(options(engine), opener, 12.0)
+    job = AnnotatedAnswerJob(MESSAGES, asked, tools=tools)
+    calls = calls_of(run_job(job, Session(engine)))
+    assert calls
+    for name, arguments in calls:
+        assert name in ("switch", "other", "strange")
+        assert name == "strange" or set(arguments) == {"on", "lamp"}
+
+
+@pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
+def test_forbidden_calls_are_not_made(engine: Engine) -> None:
+    opener = next(iter(format_of(engine.tokens.tokenizer).openers))
+    token = engine.tokens.tokenizer.backend_tokenizer.token_to_id(opener)
+    asked = with_bias(replace(options(engine), max_tokens=4), token, 50.0)
+    none, free = (
+        text_of(run_job(job, Session(engine)))
+        for job in (
+            chat_job(engine, MESSAGES, asked, SWITCHES, ToolChoice("none")),
+            chat_job(engine, MESSAGES, asked, SWITCHES[1:]),
+        )
+    )
+    assert opener not in none
+    assert token is None or "tool call]" in free
+
+
+@pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
+def test_drafts_change_nothing(engine: Engine) -> None:
+    found = []
+    for draft in ("off", "auto"):
+        asked = replace(options(engine, 3, draft=draft), max_tokens=40)
+        job = chat_job(engine, MESSAGES, asked, SWITCHES, ToolChoice("required"))
+        events = run_job(job, Session(engine))
+        kinds = (ToolCallArguments, TextDelta)
+        found.append("".join(event.text for event in events if isinstance(event, kinds)))
+    assert found[0] == found[1] != ""
+
+
+@pytest.mark.parametrize("engine", ["hermes"], indirect=True)
+def test_text_jobs_continue_a_text(engine: Engine) -> None:
+    asked, prompt = replace(options(engine), max_tokens=8), engine.tokens.encode("abc")
+    events = run_job(text_job(prompt, asked), Session(engine))
+    assert text_of(events) == Session(engine).generate(prompt, asked).answer().text
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "length"
+
+
+def test_a_template_without_tools_still_has_calls(tmp_path: Path) -> None:
+    load_family(tmp_path, "hermes")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    engine = Engine.load(tmp_path, name="plain")
+    assert format_of(engine.tokens.tokenizer).name == "hermes"
+    required = ToolChoice("required")
+    job = chat_job(engine, MESSAGES, options(engine), SWITCHES, required, parallel=False)
+    assert len(calls_of(run_job(job, Session(engine)))) == 1
+
+
+class ScriptedRequest:
+    """A request that yields the given steps, one in each pass."""
+
+    stop_sequence, stats, logprobs, tokens = "", Stats(), (), ()
+
+    def __init__(self, steps: Sequence[Step], reason: FinishReason | None = "stop") -> None:
+        self.steps, self._reason = list(steps), reason
+        self.status = Status.DECODING
+        self.finish_reason: FinishReason | None = None
+
+    def step(self) -> list[Step]:
+        found = self.steps[:1]
+        del self.steps[:1]
+        if not self.steps:
+            self.status, self.finish_reason = Status.FINISHED, self._reason
+        return found
+
+    def cancel(self) -> None:
+        self.steps.clear()
+
+
+CALL = '<tool_call>\n{"name": "other", "arguments": {"on": true}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_drafts_are_marked_where_they_are_shown(size: int) -> None:
+    """The vowels are drafted; the parser delays text and removes calls."""
+    raw = f"So < be it, now \n{CALL}\n and then <tool_call>no"
+    steps = [
+        TextPiece(
+            part, Piece(()), tuple((i, i + 1) for i in range(len(part)) if part[i] in "aeiou")
+        )
+        for part in in_pieces(raw, size)
+    ]
+    request: Any = ScriptedRequest(steps)
+    parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
+    splitter = ToolCallSplitter(AnswerEvents(request, parser, one_call=False))
+    text, marked, calls = "", "", 0
+    while request.steps:
+        shown, events = splitter.add(request.step())
+        for step in shown:
+            assert isinstance(step, TextPiece)
+            for start, end in step.drafted:
+                assert 0 <= start < end <= len(step.text)
+                marked += step.text[start:end]
+            text += step.text
+        calls += sum(isinstance(event, ToolCallFinished) for event in events)
+    assert calls == 1
+    assert text == "So < be it, now\n\nand then\n[malformed tool call] <tool_call>no"
+    assert marked.startswith("oeioae"), "none of the call"
+
+
+@pytest.mark.parametrize("one_call", [True, False])
+def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None:
+    call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    texts = (call + call[:9], call[9:], "So.")
+    request: Any = ScriptedRequest([TextPiece(text, Piece(())) for text in texts], None)
+    session: Any = None
+    parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
+    answer = AnswerEvents(request, parser, one_call=one_call)
+    events = run_job(lambda session: answer, session)
+    assert calls_of(events) == [("other", {})] * (1 if one_call else 2)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == ("stop" if one_call else "cancelled")
+    assert any(isinstance(event, TextDelta) for event in events) is not one_call
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm <b>.<|end|><|start|>assistant<|channel|>commentary"
+    "<|message|>Wait.<|end|><|start|>assistant<|channel|>commentary to=functions.other "
+    '<|constrain|>json<|message|>{"on": true}<|call|>'
+)
+HARMONY_CALL = HARMONY[HARMONY.rindex("<|start|>") :].removesuffix("<|call|>")
+
+
+@pytest.mark.parametrize("engine", ["harmony"], indirect=True)
+@pytest.mark.parametrize(
+    ("answer", "thinking", "text"),
+    [(HARMONY, "Hm <b>.", "Wait." + HARMONY_CALL)]
+    + [(plain, "", plain) for plain in ("No channel at all.", '{"a": 1}', "<", "")],
+)
+def test_channels_of_tokens_are_separated(
+    engine: Engine, answer: str, thinking: str, text: str
+) -> None:
+    prompt = engine.tokens.encode_chat(MESSAGES, SWITCHES)
+    tokens = engine.tokens.tokenizer.encode(answer)
+    for size in (1, 2, 7, max(1, len(tokens))):
+        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
+        parts = [decoder.add(Piece(tuple(part)))[0] for part in in_pieces(tokens, size)]
+        parts.append(decoder.finish())
+        assert "".join(part.thinking for part in parts) == thinking
+        assert "".join(part.text for part in parts) == text
+
+
+# Answers that broke tool calls in other servers.
+TYPES = {
+    "path": {"type": "string"},
+    "line": {"type": "integer"},
+    "all": {"type": "boolean"},
+    "edits": {"type": "array"},
+    "range": {"type": "object"},
+    "limit": {"type": ["integer", "null"]},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "part": {"type": "number"},
+}
+EDITING = [Tool("edit", "", {"type": "object", "properties": TYPES}), Tool("now")]
+# By parameter: the text that models write, and the value that the schema requires.
+WRITTEN: dict[str, tuple[str, Any]] = {
+    "path": ("123", "123"),
+    "line": ("42", 42),
+    "all": ("True", True),
+    "edits": ('[{"a": 1}]', [{"a": 1}]),
+    "range": ("{'a': 1}", {"a": 1}),
+    "limit": ("None", None),
+    "note": ("null", None),
+    "part": ("1", 1),
+}
+
+
+def edit_call(*names: str) -> str:
+    values = [f"<parameter={name}>\n{WRITTEN[name][0]}\n</parameter>\n" for name in names]
+    return f"<tool_call>\n<function=edit>\n{''.join(values)}</function>\n</tool_call>"
+
+
+EDIT, SHORT_EDIT = edit_call(*WRITTEN), edit_call("line")
+NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+NOWS = NOW.replace("</tool_call>", "") + NOW.replace("<tool_call>", "")  # two calls in one block
+HERMES_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+EDITED = ("edit", {name: value for name, (_, value) in WRITTEN.items()})
+SHORT_EDITED, NOW_CALLED = ("edit", {"line": 42}), ("now", dict[str, Any]())
+# By name: the format, the answer after a prompt that opens thinking, its text and its calls.
+ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
+    "argument types": ("qwen3_coder", f"</think>\n\n{EDIT}", "", [EDITED]),
+    "parallel calls": (
+        "qwen3_coder",
+        f"</think>\n\nSo.\n{SHORT_EDIT}\n{NOW}\n{SHORT_EDIT}",
+        "So.",
+        [SHORT_EDITED, NOW_CALLED, SHORT_EDITED],
+    ),
+    "parallel calls in one block": ("qwen3_coder", f"</think>{NOWS}", "", [NOW_CALLED] * 2),
+    "thinking without an end": ("hermes", "Hm. I wonder", "", []),
+    "a call in thinking without an end": ("hermes", f"Hm.\n{HERMES_NOW}", "", [NOW_CALLED]),
+    "calls before the end of thinking": (
+        "qwen3_coder",
+        f"Hm.\n{SHORT_EDIT}\n{NOW}\n</think>\n\n",
+        "",
+        [SHORT_EDITED, NOW_CALLED],
+    ),
+    "a planned call": ("hermes", f"Hm.\n{HERMES_NOW}\n</think>\nNo.", "No.", []),
+    "a planned call that follows": (
+        "qwen3_coder",
+        f"Hm.\n{NOW}\n</think>\n{SHORT_EDIT}",
+        "",
+        [SHORT_EDITED],
+    ),
+    "half a call in thinking": ("hermes", f"Hm.\n{HERMES_NOW[:-20]}", "", []),
+}
+
+
+def events_of(format: str, pieces: Sequence[str], *, one_call: bool = False) -> list[Event]:
+    splitter = ThinkingSplitter("<think>", "</think>", inside=True)
+    steps = [
+        TextPiece(
+            "".join(run.text for run in runs if run.kind == "answer"),
+            Piece(()),
+            thinking="".join(run.text for run in runs if run.kind == "thinking"),
+        )
+        for runs in (*map(splitter.add, pieces), splitter.finish())
+    ]
+    request: Any = ScriptedRequest(steps)
+    parser, thought = (ToolCallParser(FORMATS[format], EDITING) for _ in range(2))
+    answer, session = AnswerEvents(request, parser, thought, one_call=one_call), None
+    return run_job(lambda session: answer, session)  # type: ignore[arg-type]
+
+
+def in_pieces(text: Any, size: int) -> list[Any]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def arguments_of(text: str) -> Any:
+    """Return the arguments of a call; their text if they are unfinished."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def replies(events: Sequence[Event]) -> list[tuple[str, Calls]]:
+    """Return text and calls of a whole reply, and of a stream of Chat Completions."""
+    answer, encoder = CollectedAnswer(), ChatEncoder(ReplyHead("m", "c"))
+    for event in events:
+        answer.add(event)
+    frames = b"".join(frame for event in events for frame in encoder.encode(event, 0)).decode()
+    text, names, arguments = "", list[str](), list[str]()
+    for line in filter(lambda line: "{" in line, frames.split("\n\n")):
+        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+        text += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            if "name" in call["function"]:
+                names.append(call["function"]["name"])
+                arguments.append("")
+            arguments[call["index"]] += call["function"]["arguments"]
+    streamed = zip(names, map(arguments_of, arguments), strict=True)
+    whole = [(call.name, arguments_of(call.arguments)) for call in answer.calls]
+    return [(answer.text, whole), (text, list(streamed))]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_replies_are_the_same_whole_streamed_cut_and_cut_off(name: str) -> None:
+    """An answer that ends early has the same calls, the last one perhaps unfinished."""
+    format, text, shown, calls = ANSWERS[name]
+    ways = [in_pieces(text, size) for size in (1, 2, 7, len(text))]
+    for cut in range(1, len(text)):
+        ways.append([text[:cut], text[cut:]])
+        early = replies(events_of(format, [text[:cut]]))
+        assert early[0] == early[1]
+        assert replies(events_of(format, [text[: cut // 2], text[cut // 2 : cut]])) == early
+        for called, values in early[0][1]:
+            assert called in ("edit", "now")
+            assert isinstance(values, str) or values in ({}, EDITED[1], SHORT_EDITED[1])
+    for pieces in ways:
+        events = events_of(format, pieces)
+        assert isinstance(events[0], PromptProcessed)
+        assert replies(events) == [(shown, calls)] * 2
+
+
+def test_only_one_call_of_thinking_if_calls_are_not_parallel() -> None:
+    events = events_of("qwen3_coder", in_pieces(f"Hm.{NOW}{NOW}", 3), one_call=True)
+    assert replies(events)[0] == ("", [NOW_CALLED])
+    assert any(isinstance(event, ThinkingDelta) for event in events)

@@ -1,0 +1,191 @@
+"""Matches of the history's end: in the suffix index, and in the answer cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.ngram import answer_cache
+from akunu_py.ngram.answer_cache import AnswerCache, AnswerMatch
+from akunu_py.ngram.index import LONGEST_MATCH, MAX_CHAIN_1, SuffixIndex, earlier_answers
+
+tokens_of_3 = st.lists(st.integers(0, 2), max_size=60)
+tokens_of_5 = st.lists(st.integers(0, 4), max_size=40)
+
+
+def index_of(tokens: Sequence[int]) -> SuffixIndex:
+    index = SuffixIndex()
+    index.extend(tokens)
+    return index
+
+
+def matches_from_scratch(tokens: list[int]) -> dict[int, int]:
+    found = {}
+    for position in range(1, len(tokens)):
+        length = 0
+        while (
+            length < min(position, LONGEST_MATCH)
+            and tokens[position - 1 - length] == tokens[-1 - length]
+        ):
+            length += 1
+        if length:
+            found[position] = length
+    return found
+
+
+@given(tokens_of_3, st.integers(0, 60), tokens_of_3)
+def test_matches_are_true_and_include_the_latest(
+    tokens: list[int], cut: int, tentative: list[int]
+) -> None:
+    index = index_of(tokens[:cut])
+    for token in tokens[cut:]:
+        index.append(token)
+    every = matches_from_scratch(tokens)
+    found = dict(index.matches())
+    assert found.items() <= every.items()
+    assert set(sorted(every, reverse=True)[:MAX_CHAIN_1]) <= set(found)
+    assert vars(index) == vars(index_of(tokens))
+    index.tokens.extend(tentative)  # looked up, and leave nothing
+    if tokens:
+        assert dict(index.matches()).items() <= matches_from_scratch(tokens + tentative).items()
+    index.drop_tentative()
+    assert vars(index) == vars(index_of(tokens))
+
+
+def test_a_distant_long_match_is_found_behind_many_short_ones() -> None:
+    passage = [11, 12, 13, 14, 15, 16, 17, 1, 2]
+    index = index_of([*passage, 99, *([7, 1, 2] * 100), *passage])
+    assert (len(passage), len(passage)) in index.matches()
+
+
+@pytest.mark.long
+@given(st.integers(0, 2000), st.integers(0, 2**32))
+def test_digits_of_two_kinds_are_found_where_they_were(start: int, seed: int) -> None:
+    digits = random.Random(seed).choices((0, 1), k=2100)
+    index = index_of([*digits, 2, *digits[start : start + 24]])
+    assert (start + 24, 24) in index.matches()
+
+
+@settings(max_examples=80, deadline=None)
+@given(tokens_of_5, tokens_of_5, tokens_of_5, st.booleans(), st.integers(0, 60), st.integers(0, 60))
+def test_a_rewound_index_equals_one_that_was_never_extended(
+    first: list[int], rejected: list[int], then: list[int], batch: bool, start: int, length: int
+) -> None:
+    index = index_of([*first, *(rejected if batch else [])])
+    for token in [] if batch else rejected:
+        index.append(token)
+    index.mark_answer(start, min(start + length, index.size))
+    index.tokens.append(3)  # a tentative one
+    index.rewind(len(first))
+    fresh = index_of(first)
+    fresh.mark_answer(start, min(start + length, fresh.size))
+    assert vars(index) == vars(fresh)
+    for token in then:
+        index.append(token)
+    fresh.extend(then)
+    assert vars(index) == vars(fresh)
+    assert index.matches() == fresh.matches()
+
+
+NEWLINE, END, START, USER, ASSISTANT = range(5)
+AFTER_ANSWER = [END, NEWLINE, START, USER, NEWLINE]
+BEFORE_ANSWER = [END, NEWLINE, START, ASSISTANT, NEWLINE]
+texts = st.lists(st.integers(5, 7) | st.just(NEWLINE), max_size=8)
+
+
+@given(st.lists(st.tuples(texts, texts), max_size=5), texts)
+def test_answers_are_found_by_the_header_before_them(
+    turns: list[tuple[list[int], list[int]]], last: list[int]
+) -> None:
+    tokens = [START, USER, NEWLINE]
+    answers: list[tuple[int, int]] = []
+    by_turn: list[tuple[int, int]] = []
+    searched = 0
+    for message, answer in [*turns, (last, [])]:
+        tokens += [*message, *BEFORE_ANSWER]
+        start = len(tokens)
+        by_turn += earlier_answers(tokens, start, searched)
+        searched = start
+        if len(answers) < len(turns):
+            answers.append((start, start + len(answer) + 1))  # with the token that ends it
+        tokens += [*answer, *AFTER_ANSWER]
+    assert by_turn == answers == list(earlier_answers(tokens, start))
+
+
+def cache_of(*items: list[int], bits: int = 8) -> AnswerCache:
+    cache = AnswerCache(bits)
+    for item in items:
+        cache.learn(item)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("items", "context", "found"),
+    [
+        ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [1, 2, 3], AnswerMatch(4, 3, 1, 0)),
+        ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 2, 3], AnswerMatch(6, 2, 2, 1)),
+        ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 7, 4], AnswerMatch(5, 1, 1, 0)),
+        ([[1, 2], [3, 4]], [0, 3], AnswerMatch(4, 1, 1, 0)),
+        ([[1, 2], [3, 4]], [1, 2], None),  # never from one item to the next
+        ([[1, 2], [3, 4]], [5], None),
+        ([[1, 2], [3, 4]], [], None),
+        ([], [1, 2], None),
+    ],
+)
+def test_lookup_finds_the_token_after_the_longest_context(
+    items: list[list[int]], context: list[int], found: AnswerMatch | None
+) -> None:
+    assert cache_of(*items).lookup(context) == found
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=20), st.integers(4, 6))
+def test_lookups_match_the_stored_tokens_also_after_saving(
+    items: list[list[int]], bits: int
+) -> None:
+    cache, log = cache_of(*items, bits=bits), [each for item in items for each in (*item, -1)]
+    loaded = AnswerCache.load(cache.dump())
+    assert loaded.dump() == cache.dump()
+    assert cache.total == len(log)
+    assert len(cache) == min(len(log), 2**bits)
+    kept = log[-(2**bits) :]
+    for context in ([0, 1, 2], [1, 1], [3]):
+        found = cache.lookup(context)
+        assert loaded.lookup(context) == found
+        if found is None:
+            continue
+        size = found.length
+        follows = [
+            kept[i + size] for i in range(len(kept) - size) if kept[i : i + size] == context[-size:]
+        ]
+        assert found.token in follows
+        assert found.agreeing + found.opposing <= answer_cache.MAX_CHAIN
+    for each in (cache, loaded):
+        each.learn([1, 2, 3])
+    assert loaded.dump() == cache.dump()
+
+
+def test_the_oldest_tokens_are_overwritten() -> None:
+    cache = cache_of([1, 2, 3], bits=6)
+    assert cache.lookup([1, 2]) is not None
+    cache.learn(list(range(100, 100 + 64 + answer_cache.LONGEST_MATCH)))
+    assert cache.lookup([1, 2]) is None
+    assert cache.lookup([168, 169]) is not None
+    assert len(cache) == 64
+
+
+def test_truncated_altered_and_foreign_bytes_are_refused() -> None:
+    data = cache_of([1, 2, 3, 4], bits=4).dump()
+    broken = [data[:cut] for cut in (0, 5, 27, 28, 100)]
+    broken += [data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :] for at in range(len(data))]
+    for each in broken:
+        with pytest.raises(ValueError, match="answer cache"):
+            AnswerCache.load(each)
+    with pytest.raises(ValueError, match="something else"):
+        AnswerCache.load(b"PK\x03\x04" + bytes(100))
+    for bits in (3, 25):
+        with pytest.raises(ValueError, match="capacity bits"):
+            AnswerCache(bits)
