@@ -37,6 +37,8 @@ GAUGES = Gauges(540_000_000, 1.32)
 class Chat:
     """A running app, with verbs for what users and sessions do, and views of the screen."""
 
+    store: StoreThread  # of a chat that is saved
+
     def __init__(self, pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app, ChatApp)
         self.pilot, self.app = pilot, pilot.app
@@ -223,6 +225,8 @@ async def chat(
     )
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)
+        if thread is not None:
+            chat.store = thread
         if loaded:
             await chat.post(ModelLoaded("starter", 8192))
         yield chat

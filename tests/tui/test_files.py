@@ -67,7 +67,7 @@ def test_existing_files_are_attached_once_and_directories_listed(directory: Path
         ("with space.txt", 7, "spaced\n"),
     ]
     (listing,) = attach("what is in @src?", directory, 8192)
-    assert (listing.name, listing.text) == ("src/", "deep/\nprompt.py  18 B\n")
+    assert (listing.name, listing.text) == ("src/", "deep/other.py  5 B\nprompt.py  18 B\n")
     assert split_files(join_files("what?", [listing]))[1] == [listing]
 
 
@@ -179,7 +179,7 @@ async def test_mentioned_files_are_marked_and_counted(directory: Path) -> None:
     async with chat(directory=directory) as it:
         it.box.insert("see @notes.md, @none.txt and @src/ says @john")
         await it.until(lambda: "2 files" in str(it.box.border_title))
-        assert str(it.box.border_title) == "starter · 2 files, about 1,004 tokens"
+        assert str(it.box.border_title) == "starter · 2 files, about 1,008 tokens"
         line = it.box.get_line(0)
         found = it.box.get_component_rich_style("prompt--file", partial=True)
         marked = {line.plain[span.start : span.end]: span.style == found for span in line.spans}
