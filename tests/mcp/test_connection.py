@@ -164,7 +164,7 @@ async def test_a_call_has_a_time_limit(
     ],
 )
 @in_module
-async def test_a_server_that_cannot_start_says_why(config: ServerConfig, problem: str) -> None:
+async def test_start_errors_give_the_reason(config: ServerConfig, problem: str) -> None:
     with pytest.raises(AkunuError) as found:
         await Connection(config).start()
     assert problem in str(found.value)

@@ -179,10 +179,10 @@ def test_a_title_is_words_and_leaves_the_cached_prompt(
 ) -> None:
     text, end = recorder.answer(12, QUESTION, OPTIONS)
     turn = [*QUESTION, Message("assistant", text)]
-    prompt, asked = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)
+    prompt, title_options = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)
     while True:  # until the model with random layers ends a title
         recorder.answered.clear()
-        recorder.thread.request_title("a chat", [*turn, prompt], asked, tools)
+        recorder.thread.request_title("a chat", [*turn, prompt], title_options, tools)
         until(lambda: recorder.answered)
         if not recorder.messages.empty():
             break

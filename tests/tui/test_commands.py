@@ -1,4 +1,4 @@
-"""Commands, the palette and the key help: one table and the bindings, told in three places.
+"""Commands, the palette and the key help: one table and the bindings, shown in three places.
 
 To accept new pictures: pytest tests/tui/test_help.py --snapshot-update, then look at them.
 """

@@ -461,7 +461,7 @@ async def test_escape_ends_a_search_that_still_looks(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("sixteen_colors")
-async def test_what_is_not_found_says_so_and_dialogs_are_not_marked() -> None:
+async def test_missing_words_are_reported_and_dialogs_are_not_marked() -> None:
     async with chat() as it:
         await it.show(tree_of(("ready settings", "ready")))
         await it.app.run_action("find_next(1)")

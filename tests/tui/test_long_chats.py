@@ -176,7 +176,7 @@ async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> 
 
 
 @pytest.mark.long
-async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> None:
+async def test_an_old_prompt_is_edited_and_a_new_one_is_sent_there() -> None:
     async with chat() as it:
         await it.app.library.show(long_chat(60))
         await it.press("tab", "home", "up", *["up"] * 45, "e")
@@ -340,7 +340,7 @@ class SlowTerminal:
         os.write(self._master, data)
 
     async def wait_for(self, found: Callable[[], object], *, answer: bool = False) -> None:
-        """Reads, and answers each ping if asked to, until `found`."""
+        """Read the output until `found`; `answer`: reply to pings."""
         for _ in range(3000):
             new = self.read()
             if answer and new.count(PING):

@@ -74,11 +74,18 @@ def pulled(few_models: None) -> Iterator[Pulled]:
     pulled.proceed.set()
 
 
-def screen(pulled: Pulled) -> tuple[Host, ModelsScreen]:
-    downloads = Downloads(lambda message: host.post_message(message), pulled)
-    shown = ModelsScreen("starter", downloads, MEMORY)
-    host = Host(shown)
-    return host, shown
+class ModelsHost(Host):
+    """Shows the picker with downloads of its own."""
+
+    def __init__(self, pulled: Pulled) -> None:
+        self.downloads = Downloads(self.post_message, pulled)
+        self.picker = ModelsScreen("starter", self.downloads, MEMORY)
+        super().__init__(self.picker)
+
+
+def screen(pulled: Pulled) -> tuple[ModelsHost, ModelsScreen]:
+    host = ModelsHost(pulled)
+    return host, host.picker
 
 
 def lines(shown: ModelsScreen) -> list[str]:
@@ -128,18 +135,16 @@ async def test_downloads_show_progress_and_continue_in_the_background(pulled: Pu
         )
         await pilot.press("down", "x", "backspace")
         await pilot.press("enter")
-        assert (pulled.requested, list(shown._downloads.running)) == ([], []), (
-            "the question was left"
-        )
+        assert (pulled.requested, list(host.downloads.running)) == ([], []), "the question was left"
         await pilot.press("enter")
         await until(pilot, lambda: "45%" in "\n".join(lines(shown)))
         assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await pilot.press("enter")
         assert pulled.requested == ["good-4b"], "not twice at once"
         await pilot.press("escape")
-        assert list(shown._downloads.running) == ["good-4b"]
+        assert list(host.downloads.running) == ["good-4b"]
         pulled.proceed.set()
-        await until(pilot, lambda: not shown._downloads.running)
+        await until(pilot, lambda: not host.downloads.running)
 
 
 async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
@@ -156,9 +161,9 @@ async def test_a_second_click_downloads(pulled: Pulled) -> None:
     async with host.run_test(size=(90, 24)) as pilot:
         at = [line.split()[0] for line in lines(shown)].index("good-4b")
         await pilot.click(OptionList, offset=(5, at))
-        assert (about(shown)[:16], shown._downloads.running) == ("Download 2.0 GB?", {})
+        assert (about(shown)[:16], host.downloads.running) == ("Download 2.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
-        assert (about(shown)[:16], shown._downloads.running) == ("Download 4.0 GB?", {})
+        assert (about(shown)[:16], host.downloads.running) == ("Download 4.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
         await until(pilot, lambda: pulled.requested == ["coder-7b"])
 
@@ -172,11 +177,11 @@ async def test_a_model_that_is_too_large_is_downloaded_at_the_second_enter(pulle
         await pilot.press("enter")
         await until(pilot, lambda: pulled.requested == ["big-30b"])
         await pilot.press("ctrl+x")
-        await until(pilot, lambda: not shown._downloads.running)
+        await until(pilot, lambda: not host.downloads.running)
         await until(pilot, lambda: about(shown) == "The most capable.")
 
 
-async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
+async def test_a_failed_download_shows_the_reason(pulled: Pulled) -> None:
     why = "the hub does not answer; check " + "the network, then " * 9 + "try again"
     pulled.error = FetchError(why)
     pulled.steps = [Progress("waiting: no connection to the hub")]
@@ -190,9 +195,9 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
         description = shown.query_one("#description")
         await until(pilot, lambda: description.size.height > 2)  # all of it is seen
         assert description.region.bottom <= shown.query_one("#dialog").region.bottom - 1
-    again = ModelsScreen("starter", shown._downloads, MEMORY)
+    again = ModelsScreen("starter", host.downloads, MEMORY)
     async with Host(again).run_test(size=(90, 24)) as pilot:
-        await until(pilot, lambda: "✗ failed" in "\n".join(lines(again)))  # it is still told
+        await until(pilot, lambda: "✗ failed" in "\n".join(lines(again)))  # it is still shown
 
 
 def test_progress_never_goes_backwards() -> None:
@@ -268,7 +273,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
     pulled.steps = [Progress("download", 6 * GB // 5, 2 * GB, 10**7, 80)]
 
     async def fetching(pilot: Pilot[None]) -> None:
-        shown._downloads.start("good-4b")
+        host.downloads.start("good-4b")
         await pilot.press("down", "down")
         await until(pilot, lambda: "54%" in "\n".join(lines(shown)))
         await at_rest(pilot)
@@ -277,7 +282,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
 
 
 class Source(Pulled):
-    """Stands for the network: gives the starter, or an error, when told."""
+    """A replacement for the network: provides the starter or an error after `proceed`."""
 
     def __init__(self) -> None:
         super().__init__(Progress("download", 40_000_000, 100_000_000))
@@ -347,8 +352,8 @@ async def test_a_prompt_accepts_the_offer(source: Source) -> None:
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
     async with first_run() as it:
         assert "downloading the model 36%" in it.status_line
-        told = str(it.app.query_one(Welcome).query_one(".download").render())
-        assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
+        shown = str(it.app.query_one(Welcome).query_one(".download").render())
+        assert shown.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
         await it.send("two")
         assert (it.prompts, it.phase(), source.requested) == (

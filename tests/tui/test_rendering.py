@@ -80,7 +80,7 @@ async def test_long_code_is_seen_whole() -> None:
 
 
 @pytest.mark.long
-async def test_a_block_that_is_copied_in_mid_stream_says_so() -> None:
+async def test_a_block_copied_in_mid_stream_is_marked_as_unfinished() -> None:
     async with chat() as it:
         await it.send("go")
         await it.piece("```python\na = 1\n")
@@ -209,7 +209,7 @@ def test_columns_share_the_room(wanted: list[tuple[int, int]], room: int) -> Non
         assert all(w == n for w, n in zip(widths, natural, strict=True) if n <= fair - max(words))
 
 
-def test_cells_are_aligned_as_the_table_says() -> None:
+def test_cells_are_aligned() -> None:
     text = "| l | c | r |\n|:--|:-:|--:|\n| a | b | c |\n| long one | long one | long one |\n"
     cells = markdown_parser().parse(text)[0].meta["cells"]
     assert cells.alignment == ["left", "center", "right"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from textual.message import Message as TextualMessage
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 from akunu_py import paths
 from akunu_py.chats import database
@@ -47,7 +47,7 @@ def saved(path: Path) -> list[ChatMessage]:
 
 
 class Listening(ChatClient):
-    """One that is never started. asked: for which conversations it was."""
+    """A client that never starts; records the conversation of the last request."""
 
     def request(
         self,
@@ -56,7 +56,7 @@ class Listening(ChatClient):
         options: GenerateOptions,
         tools: Sequence[Tool] = (),
     ) -> None:
-        self.asked = [options.conversation]
+        self.requested = [options.conversation]
 
 
 def write_cache(name: str, conversation: str) -> Path:
@@ -163,7 +163,7 @@ async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
         store_thread = it.store
         session = it.app.answering._session = Listening("starter", lambda name: None)  # type: ignore[arg-type,return-value]
         await it.send("one")
-        (conversation,) = session.asked
+        (conversation,) = session.requested
         read = [write_cache("read.safetensors", conversation), write_cache("b.safetensors", "b")]
         await it.answer("first")
         await it.press("ctrl+o")
@@ -263,7 +263,7 @@ async def test_resuming_opens_or_lists_chats(
             await until(pilot, lambda: isinstance(app.screen, ConversationsScreen))
             screen = app.screen
             assert isinstance(screen, ConversationsScreen)
-            await until(pilot, lambda: len(screen._found) > 1)
+            await until(pilot, lambda: len(screen.query_one(OptionList).options) > 1)
             assert screen.query_one("#words", Input).value == listed
         else:
             await until(pilot, lambda: app.view.message.text)
@@ -339,16 +339,16 @@ def in_file(path: Path) -> list[str]:
 def begun() -> tuple[ChatMessage, ChatMessage]:
     """A prompt and an answer that grows."""
     tree = ConversationTree("c")
-    asked = add_prompt(tree, "Why?")
-    return asked, add_answer(tree, "Be", asked.id, finish=None)
+    prompt = add_prompt(tree, "Why?")
+    return prompt, add_answer(tree, "Be", prompt.id, finish=None)
 
 
 async def test_new_and_finished_messages_are_written_at_once_and_growing_ones_later(
     path: Path,
 ) -> None:
     async with started(path, interval_s=1000.0) as (it, _):
-        asked, answer = begun()
-        it.save("c", asked)
+        prompt, answer = begun()
+        it.save("c", prompt)
         it.save("c", answer)
         until_now(lambda: in_file(path) == ["Why?", "Be"])
         it.save("c", replace(answer, text="Because"))
@@ -360,8 +360,8 @@ async def test_new_and_finished_messages_are_written_at_once_and_growing_ones_la
 
 async def test_a_growing_answer_is_written_at_intervals(path: Path) -> None:
     async with started(path, interval_s=0.2) as (it, _):
-        asked, answer = begun()
-        it.save("c", asked)
+        prompt, answer = begun()
+        it.save("c", prompt)
         begin, size, written = time.monotonic(), 0, set[str]()
         while len(written) < 4:
             size += 1
@@ -390,10 +390,10 @@ async def test_calls_see_all_earlier_writes(path: Path) -> None:
         await it.call(lambda store: store.list())
 
 
-async def test_closing_writes_what_is_left(path: Path) -> None:
+async def test_closing_writes_the_rest(path: Path) -> None:
     async with started(path) as (it, messages):
-        asked, answer = begun()
-        it.save("c", asked)
+        prompt, answer = begun()
+        it.save("c", prompt)
         for size in range(100):
             it.save("c", replace(answer, text="x" * size))
         assert it.close(10)
@@ -406,15 +406,15 @@ async def test_a_locked_database_is_written_when_it_is_free(
 ) -> None:
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
     async with started(path, retry_s=0.1) as (it, messages):
-        asked, answer = begun()
-        it.save("c", asked)
+        prompt, answer = begun()
+        it.save("c", prompt)
         assert len(await it.call(lambda store: store.list())) == 1
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         it.save("c", answer)
         it.activate_branch("c", answer.id)
         until_now(lambda: messages)
-        time.sleep(0.4)  # it is tried again, and told once
+        time.sleep(0.4)  # it is tried again, and reported once
         other.execute("ROLLBACK")
         other.close()
         until_now(lambda: len(messages) == 2)
@@ -431,27 +431,27 @@ async def test_without_a_database_saving_fails_with_the_reason(path: Path) -> No
     database.close()
     async with started(path) as (it, messages):
         until_now(lambda: messages)
-        (told,) = messages
-        assert isinstance(told, SavingFailed)
-        assert "newer akunu" in told.error
+        (failed,) = messages
+        assert isinstance(failed, SavingFailed)
+        assert "newer akunu" in failed.error
         for message in branched().messages:
             it.save("queue", message)
         with pytest.raises(ConversationError, match="newer akunu"):
             await it.call(lambda store: store.list())
         assert not it.close(10)
-        assert it.error == told.error
+        assert it.error == failed.error
 
 
 async def test_a_damaged_database_is_set_aside_with_a_warning(path: Path) -> None:
     path.write_bytes(b"garbage" * 1000)
     async with started(path) as (it, messages):
-        asked, _ = begun()
-        it.save("c", asked)
+        prompt, _ = begun()
+        it.save("c", prompt)
         until_now(lambda: messages)
         until_now(lambda: in_file(path) == ["Why?"])
-        (told,) = messages
-        assert isinstance(told, StoreWarning)
-        assert "was set aside" in told.text
+        (message,) = messages
+        assert isinstance(message, StoreWarning)
+        assert "was set aside" in message.text
 
 
 async def test_closing_does_not_wait_for_a_disk_that_does_not_respond(

@@ -219,10 +219,10 @@ def test_the_background_in_the_reply_of_a_terminal(answer: bytes, expected: str 
 
 def test_querying_a_terminal_leaves_its_mode_unchanged() -> None:
     ours, theirs = pty.openpty()
-    asked: list[bytes] = []
+    queries: list[bytes] = []
 
     def answer() -> None:
-        asked.append(os.read(ours, 100))
+        queries.append(os.read(ours, 100))
         os.write(ours, b"\x1b]11;rgb:eeee/eeee/eeee\x1b\\")
         os.write(ours, b"\x1b[?62;22c")
 
@@ -232,7 +232,7 @@ def test_querying_a_terminal_leaves_its_mode_unchanged() -> None:
     found = terminal.parse_answer(terminal._query_terminal(theirs))
     other.join(5)
     assert found == "light"
-    assert asked == [b"\x1b]11;?\x1b\\\x1b[c"]
+    assert queries == [b"\x1b]11;?\x1b\\\x1b[c"]
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
@@ -299,7 +299,7 @@ OPTIONS = st.builds(
 )
 
 
-def asked(it: Chat) -> GenerateOptions:
+def next_options(it: Chat) -> GenerateOptions:
     """How the next answer is made."""
     return it.app.conversation.tree.options.apply(it.app.settings.options)
 
@@ -314,7 +314,7 @@ async def fill(it: Chat, **values: str) -> None:
 async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
     async with chat() as it:
         it.app.settings.options = GenerateOptions(NO_TOKEN_LIMIT, thinking_budget=900)
-        plain = asked(it)
+        plain = next_options(it)
         assert plain.max_tokens == NO_TOKEN_LIMIT
         await fill(it, temperature="0,25", top_p=".5", seed="7", max_tokens="300")
         it.app.screen.query_one("#thinking", Select).value = "low"
@@ -324,11 +324,11 @@ async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
         assert it.box.border_title == "starter · options"
         sampling = SamplingOptions(0.25, 0.5, seed=7)
         expected = GenerateOptions(300, sampling=sampling, thinking="low", thinking_budget=64)
-        assert asked(it) == expected
+        assert next_options(it) == expected
         await it.send("hello")
         await it.answer("Hi.")
         await it.press("ctrl+n")
-        assert asked(it) == plain
+        assert next_options(it) == plain
         assert it.box.border_title == "starter"
 
 
@@ -443,12 +443,18 @@ async def test_a_limit_is_a_setting() -> None:
     async with chat() as it:
         assert it.app.settings.current.token_limit == NO_TOKEN_LIMIT
         it.app.settings.apply(settings)
-        assert (asked(it).max_tokens, asked(it).thinking_budget) == (200, 0)
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (200, 0)
         it.app.settings.apply(Settings())
-        assert (asked(it).max_tokens, asked(it).thinking_budget) == (NO_TOKEN_LIMIT, None)
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (
+            NO_TOKEN_LIMIT,
+            None,
+        )
         it.app.conversation.set_options(ChatOptions(max_tokens=0, thinking_budget=-1))
         it.app.settings.apply(settings)
-        assert (asked(it).max_tokens, asked(it).thinking_budget) == (NO_TOKEN_LIMIT, None)
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (
+            NO_TOKEN_LIMIT,
+            None,
+        )
 
 
 def test_picture_of_the_options(snap_compare: Compare) -> None:

@@ -266,10 +266,10 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         await it.send("/compact")
         assert it.prompts == [NOTE]
         assert it.app.answering.active is not None
-        *asked, last = it.history
+        *earlier, last = it.history
         assert last == Message("user", SUMMARY_PROMPT)
-        assert [each.content for each in asked[::2]] == before[:2]
-        assert [each.content for each in asked[1::2]] == original[:2]
+        assert [each.content for each in earlier[::2]] == before[:2]
+        assert [each.content for each in earlier[1::2]] == original[:2]
         options = it.app.answering._options_of(it.app.conversation, it.app.answering.active)
         assert (options.max_tokens, options.thinking_budget) == (8192 // 5, 8192 // 10)
         await it.answer("They talked.")

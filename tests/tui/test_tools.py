@@ -75,7 +75,7 @@ async def started(it: Chat, *tools: ListedTool) -> None:
     await it.post(ToolsListed("files", tools or (READ, LIST)))
 
 
-async def asks(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> None:
+async def call_tools(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> None:
     """The model answers with calls."""
     await it.piece(text)
     await it.post(AnswerFinished(it.request(), "stop", STATS, calls=calls or (CALL,)))
@@ -90,7 +90,7 @@ async def asking(
     async with chat(tools=servers) as it:
         await started(it)
         await it.send("go")
-        await asks(it, *calls, text=text)
+        await call_tools(it, *calls, text=text)
         yield it, servers
 
 
@@ -103,7 +103,7 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
     async with chat(tools=servers) as it:
         await started(it)
         await it.send("what is in my notes?")
-        await asks(it)
+        await call_tools(it)
         assert (servers.called, it.phase()) == ([], "asking")
         shown = it.screen
         assert "Run this tool? files · read" in shown
@@ -150,7 +150,7 @@ async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None
         await started(it)
         await it.send("go")
         await it.press(*"ye")
-        await asks(it)
+        await call_tools(it)
         await it.press("s", "enter")
         assert (servers.called, it.text()) == ([], "")
         assert it.prompts == ["go", "yes"]
@@ -178,17 +178,17 @@ async def test_always_is_for_this_tool_in_this_chat() -> None:
     async with asking() as (it, servers):
         await it.press("down", "enter")
         await result(it)
-        await asks(it, ToolCall("read", "{}", "c2"), ToolCall("list", "{}", "c3"))
+        await call_tools(it, ToolCall("read", "{}", "c2"), ToolCall("list", "{}", "c3"))
         assert [call[0] for call in servers.called] == ["c1", "c2"]
         await result(it, call="c2")
-        assert it.phase() == "asking", "another tool asks"
+        assert it.phase() == "asking", "another tool calls"
         assert "(2 of 2) files · list" in it.screen
         await it.press("enter")
         await result(it, call="c3")
         await it.answer("Done.")
         await it.act("new_chat")
         await it.send("again")
-        await asks(it, ToolCall("read", "{}", "c4"))
+        await call_tools(it, ToolCall("read", "{}", "c4"))
         assert (it.phase(), len(servers.called)) == ("asking", 3)
 
 
@@ -202,7 +202,7 @@ async def test_escape_stops_a_call() -> None:
         assert "stopped before it had a result" in it.history[-1].content
         await it.answer("Well.")
         await it.send("more")
-        await asks(it)
+        await call_tools(it)
         await it.press("escape")
         assert len(servers.called) == 1
         assert "Run this tool" not in it.screen
@@ -219,15 +219,15 @@ async def test_the_model_sees_unknown_tools_and_errors() -> None:
         assert it.phase() == "asking"
         await it.press("enter")
         await it.post(ToolCalled("c1", ToolOutput("no such file", is_error=True)))
-        told = [message.content for message in it.history if message.role == "tool"]
-        assert told == ["There is no tool 'rm'. Tools: read, list", "no such file"]
+        results = [message.content for message in it.history if message.role == "tool"]
+        assert results == ["There is no tool 'rm'. Tools: read, list", "no such file"]
         assert it.screen.count("× failed") == 2
 
 
 async def test_an_unknown_tool_starts_the_next_answer_and_long_results_are_capped() -> None:
     async with asking(ToolCall("rm", "{}", "c0")) as (it, _):
         assert (it.phase(), it.history[-1].role) == ("prefill", "tool")
-        await asks(it)
+        await call_tools(it)
         await it.press("enter")
         await result(it, "x" * 1_000_000)
         assert len(it.history[-1].content) < 8192 + 100
@@ -235,19 +235,19 @@ async def test_an_unknown_tool_starts_the_next_answer_and_long_results_are_cappe
 
 
 async def test_tools_may_get_other_names_while_a_call_waits() -> None:
-    """Two servers with the same tool: the second one is ready when the user is asked already."""
+    """Two servers with the same tool: the second one starts after the question."""
     servers, search = Recorded("a", "b"), ListedTool("search it", "Search.", {"type": "object"})
     async with chat(tools=servers) as it:
         await it.post(ToolsListed("a", [search]), ToolServersOverdue())
         await it.send("go")
-        await asks(it, ToolCall("search_it", "{}", "c1"))
+        await call_tools(it, ToolCall("search_it", "{}", "c1"))
         await it.post(ToolsListed("b", [search]))
         names = [tool.name for tool in it.app.tools.offered.for_model()]
         assert names == ["a_search_it", "b_search_it"]
         await it.press("enter")
         assert servers.called == [("c1", "a", "search it", "{}")]
         await result(it)
-        await asks(it, ToolCall("b_search_it", "{}", "c2"))
+        await call_tools(it, ToolCall("b_search_it", "{}", "c2"))
         await it.post(ToolsListed("b", [READ]))
         await it.press("enter")
         assert len(servers.called) == 1, "the tool is gone"
@@ -259,7 +259,7 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
     async with chat(tools=servers, store=tmp_path / "c.db") as it:
         await started(it)
         await it.send("first")
-        await asks(it)
+        await call_tools(it)
         await it.press(*"behind", "enter")
         assert it.app.answering.active is None
         first = it.conversation
@@ -285,7 +285,7 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
     async with chat(tools=Recorded("files"), store=tmp_path / "c.db") as it:
         await started(it)
         await it.send("go")
-        await asks(it)
+        await call_tools(it)
         first = it.conversation
         await it.act("new_chat")
         await it.send("elsewhere")
@@ -320,14 +320,14 @@ async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None
     async with chat(tools=servers, store=path) as it:
         await started(it)
         await it.send("go")
-        await asks(it)
+        await call_tools(it)
         await it.press("enter")
         await result(it)
         await it.answer("Milk.")
         await it.act("regenerate")
         await it.answer("No idea.")
         await it.send("again")
-        await asks(it, ToolCall("list", "{}", "c9"))
+        await call_tools(it, ToolCall("list", "{}", "c9"))
     database = ConversationStore.open(path)
     (info,) = database.list()
     tree = database.load(info.id)
@@ -407,7 +407,7 @@ async def test_the_welcome_names_the_servers() -> None:
         assert "Everything stays" not in shown
 
 
-async def test_a_family_without_tools_says_so() -> None:
+async def test_a_model_without_tools_gets_a_notice() -> None:
     loaded = ModelLoaded("plain", 8192, shows_tools=False)
     async with chat(loaded=False, tools=Recorded("files")) as it:
         await it.post(loaded)
@@ -424,7 +424,7 @@ async def test_a_long_call_shows_that_it_grows() -> None:
         growing = ToolCall("read", "x" * 1234, "c1")
         await it.post(PieceArrived(1, "", (), STATS, calling=growing))
         assert "… calling read  1,234 characters" in it.screen
-        await asks(it, text="")
+        await call_tools(it, text="")
         assert "calling read" not in it.screen
 
 
@@ -434,7 +434,7 @@ async def test_the_question_fits(size: tuple[int, int]) -> None:
     async with chat(tools=Recorded("files"), size=size) as it:
         await started(it)
         await it.send("go")
-        await asks(it, long)
+        await call_tools(it, long)
         shown = it.screen
         assert "Allow once" in shown
         assert "Deny" in shown
@@ -459,13 +459,13 @@ async def test_a_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     job, prompts = answer_jobs.chat_job, list[list[Message]]()
 
     def forced(
-        engine: Any, messages: Any, asked: Any, tools: Any, choice: Any = None, **more: Any
+        engine: Any, messages: Any, generate: Any, tools: Any, choice: Any = None, **more: Any
     ) -> Any:
         """The first answer must call `picture`, the next ones must not call."""
         if choice is None:  # not the title
             prompts.append(messages)
             choice = ToolChoice("none") if prompts[1:] else ToolChoice("named", "picture")
-        return job(engine, messages, asked, tools, choice, **more)
+        return job(engine, messages, generate, tools, choice, **more)
 
     monkeypatch.setattr(answer_jobs, "chat_job", forced)
     command = [sys.executable, "-m", "tests.support.mcp_server"]
@@ -473,11 +473,11 @@ async def test_a_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         [ServerConfig("tests", command[0], tuple(command[1:]), cwd=str(ROOT), timeout=60)]
     )
     client = ChatClient("hermes", lambda name: StepLoop(Session(engine), 1))
-    asked = options(engine)
+    generate = options(engine)
     brace = engine.tokens.tokenizer.backend_tokenizer.token_to_id("}")  # ends the arguments
-    bias = (*asked.sampling.logit_bias, (brace, 30.0))
-    asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
-    config = ChatConfig("hermes", asked, session=client, tools=servers)
+    bias = (*generate.sampling.logit_bias, (brace, 30.0))
+    generate = replace(generate, sampling=replace(generate.sampling, logit_bias=bias))
+    config = ChatConfig("hermes", generate, session=client, tools=servers)
     async with ChatApp(config).run_test(size=(100, 40)) as pilot:
         it = Chat(pilot)
         await until(pilot, lambda: it.app.tools.offered.listed)
