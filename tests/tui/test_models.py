@@ -77,6 +77,8 @@ def pulled(few_models: None) -> Iterator[Pulled]:
 class ModelsHost(Host):
     """Shows the picker with downloads of its own."""
 
+    TITLE = "Host"
+
     def __init__(self, pulled: Pulled) -> None:
         self.downloads = Downloads(self.post_message, pulled)
         self.picker = ModelsScreen("starter", self.downloads, MEMORY)
