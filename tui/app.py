@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -115,6 +115,8 @@ class ChatConfig:
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
     ui_state: SavedUiState = field(default_factory=SavedUiState)
+    # Finds the system's copy program; None: the terminal copies.
+    copy_program: Callable[[], list[str] | None] = clipboard_command
 
 
 class ChatApp(OrderedInputApp[None], PacedApp[None]):
@@ -289,7 +291,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy `text`. Textual calls this for selected text, too."""
-        command = clipboard_command()
+        command = self._config.copy_program()
         if command is None:
             super().copy_to_clipboard(text)  # OSC 52
         else:

@@ -1,27 +1,29 @@
-"""Connections to real servers, by standard streams and streamable HTTP."""
+"""MCP servers: configuration, connections, and limits of the output."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from mcp import Client
 
 from akunu_py.errors import AkunuError
-from akunu_py.mcp.config import ServerConfig
+from akunu_py.mcp.config import ServerConfig, read_servers
 from akunu_py.mcp.connection import Connection
-from akunu_py.mcp.output import ToolOutput
+from akunu_py.mcp.output import ToolOutput, limit_for, shorten
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+in_module = pytest.mark.asyncio(loop_scope="module")
 SERVER = ("-m", "tests.support.mcp_server")
 
 
@@ -61,6 +63,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+@in_module
 async def test_results(server: Connection) -> None:
     assert await server.call("add", {"first": 2, "second": 3}) == ToolOutput("5")
     shown = await server.call("picture", {})
@@ -69,6 +72,7 @@ async def test_results(server: Connection) -> None:
     assert len(long.text) == 400_000
 
 
+@in_module
 async def test_errors_are_results(server: Connection) -> None:
     for name, arguments, words in (
         ("refuse", {}, "the disk is on fire"),
@@ -80,6 +84,7 @@ async def test_errors_are_results(server: Connection) -> None:
         assert words in found.text
 
 
+@in_module
 async def test_cancelling_reaches_the_server(server: Connection, tmp_path: Path) -> None:
     call = asyncio.create_task(server.call("wait", {"file": str(tmp_path / "started")}))
     await until(tmp_path / "started")
@@ -95,6 +100,7 @@ async def until(file: Path) -> None:
         await asyncio.sleep(0.01)
 
 
+@in_module
 async def test_a_server_that_dies_is_started_again(server: Connection) -> None:
     if server.config.url:
         pytest.skip("akunu starts no server at an address")
@@ -105,6 +111,7 @@ async def test_a_server_that_dies_is_started_again(server: Connection) -> None:
     assert home == ToolOutput(""), "servers get no more of the environment than PATH and the like"
 
 
+@in_module
 async def test_calls_that_need_an_ended_server_start_it_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -136,6 +143,7 @@ async def test_calls_that_need_an_ended_server_start_it_once(
     assert connection._task is None
 
 
+@in_module
 async def test_a_call_has_a_time_limit(
     server: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -155,14 +163,96 @@ async def test_a_call_has_a_time_limit(
         (ServerConfig("x", url="http://127.0.0.1:9/mcp"), "cannot reach http://127.0.0.1:9/mcp"),
     ],
 )
-async def test_a_server_that_cannot_start_says_why(config: ServerConfig, problem: str) -> None:
+@in_module
+async def test_start_errors_give_the_reason(config: ServerConfig, problem: str) -> None:
     with pytest.raises(AkunuError) as found:
         await Connection(config).start()
     assert problem in str(found.value)
     assert "\n" not in str(found.value)
 
 
+@in_module
 async def test_a_silent_server_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("akunu_py.mcp.connection.START_S", 0.1)
     with pytest.raises(AkunuError, match=r"the server did not answer within 0.1 s"):
         await Connection(ServerConfig("x", "sh", ("-c", "while read x; do :; done"))).start()
+
+
+def read(path: Path, servers: Any) -> tuple[list[ServerConfig], list[str]]:
+    path.write_text(json.dumps({"mcpServers": servers}))
+    return read_servers(path)
+
+
+def test_without_a_file_there_are_no_servers(tmp_path: Path) -> None:
+    assert read_servers(tmp_path / "mcp.json") == ([], [])
+
+
+def test_the_format_of_claude_desktop(tmp_path: Path) -> None:
+    servers, problems = read(
+        tmp_path / "mcp.json",
+        {
+            "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b"}, "type": "stdio"},
+            "wiki": {"type": "http", "url": "https://w/mcp", "headers": {"X": "y"}, "timeout": 5},
+            "off": {"command": "x", "disabled": True},
+        },
+    )
+    assert problems == []
+    assert servers == [
+        ServerConfig("files", "npx", ("-y", "x"), {"A": "b"}),
+        ServerConfig("wiki", url="https://w/mcp", headers={"X": "y"}, timeout=5),
+    ]
+
+
+def test_a_file_cannot_allow_calls(tmp_path: Path) -> None:
+    entry = {"command": "x", "autoApprove": ["rm"], "arg": []}
+    servers, problems = read(tmp_path / "mcp.json", {"a": entry})
+    assert servers == [ServerConfig("a", "x")]
+    where = f"{tmp_path / 'mcp.json'}: server 'a': "
+    assert problems == [
+        f"{where}'autoApprove' is ignored: unknown field",
+        f"{where}'arg' is ignored: unknown field (did you mean 'args'?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (5, 'expected {"command": ...} or {"url": ...}'),
+        ({}, "expected either command or url, found neither"),
+        ({"command": "x", "url": "http://x"}, "expected either command or url, found both"),
+        ({"command": ""}, "expected a command for command, found ''"),
+        ({"command": "x\0"}, "expected a command for command"),
+        ({"command": ["x"]}, "expected a command for command"),
+        ({"command": "x", "args": "y"}, "expected a list of strings for args, found 'y'"),
+        ({"command": "x", "args": [1]}, "expected a list of strings for args"),
+        ({"command": "x", "env": {"A": 1}}, "expected an object of strings for env"),
+        ({"command": "x", "timeout": 0}, "expected a number of seconds for timeout, found '0'"),
+        ({"command": "x", "timeout": True}, "expected a number of seconds for timeout"),
+        ({"command": "x", "disabled": "no"}, "expected true or false for disabled"),
+        ({"url": "file:///etc/passwd"}, "expected http://... or https://... for url"),
+        ({"url": "http://x", "type": "sse"}, "expected stdio or http (streamable HTTP) for type"),
+        ({"url": "http://x", "headers": []}, "expected an object of strings for headers"),
+    ],
+)
+def test_one_wrong_server_leaves_the_others(tmp_path: Path, entry: Any, problem: str) -> None:
+    servers, problems = read(tmp_path / "mcp.json", {"bad": entry, "good": {"command": "x"}})
+    assert servers == [ServerConfig("good", "x")]
+    (line,) = problems
+    assert line.startswith(f"{tmp_path / 'mcp.json'}: server 'bad': {problem}")
+    assert "\n" not in line
+
+
+def test_a_broken_file_is_one_problem(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    for content in ("", "[]", "{", '{"mcpServers": []}', "[" * 100_000, "\udcff"):
+        path.write_text(content, errors="surrogateescape")
+        servers, problems = read_servers(path)
+        assert servers == []
+        (line,) = problems
+        assert str(path) in line
+
+
+def test_a_long_output_keeps_its_start_and_its_end() -> None:
+    assert shorten("abc", 3) == "abc"
+    assert shorten("a" * 50 + "b" * 50, 50) == f"{'a' * 40}\n[50 characters left out]\n{'b' * 10}"
+    assert (limit_for(0), limit_for(8192), limit_for(1 << 20)) == (2000, 8192, 50_000)

@@ -1,13 +1,22 @@
-"""Nothing that a file, a model or a name holds is obeyed by the terminal: it is shown."""
+"""Terminals: pastes are text, and text from files and models is displayed, not obeyed."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import pty
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from textual import events
+from textual._xterm_parser import XTermParser
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.json import as_json
@@ -15,10 +24,12 @@ from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
 from akunu_py.text import displayable, for_output, on_one_line, typeable
-from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ModelLoaded
+from akunu_py.tui.terminal import ChatDriver, background
+from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
+from akunu_py.workarounds.textual_driver import PasteParser
 from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
-from tests.support.tui_chat import GAUGES, STATS, Chat, chat
+from tests.support.tui_chat import GAUGES, chat
 
 CLEAR = "\x1b[2J"
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
@@ -26,7 +37,7 @@ EVIL = f"a{CLEAR}b{CLIPBOARD}c\x9b31md\x7f\x08\r\u202e\u2066\udc80"
 
 
 def is_safe(text: str) -> bool:
-    """Whether a terminal only writes it down, and in the order in which it is."""
+    """Whether a terminal shows the text in its order and obeys none of it."""
     return not any(
         (ord(letter) < 0x20 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0
         or 0xD800 <= ord(letter) < 0xE000 or letter in "\u202a\u202b\u202c\u202d\u202e"
@@ -35,7 +46,7 @@ def is_safe(text: str) -> bool:
 
 
 @lengths(150)
-def test_what_is_displayed(examples: int) -> None:
+def test_displayed_text_is_safe_and_as_long(examples: int) -> None:
     def check(text: str) -> None:
         assert is_safe(displayable(text))
         assert is_safe(typeable(text))
@@ -47,7 +58,9 @@ def test_what_is_displayed(examples: int) -> None:
     explore(check, examples, TEXTS | st.text(st.characters(max_codepoint=0xA5), max_size=30))
 
 
-def test_a_terminal_is_shown_what_a_pipe_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_are_displayed_on_terminals_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert for_output(CLEAR) == CLEAR
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert for_output(CLEAR) == "␛[2J"
@@ -110,7 +123,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
-def test_commands_that_meet_hostile_names(
+def test_commands_print_hostile_names_safely(
     command: list[str], home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hostile_home(home)
@@ -144,32 +157,144 @@ def test_an_imported_title(home: Path, tmp_path: Path, capfd: pytest.CaptureFixt
     assert is_safe(out + err)
 
 
-def on_screen(chat: Chat) -> str:
-    """Every character that the terminal is told to write, of all layers."""
-    strips = chat.app.screen._compositor.render_strips()
-    return "\n".join(strip.text for strip in strips)
-
-
-async def test_the_chat_shows_and_does_not_obey() -> None:
+async def test_the_chat_displays_control_characters() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
     async with chat(loaded=False, size=(100, 40)) as here:
         await here.post(ModelLoaded(evil, 8192, evil, evil, GAUGES))
-        assert is_safe(on_screen(here))
+        assert is_safe(here.screen)
         await here.send(f"Hello {evil}")
         await here.piece(evil)
-        await here.post(AnswerFinished(1, "stop", STATS))
-        assert is_safe(on_screen(here))
+        await here.finish()
+        assert is_safe(here.screen)
         await here.send("More")
         await here.post(AnswerFailed(2, evil))
-        screen = on_screen(here)
+        screen = here.screen
         assert is_safe(screen)
         assert "␛[2J" in screen
         here.app.notify(evil, title=evil)
         here.app.view.prompt.write(evil)
         await here.pilot.pause(0.2)
-        assert is_safe(on_screen(here))
+        assert is_safe(here.screen)
         here.app.view.prompt.extend_history([evil])
         await here.pilot.press("ctrl+r")
         await here.pilot.pause(0.2)
-        assert is_safe(on_screen(here))
+        assert is_safe(here.screen)
+
+
+_START, _END = "\x1b[200~", "\x1b[201~"
+_SEQUENCES = [
+    *("\x1b", "\x1b\x1b", "\x1b[", "\x1b[A", "\x1b[2", "\x1b[20", "\x1b[200", "\x1b[200~"),
+    *("\x1b[201", "\x1bOP", "\x1b[I", "\x1b[<0;1;1M", "\x1b]52;c;eA==\x07", "\x1b[1;5D"),
+    *("\x1b[13u", "\r", "\n", "\t", "\x11", "\x03", "\x7f", "\x9b", "[201~", "200~", "é", "a\nb"),
+]
+_text = st.lists(st.sampled_from(_SEQUENCES) | st.text(max_size=6), max_size=8).map("".join)
+_pasted = _text.filter(lambda text: _END not in text + _END[:-1])
+_typed = st.lists(st.sampled_from(["a", "é", "\r", "\x1b[A", "\x11", "\x1bOP"]), max_size=4)
+
+
+def messages(parser: XTermParser, chunks: Sequence[str]) -> list[tuple[str, str]]:
+    found = []
+    for chunk in chunks:
+        for message in parser.feed(chunk):
+            if isinstance(message, events.Paste):
+                found.append(("paste", message.text))
+            elif isinstance(message, events.Key):
+                found.append(("key", message.key))
+            else:
+                found.append(("other", type(message).__name__))
+    return found
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
+    return [text[one:two] for one, two in itertools.pairwise(ends)]
+
+
+@lengths(200)
+def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
+    def check(drawn: tuple[list[str], str, list[str], str, list[int]]) -> None:
+        before, pasted, between, again, places = drawn
+        sent = "".join([*before, _START, pasted, _END, *between, _START, again, _END, "z"])
+        expected = messages(XTermParser(), before)
+        expected += [("paste", typeable(pasted))]
+        expected += messages(XTermParser(), between)
+        expected += [("paste", typeable(again)), ("key", "z")]
+        assert messages(PasteParser(), cut(sent, places)) == expected
+
+    places = st.lists(st.integers(0, 10_000), max_size=12)
+    explore(check, examples, st.tuples(_typed, _pasted, _typed, _pasted, places))
+
+
+@lengths(100)
+def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
+    def check(drawn: tuple[str, list[int]]) -> None:
+        sent, places = drawn
+        plain = messages(XTermParser(), [sent])
+        assert messages(PasteParser(), cut(sent, places)) == plain
+
+    sent = _text.filter(lambda text: "200~" not in text)
+    explore(check, examples, st.tuples(sent, st.lists(st.integers(0, 10_000), max_size=6)))
+
+
+def test_a_large_paste_takes_linear_time() -> None:
+    """Character by character it would take minutes."""
+    text = "x\x1b" * 500_000
+    parser = PasteParser()
+    chunks = [_START, *cut(text, range(0, len(text), 4096)), _END]
+    assert messages(parser, chunks) == [("paste", "x" * 500_000)]
+
+
+def test_keys_typed_while_the_terminal_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    monkeypatch.setattr(ChatDriver, "typed_ahead", b"")
+    monkeypatch.setattr(os, "open", lambda *_: os.dup(follower))
+    reply = b"a\x1b]11;rgb:ffff/ffff/ffff\x1b\\b\x1b[?62;4c"
+    answering = threading.Thread(target=lambda: os.read(leader, 99) and os.write(leader, reply))
+    answering.start()
+    assert background({"TERM": "xterm"}) == "light"
+    answering.join()
+    assert ChatDriver.typed_ahead == b"ab"
+    os.close(leader)
+    os.close(follower)
+
+
+def read_with(process: Callable[[object], None], data: bytes) -> list[Exception]:
+    """Read input in the chat's driver, until "z"; return what ended it."""
+    leader, follower = pty.openpty()
+    driver: Any = ChatDriver.__new__(ChatDriver)
+    driver._debug, driver.fileno, driver.exit_event = False, follower, threading.Event()
+    failed: list[Exception] = []
+    driver._app = SimpleNamespace(
+        call_later=lambda _, error: failed.append(error), _handle_exception=None
+    )
+
+    def take(message: object) -> None:
+        if getattr(message, "key", "") == "z":
+            driver.exit_event.set()
+        process(message)
+
+    driver.process_message = take
+    os.write(leader, data + b"z\r")
+    driver._run_input_thread()
+    os.close(leader)
+    os.close(follower)
+    return failed
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\xffb", b"\xed\xa0\x80", b"\x1b[200~\xff\xfe\x1b[31m\x1b[201~"]
+)
+def test_invalid_utf8_is_ignored(data: bytes) -> None:
+    got: list[object] = []
+    assert read_with(got.append, data) == []
+    assert len(got) >= 2
+
+
+def test_a_bug_in_the_input_thread_is_reported_as_any_other() -> None:
+    error = ValueError("a bug")
+
+    def fail(message: object) -> None:
+        raise error
+
+    assert read_with(fail, b"a") == [error]

@@ -1,4 +1,4 @@
-"""The chat without a model, for tests: keys go in, and what a session would post is posted."""
+"""Drive the chat without a model: press keys, post the messages of a session, see the screen."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from rich.cells import cell_len
+from rich.style import Style
 from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Markdown
 
+from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.decoding.events import Gauges
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -26,14 +28,16 @@ from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.tui.workers.tool_servers import ToolServers
-from akunu_py.types import GenerateOptions, Message, Stats
+from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
 GAUGES = Gauges(540_000_000, 1.32)
 
 
 class Chat:
-    """An app under test, with the parts that tests look at."""
+    """A running app, with verbs for what users and sessions do, and views of the screen."""
+
+    store: StoreThread  # of a chat that is saved
 
     def __init__(self, pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app, ChatApp)
@@ -41,14 +45,35 @@ class Chat:
         self.box = self.app.query_one(PromptBox)
         self.status = self.app.query_one(StatusLine)
         self.transcript = self.app.query_one(Transcript)
+        self._request = 1
+
+    # What the screen shows
+
+    @property
+    def screen(self) -> str:
+        return "\n".join(strip.text for strip in self.strips())
+
+    def strips(self) -> list[Strip]:
+        return self.app.screen._compositor.render_strips()
+
+    def styled(self) -> Iterator[tuple[str, Style]]:
+        """Yield the stretches of the screen that have a style."""
+        for strip in self.strips():
+            for text, style, _ in strip:
+                if style is not None:
+                    yield text, style
 
     def phase(self) -> str:
-        """A method, because a type checker believes that an attribute stays what it was."""
+        """A method, because mypy narrows attributes that it has compared."""
         return self.status.phase
 
     def text(self) -> str:
-        """What is in the box."""
+        """Return the text in the prompt box."""
         return self.box.text
+
+    @property
+    def status_line(self) -> str:
+        return str(self.status.render())
 
     @property
     def prompts(self) -> list[str]:
@@ -62,30 +87,15 @@ class Chat:
     def markdown(self) -> list[str]:
         return [widget.source for widget in self.app.query(Markdown)]
 
-    def screen_text(self) -> str:
-        """What is on the screen."""
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
-
-    async def click_on(self, text: str, which: int = 0) -> None:
-        """Clicks on the first letter of a text on the screen, or of another place of it."""
-        lines = self.screen_text().splitlines()
-        places = [
-            (cell_len(line[: found.start()]), row)
-            for row, line in enumerate(lines)
-            for found in re.finditer(re.escape(text), line)
-        ]
-        await self.pilot.click(offset=places[which])
-        await self.pilot.pause()
-
     @property
     def feet(self) -> list[str]:
-        """What stands below the answers: how they ended, and which of several each is."""
+        """The lines below the answers: how each ended, and its branch."""
         feet = (view.query_one(".foot") for view in self.app.query(AnswerView))
         return [str(foot.render()) if foot.display else "" for foot in feet]
 
     @property
     def drafted(self) -> list[str]:
-        """The texts of the drafting view, an answer each."""
+        """The texts of the drafting view, one for each answer."""
         return [
             "\n".join(str(stretch.render()) for stretch in view.query(DraftedSection))
             for view in self.app.query(DraftedText)
@@ -93,16 +103,52 @@ class Chat:
 
     @property
     def notifications(self) -> list[str]:
-        """What the message lines say now."""
+        """The current texts of the message lines."""
         lines = [line for each in self.app.screen_stack for line in each.query(MessageLine)]
         return [line.text for line in lines if line.text]
 
     @property
     def history(self) -> list[Message]:
-        """What the model is given to answer now."""
+        """The messages that the model is answering."""
         assert self.app.answering.active is not None
         system = self.app.settings.current.system
         return self.app.conversation.history(self.app.answering.active, system)
+
+    @property
+    def conversation(self) -> str:
+        """The ID of the open conversation."""
+        return self.app.conversation.tree.conversation
+
+    # What users do
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def send(self, text: str) -> None:
+        self.box.insert(text)
+        await self.press("enter")
+
+    async def click_on(self, text: str, which: int = 0, times: int = 1) -> None:
+        """Click on the first letter of a text on the screen."""
+        places = [
+            (cell_len(line[: found.start()]), row)
+            for row, line in enumerate(self.screen.splitlines())
+            for found in re.finditer(re.escape(text), line)
+        ]
+        await self.pilot.click(offset=places[which], times=times)
+        await self.pilot.pause()
+
+    async def resize(self, width: int, height: int) -> None:
+        await self.pilot.resize_terminal(width, height)
+        await self.pilot.pause()
+
+    async def act(self, action: str) -> None:
+        """Run an action of the app, such as `export('file')`."""
+        await self.app.run_action(f"app.{action}")
+        await self.pilot.pause()
+
+    # What the session does. `turn` is a request's number; by default that of the last request.
 
     async def post(self, *messages: TextualMessage) -> None:
         for message in messages:
@@ -115,27 +161,44 @@ class Chat:
         while not all(view.is_drawn for view in self.app.query(AnswerView)):
             await self.pilot.pause()
 
-    async def send(self, text: str) -> None:
-        self.box.insert(text)
-        await self.press("enter")
+    def request(self) -> int:
+        """Return the number of the last request."""
+        if self.app.answering.active is not None:
+            self._request = self.app.answering.active.request
+        return self._request
 
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
+    async def piece(self, text: str, *drafted: tuple[int, int], turn: int | None = None) -> None:
+        await self.post(PieceArrived(turn or self.request(), text, drafted, STATS))
 
-    async def act(self, action: str) -> None:
-        """Runs an action of the app, `export('file')` for one."""
-        await self.app.run_action(f"app.{action}")
-        await self.pilot.pause()
+    async def finish(
+        self, reason: FinishReason = "stop", stats: Stats = STATS, turn: int | None = None
+    ) -> None:
+        await self.post(AnswerFinished(turn or self.request(), reason, stats))
 
-    async def piece(self, text: str, *drafted: tuple[int, int], turn: int = 1) -> None:
-        """`turn`: the number of the request."""
-        await self.post(PieceArrived(turn, text, drafted, STATS))
-
-    async def answer(self, text: str, turn: int = 1) -> None:
-        """A whole answer."""
+    async def answer(self, text: str, turn: int | None = None) -> None:
+        """Generate a whole answer."""
         await self.piece(text, turn=turn)
-        await self.post(AnswerFinished(turn, "stop", STATS))
+        await self.finish(turn=turn)
+
+    async def talk(self, *texts: str) -> None:
+        """Send prompts and answer them, alternately."""
+        for number, text in enumerate(texts):
+            await (self.answer if number % 2 else self.send)(text)
+
+    async def show(self, tree: ConversationTree, message: str | None = None) -> None:
+        await self.app.library.show(tree, message)
+        await self.rest()
+
+    # Waiting for events
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        await until(self.pilot, holds)
+
+    async def until_shown(self, text: str) -> None:
+        await self.until(lambda: text in self.screen)
+
+    async def rest(self) -> None:
+        await at_rest(self.pilot)
 
 
 @contextlib.asynccontextmanager
@@ -143,29 +206,46 @@ async def chat(
     *,
     loaded: bool = True,
     size: tuple[int, int] = (80, 24),
-    store: StoreThread | None = None,
+    store: StoreThread | Path | None = None,
     directory: Path | None = None,
     settings: Settings | None = None,
     tools: ToolServers | None = None,
+    copy_program: list[str] | None = None,
 ) -> AsyncIterator[Chat]:
+    """Start the chat. `store`: a path is opened here, and closed at the end."""
+    thread = StoreThread(store) if isinstance(store, Path) else store
     config = ChatConfig(
         "starter",
         GenerateOptions(),
         settings or Settings(),
-        store=store,
+        store=thread,
         directory=directory or Path.cwd(),
         tools=tools,
+        copy_program=lambda: copy_program,
     )
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)
+        if thread is not None:
+            chat.store = thread
         if loaded:
             await chat.post(ModelLoaded("starter", 8192))
         yield chat
+    if thread is not None and thread is not store:
+        assert await asyncio.to_thread(thread.close, 10)
+
+
+def tree_of(*pairs: tuple[str, str]) -> ConversationTree:
+    """Return a conversation of prompts (IDs p0, p1, ...) and their answers (r0, r1, ...)."""
+    tree, parent = ConversationTree(), None
+    for number, (prompt, answer) in enumerate(pairs):
+        tree.add(ChatMessage("user", prompt, parent, id=f"p{number}"))
+        parent = f"r{number}"
+        tree.add(ChatMessage("assistant", answer, f"p{number}", finish_reason="stop", id=parent))
+    return tree
 
 
 async def at_rest(pilot: Pilot[None]) -> None:
-    """Waits until the picture no longer changes: what is drawn late, or moves, takes a few rounds
-    of the event loop."""
+    """Wait until the picture no longer changes."""
     before: list[Strip] = []
     for _ in range(600):
         await pilot.pause(0.02)
@@ -178,8 +258,8 @@ async def at_rest(pilot: Pilot[None]) -> None:
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    """Waits until it `holds`."""
+    """Wait until `holds` returns true, at most a minute."""
     end = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < end, "it did not come"
+        assert time.monotonic() < end, "the expected event did not happen"
         await pilot.pause(0.01)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-import pytest
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
@@ -33,22 +32,11 @@ class Compare(Protocol):
     ) -> bool: ...
 
 
-def sizes_and_themes(*themes: str) -> pytest.MarkDecorator:
-    """Snapshots in the dark theme at each size, and in the others at one: a theme changes colours,
-    which no size does."""
-    sizes = ((80, 24), (120, 40), (40, 12))
-    shown = [(size, "dark") for size in sizes] + [(sizes[0], theme) for theme in themes]
-    return pytest.mark.parametrize(
-        ("size", "theme"),
-        [pytest.param(size, theme, id=f"{theme}-{size[0]}x{size[1]}") for size, theme in shown],
-    )
-
-
 class Pulled:
-    """Stands for `pull`: proceeds and ends as the test wants."""
+    """A replacement for `pull` that waits for `proceed`."""
 
     def __init__(self, *steps: Progress) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.steps = [*steps]
         self.error: Exception | None = None
         self.proceed = threading.Event()
@@ -56,19 +44,19 @@ class Pulled:
     def __call__(
         self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
     ) -> StoredModel:
-        self.asked.append(name)
+        self.requested.append(name)
         for step in self.steps:
             tell(step)
         while not self.proceed.wait(0.01):
             if cancelled():
-                raise Cancelled("called off")
+                raise Cancelled("cancelled")
         if self.error:
             raise self.error
         return StoredModel(name.rpartition("/")[2], paths.models_dir())
 
 
 class Host(App[None]):
-    """Shows `shown` and keeps what it was left with in `results`."""
+    """Shows `shown` and collects its results."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - the chat's
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high"), (32, "-tall")]  # noqa: RUF012

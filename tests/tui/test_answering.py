@@ -1,4 +1,4 @@
-"""Asking and being answered, driven by pilots. What a session would tell is posted by hand."""
+"""Prompts, answers and errors; Esc and Ctrl+C lose nothing; chats answer in the background."""
 
 from __future__ import annotations
 
@@ -6,157 +6,114 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from textual import events
+from textual.widgets import OptionList
 
 from akunu_py import paths
-from akunu_py.text import displayable, typeable
-from akunu_py.tui.open_conversation import ChatTurn, Conversation
-from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen
+from akunu_py.tui.screens.dialog import QuestionScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
-from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.chat_client import (
-    AnswerFailed,
-    AnswerFinished,
-    ModelLoaded,
-    PrefillUpdate,
-)
+from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded, PrefillUpdate
 from akunu_py.tui.workers.downloads import DownloadEnded
 from akunu_py.types import Constraint, Message
-from tests.support.tui_chat import STATS, at_rest, chat, until
+from tests.support.tui_chat import Chat, chat
 
 
-async def test_a_question_and_its_answer() -> None:
+async def test_the_status_follows_a_request_from_prefill_to_its_end() -> None:
     async with chat() as it:
         assert it.phase() == "ready"
         await it.press(*"why", "enter")
         assert (it.prompts, it.text(), it.phase()) == (["why"], "", "prefill")
         await it.post(PrefillUpdate(1, 40, 100))
-        assert "processing the prompt 40%" in str(it.status.render())
+        assert "processing the prompt 40%" in it.status_line
         await it.piece("Be")
         await it.piece("cause")
-        assert it.phase() == "answering"
         assert it.markdown == ["Because"]
-        assert str(it.status.render()) == "◐ answering · 11 of 8k context · 20 tokens/s"
-        await it.post(AnswerFinished(1, "stop", STATS))
-        assert it.phase() == "ready"
-        assert str(it.status.render()) == "● ready · 11 of 8k context · 20 tokens/s"
+        assert it.status_line == "◐ answering · 11 of 8k context · 20 tokens/s"
+        await it.finish()
+        assert it.status_line == "● ready · 11 of 8k context · 20 tokens/s"
 
 
-async def test_enter_sends_and_other_keys_break_the_line() -> None:
-    async with chat() as it:
-        await it.press("a", "ctrl+j", "b", "shift+enter", "c")
-        assert it.text() == "a\nb\nc"
-        await it.press("enter")
-        assert it.prompts == ["a\nb\nc"]
-        await it.press("enter")
-        await it.press("space", "enter")
-        assert len(it.prompts) == 1, "an empty prompt is not sent"
-
-
-async def test_a_paste_of_many_lines_is_one_harmless_prompt() -> None:
-    async with chat() as it:
-        it.app.post_message(events.Paste("one\r\ntwo\x1b[2J\rthree\x07\ttab\x00"))
-        await it.pilot.pause()
-        assert it.text() == "one\ntwo[2J\nthree\ttab"
-        await it.press("enter")
-        assert it.prompts == ["one\ntwo[2J\nthree\ttab"]
-
-
-async def test_the_box_grows_and_stays_small() -> None:
-    async with chat() as it:
-        heights = [it.box.size.height]
-        for lines in (3, 100):
-            it.box.text = "\n".join("x" * lines)
-            await it.pilot.pause()
-            heights.append(it.box.size.height)
-        assert heights == [1, 3, 8]
-
-
-async def test_up_and_down_browse_earlier_prompts() -> None:
-    async with chat() as it:
-        for prompt in ("first", "second"):
-            await it.send(prompt)
-        await it.press("up")
-        assert it.text() == "second"
-        await it.press("up")
-        assert it.text() == "first"
-        await it.press("up")
-        assert it.text() == "first"
-        await it.press("down")
-        assert it.text() == "second"
-        await it.press("down")
-        assert it.text() == ""
-        await it.press(*"mine", "up")
-        assert it.text() == "mine", "what was typed is not lost"
-
-
-async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
+async def test_escape_stops_at_once_and_keeps_the_text() -> None:
     async with chat() as it:
         await it.send("go")
         await it.piece("Once upon")
         await it.press("escape")
         assert it.phase() == "stopped"
-        await it.piece(" a time")
-        await it.post(AnswerFinished(1, "cancelled", STATS))
-        assert it.markdown == ["Once upon"]
-        assert it.feet == ["■ stopped"]
+        await it.answer(" a time")
+        assert (it.markdown, it.feet) == (["Once upon"], ["■ stopped"])
         await it.send("more")
         assert it.phase() == "prefill"
         assert it.history == [
-            Message("user", "go"),
-            Message("assistant", "Once upon"),
-            Message("user", "more"),
-        ]
+            Message("user", "go"), Message("assistant", "Once upon"), Message("user", "more"),
+        ]  # fmt: skip
 
 
-@pytest.mark.long
-async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
+async def test_escape_before_an_answer_puts_the_prompts_back_in_order() -> None:
     async with chat() as it:
         await it.send("first")
         await it.send("second")
         await it.press("escape")
         assert (it.text(), it.prompts) == ("second", ["first"])
         await it.press("escape")
-        assert it.text() == "first\n\nsecond", "both return, in order"
-        assert (it.prompts, it.phase()) == ([], "ready")
-        await it.press("enter")
-        await it.press(*"third", "escape")
+        assert (it.text(), it.prompts, it.phase()) == ("first\n\nsecond", [], "ready")
+        await it.press("enter", *"third", "escape")
         assert (it.text(), it.prompts) == ("first\n\nsecond\n\nthird", [])
 
 
-async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
+@pytest.mark.parametrize("key", ["escape", "up"])
+async def test_escape_and_up_take_back_queued_prompts_first(key: str) -> None:
+    async with chat() as it:
+        for prompt in ("one", "two", "three"):
+            await it.send(prompt)
+        assert it.feet == ["", *["… queued; Esc takes it back"] * 2]
+        await it.piece("1")
+        await it.press(key)
+        assert (it.text(), it.prompts, it.phase()) == ("three", ["one", "two"], "answering")
+        if key == "up":
+            it.box.clear()
+        await it.press(key)
+        expected = "two" if key == "up" else "two\n\nthree"
+        assert (it.text(), it.prompts, it.phase()) == (expected, ["one"], "answering")
+        if key == "up":
+            it.box.clear()
+            await it.press("up")
+            assert it.text() == "three", "then the earlier prompts"
+        else:
+            await it.press("escape")
+            assert (it.phase(), it.markdown) == ("stopped", ["1"])
+
+
+async def test_prompts_wait_for_the_model_and_for_earlier_answers() -> None:
     async with chat(loaded=False) as it:
         await it.send("one")
         await it.send("two")
         assert (it.prompts, it.phase()) == (["one", "two"], "loading")
-        await it.post(ModelLoaded("starter", 8192))
-        assert it.phase() == "prefill"
-        await it.piece("1")
-        await it.post(AnswerFinished(1, "stop", STATS))
-        assert it.phase() == "prefill"
-        await it.piece("2", turn=2)
-        await it.post(AnswerFinished(2, "stop", STATS))
+        note = "starter gets 2,048 of its 8,192 tokens of context"
+        await it.post(ModelLoaded("starter", 2048, None, note))
+        assert (it.notices, it.phase()) == ([note], "prefill")
+        await it.answer("1")
+        assert (it.phase(), it.feet) == ("prefill", ["", ""])
+        await it.answer("2")
         assert (it.markdown, it.phase()) == (["1", "2"], "ready")
 
 
 @pytest.mark.parametrize("new", ["ctrl+n", "/new"])
-async def test_a_new_conversation(new: str) -> None:
+async def test_a_new_chat_has_no_earlier_messages(new: str) -> None:
     async with chat() as it:
         await it.send("old")
         await it.piece("answer")
-        if new == "/new":
-            await it.send(new)
-        else:
-            await it.press(new)
-        await it.piece(" that comes late")
+        await (it.send if new == "/new" else it.press)(new)
+        await it.piece(" that arrives late")
         assert (it.prompts, it.markdown, it.phase()) == ([], [], "answering")
-        await it.post(AnswerFinished(1, "stop", STATS))
+        await it.finish()
         await it.send("fresh")
         assert it.history == [Message("user", "fresh")]
 
 
-async def test_a_failed_prompt_goes_back_to_the_box() -> None:
+async def test_an_error_returns_the_prompt_and_keeps_the_text() -> None:
     async with chat() as it:
         await it.send("too long")
         await it.post(AnswerFailed(1, "the prompt is too long"))
@@ -165,57 +122,10 @@ async def test_a_failed_prompt_goes_back_to_the_box() -> None:
         it.box.clear()
         await it.send("short")
         assert it.phase() == "prefill"
-
-
-async def test_an_answer_that_fails_halfway_is_kept() -> None:
-    async with chat() as it:
-        await it.send("go")
         await it.piece("half of")
-        await it.post(AnswerFailed(1, "RuntimeError: out of memory"))
+        await it.post(AnswerFailed(2, "RuntimeError: out of memory"))
         assert (it.markdown, it.text()) == (["half of"], "")
-        assert it.notices == ["RuntimeError: out of memory"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "akunu_py.tui.transcript.blocks.natural_widths",
-        "akunu_py.tui.transcript.markdown_parser.to_unicode",
-    ],
-)
-async def test_a_bug_in_drawing_hides_nothing(
-    broken: str, monkeypatch: pytest.MonkeyPatch, own_directories: None
-) -> None:
-    """What cannot be drawn as Markdown is shown as it was written, while it comes and later; where
-    the details are is told."""
-
-    def fail(*_: object) -> NoReturn:
-        raise ZeroDivisionError("in drawing")
-
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("**one**\n\n")
-        monkeypatch.setattr(broken, fail)
-        await it.piece("| a | b |\n|--|--|\n| two | $x^2$ |\n\n")
-        await until(it.pilot, lambda: it.notifications)
-        assert "shown as plain text; the details are in" in it.notifications[0]
-        await it.answer("```py\nthree\n```")
-        written = ["**one**", "| a ", "| two | $x^2$ |", "```py", "three"]
-        for keys in ((), ("f2",), ("f2",), ("f8",)):
-            await it.press(*keys)
-            await at_rest(it.pilot)
-            assert [line for line in written if line not in it.screen_text()] == []
-        it.app.view.message.clear()
-        await it.app.view.show_conversation()  # as when it is opened later
-        await until(it.pilot, lambda: it.notifications)
-        await at_rest(it.pilot)
-        assert [line for line in written if line not in it.screen_text()] == []
-        await it.send("and a prompt after it")
-        assert (it.phase(), len(it.prompts)) == ("prefill", 2)
-    details = [file.read_text() for file in (paths.cache_dir() / "crashes").iterdir()]
-    assert len(details) == 2
-    assert all("in drawing" in each and "transcript/" in each for each in details)
+        assert it.notices[-1] == "RuntimeError: out of memory"
 
 
 async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
@@ -224,22 +134,50 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
         await it.post(AnswerFailed(None, "the model is damaged"))
         assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
         await it.press("enter")
-        assert it.phase() == "loading", "sending tries again to load"
+        assert it.phase() == "loading", "sending loads it again"
         await it.post(ModelLoaded("starter", 8192))
         await it.piece("Hi")
         assert it.markdown == ["Hi"]
 
 
-async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
-    async with chat(loaded=False) as it:
-        note = "starter gets 2,048 of its 8,192 tokens of context"
-        await it.post(ModelLoaded("starter", 2048, None, note))
-        assert it.notices == [note]
-
-
 @pytest.mark.long
-async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("akunu_py.tui.app.clipboard_command", lambda: None)
+@pytest.mark.parametrize("broken", ["blocks.natural_widths", "markdown_parser.to_unicode"])
+async def test_a_bug_in_drawing_shows_plain_text(
+    broken: str, monkeypatch: pytest.MonkeyPatch, own_directories: None
+) -> None:
+    """While the answer streams and when the chat is opened later; a crash file has the details."""
+
+    def fail(*_: object) -> NoReturn:
+        raise ZeroDivisionError("in drawing")
+
+    async def check(it: Chat) -> None:
+        await it.rest()
+        written = ["**one**", "| a ", "| two | $x^2$ |", "```py", "three"]
+        assert [line for line in written if line not in it.screen] == []
+
+    async with chat() as it:
+        await it.send("go")
+        await it.piece("**one**\n\n")
+        monkeypatch.setattr(f"akunu_py.tui.transcript.{broken}", fail)
+        await it.piece("| a | b |\n|--|--|\n| two | $x^2$ |\n\n")
+        await it.until(lambda: it.notifications)
+        assert "shown as plain text; the details are in" in it.notifications[0]
+        await it.answer("```py\nthree\n```")
+        for keys in ((), ("f2",), ("f2",), ("f8",)):
+            await it.press(*keys)
+            await check(it)
+        it.app.view.message.clear()
+        await it.app.view.show_conversation()
+        await it.until(lambda: it.notifications)
+        await check(it)
+        await it.send("and a prompt after it")
+        assert (it.phase(), len(it.prompts)) == ("prefill", 2)
+    details = [file.read_text() for file in (paths.cache_dir() / "crashes").iterdir()]
+    assert len(details) == 2
+    assert all("in drawing" in each and "transcript/" in each for each in details)
+
+
+async def test_ctrl_c_copies_then_stops_then_clears_then_quits() -> None:
     async with chat() as it:
         await it.send("go")
         await it.piece("still")
@@ -250,24 +188,27 @@ async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatc
         await it.press("ctrl+c")
         assert (it.phase(), it.feet) == ("stopped", ["■ stopped"])
         await it.press("a", "ctrl+j", "b", "ctrl+c")
-        assert it.text() == "", "more than one line too"
+        assert it.text() == "", "more than one line, too"
         await it.press("up")
         assert it.text() == "a\nb", "nothing is lost"
         await it.press("ctrl+d")
         assert it.app.return_code != 0, "the box is not empty"
-        await it.press("ctrl+c")
-        await it.press("ctrl+c")
+        await it.press("ctrl+c", "ctrl+c")
         assert it.notifications == ["Press Ctrl+C again to quit."]
         await it.press("ctrl+c")
         assert it.app.return_code == 0
+
+
+@pytest.mark.parametrize("command", ["ctrl+q", "/quit", "ctrl+d"])
+async def test_quitting_while_answering(command: str) -> None:
     async with chat() as it:
-        await it.press("ctrl+d")
+        await it.send("go")
+        await it.piece("on and on")
+        await (it.send if command == "/quit" else it.press)(command)
         assert it.app.return_code == 0
 
 
-@pytest.mark.long
-async def test_one_message_line_above_the_prompt() -> None:
-    """It covers nothing, shows one message at a time, and refusals in red."""
+async def test_the_message_line_shows_one_message_above_the_prompt() -> None:
     async with chat() as it:
         line = it.app.view.message
         height = it.transcript.size.height
@@ -281,7 +222,6 @@ async def test_one_message_line_above_the_prompt() -> None:
         assert it.text() == "/temperature 9", "it can be corrected"
         it.box.clear()
         await it.press("f4")
-        await it.pilot.pause()
         it.app.notify("while a dialog is open")
         assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
         await it.press("escape")
@@ -290,64 +230,47 @@ async def test_one_message_line_above_the_prompt() -> None:
         line.clear()
         await it.pilot.pause()
         assert (line.display, it.transcript.size.height) == (False, height)
-
-
-@pytest.mark.long
-async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
-    async with chat() as it:
-        await it.send("/system You are a pirate.")
-        assert it.box.border_title == "starter · system prompt"
-        await it.send("one")
-        await it.send("two")
-        assert it.feet == ["", "… queued; Esc takes it back"]
-        await it.answer("1")
-        assert it.feet == ["", ""]
-        await it.answer("2", turn=2)
-        await it.press("f6")
-        assert [view.has_class("-edited") for view in it.app.query(PromptView)] == [False, True]
-        await it.press("escape")
-        assert not it.app.query("PromptView.-edited")
+        await it.talk("go", "on")
         await it.send("/export chat.pdf")
         assert it.notifications == ["unknown file type .pdf; use .md or .json"]
         assert it.text() == "/export chat.pdf"
-
-
-@pytest.mark.parametrize("quit_by", ["ctrl+q", "/quit"])
-async def test_quitting_while_answering(quit_by: str) -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("on and on")
-        if quit_by == "/quit":
-            await it.send(quit_by)
-        else:
-            await it.press(quit_by)
-        assert it.app.return_code == 0
+        it.box.clear()
+        await it.send("/system You are a pirate.")
+        assert it.box.border_title == "starter · system prompt · options"
 
 
 @pytest.mark.long
 async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
     async with chat() as it:
-        transcript = it.app.query_one(Transcript)
+        transcript = it.transcript
         await it.send("go")
         assert transcript.scroll_y == 0
         await it.piece("line\n\n" * 40)
-        assert transcript.max_scroll_y > 20
-        assert transcript.scroll_y == transcript.max_scroll_y
-        await it.press("pageup")
+        assert transcript.scroll_y == transcript.max_scroll_y > 20
+        await it.press("pageup", "pageup")
+        await it.rest()
         above = transcript.scroll_y
         assert above < transcript.max_scroll_y
         await it.piece("line\n\n" * 40)
         assert transcript.scroll_y == above
-        await it.press(*["pagedown"] * 20)
-        await it.piece("line\n\n" * 40)
-        assert transcript.scroll_y == transcript.max_scroll_y
+        assert "↓ more below · End" in it.screen
+        for back in ("end", "click", "pagedown"):
+            if back == "click":
+                await it.click_on("more below")
+            await it.press(*{"end": ["end"], "pagedown": ["pagedown"] * 20}.get(back, []))
+            await it.until(lambda: "more below" not in it.screen)
+            await it.piece("line\n\n" * 9)
+            assert transcript.scroll_y == transcript.max_scroll_y
+            await it.press("pageup", "pageup")
+            await it.until_shown("more below")
+        await it.answer("the end")
+        await it.until(lambda: "more below" not in it.screen)
 
 
-@pytest.mark.long
 async def test_the_box_keeps_the_focus() -> None:
     async with chat() as it:
         await it.press("tab", "a")
-        assert it.text().strip() == "a", "there is no message to go to yet"
+        assert it.text().strip() == "a", "there is no message to select yet"
         await it.press("enter")
         await it.piece("```\ncode\n```\n")
         await it.pilot.click(AnswerView)
@@ -355,112 +278,161 @@ async def test_the_box_keeps_the_focus() -> None:
         assert it.text() == "bc"
 
 
-@pytest.mark.rotating
-@pytest.mark.long
-@pytest.mark.parametrize("size", [(20, 5), (40, 10), (200, 60)])
-async def test_any_size(size: tuple[int, int]) -> None:
-    async with chat(size=size) as it:
-        await it.send("go " * 50)
-        await it.piece("# Title\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n```\n" + "x" * 300)
-        await it.press("f2")
-        await it.pilot.resize_terminal(30, 8)
-        await it.press("f2", "escape")
-        assert it.phase() == "stopped"
-
-
-@pytest.mark.rotating
-@pytest.mark.long
-@pytest.mark.parametrize("rows", [5, 6, 8, 12, 30])
-async def test_the_line_that_is_typed_is_seen(rows: int) -> None:
-    async with chat(size=(90, 30)) as it:
-        await it.press(*"a", *["ctrl+j"] * 12, *"b")
-        await it.pilot.resize_terminal(20, rows)
-        await it.pilot.pause()
-        prompt = it.app.query_one(PromptBox)
-        seen = prompt.content_region.intersection(it.app.screen.region)
-        assert seen.contains_point(prompt.cursor_screen_offset)
-        assert prompt.region.bottom == it.status.region.y == rows - 1
-
-
-def test_what_is_shown_is_as_long_as_what_was_said() -> None:
-    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028 "
-    shown = displayable(text)
-    assert len(shown) == len(text)
-    assert shown.encode()
-    assert not [char for char in shown if ord(char) < 32 and char not in "\n\t"]
-    assert len(shown.splitlines()) == len(shown.split("\n"))
-    assert displayable("a\x1b[1m\tb\r\n") == "a␛[1m\tb \n"
-    assert typeable("a\x1b[1m\r\nb\rc\x85d\x9b") == "a[1m\nb\nc\nd"
-
-
-def test_history_leaves_out_what_was_not_answered() -> None:
+async def test_history_leaves_out_prompts_without_an_answer() -> None:
     conversation = Conversation()
-    for prompt, answer, finish_reason in (
-        ("a", "A", "stop"),
-        ("b", "", None),
-        ("c", "C", "cancelled"),
-    ):
+    for prompt, answer, reason in (("a", "A", "stop"), ("b", "", None), ("c", "C", "cancelled")):
         turn = conversation.ask(prompt)
-        turn.answer, turn.finish_reason = answer, finish_reason  # type: ignore[assignment]
-    asked = conversation.ask("d")
+        turn.answer, turn.finish_reason = answer, reason  # type: ignore[assignment]
+    last = conversation.ask("d")
     conversation.ask("e")
-    contents = [message.content for message in conversation.history(asked, "Be kind.")]
+    contents = [message.content for message in conversation.history(last, "Be kind.")]
     assert contents == ["Be kind.", "a", "A", "c", "C", "d"]
 
 
-@pytest.mark.long
-async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
-    """Once: any JSON, of a schema in the prompt or in a file; and answered again likewise."""
+async def test_json_constrains_the_next_answer_only(tmp_path: Path) -> None:
+    """Any JSON, or a schema in the prompt or in a file; regenerating uses the same schema."""
     (tmp_path / "schema.json").write_text('{"type": "integer"}')
-
-    def constraint(turn: ChatTurn | None) -> Constraint | None:
-        assert turn is not None
-        return turn.constraint
+    null, integer = (
+        Constraint("json_schema", f'{{"type": "{each}"}}') for each in ("null", "integer")
+    )
 
     async with chat() as it:
-        answering = it.app.answering
+
+        async def check(prompt: str, expected: Constraint | None) -> None:
+            await (it.press if prompt == "f5" else it.send)(prompt)
+            assert it.app.answering.active is not None
+            assert it.app.answering.active.constraint == expected
+            await it.answer("1")
+
         await it.send("/json")
         assert it.notifications == ["The next answer will be JSON. /json off cancels."]
-        await it.send("one")
-        assert constraint(answering.active) == Constraint("json")
-        await it.answer("1")
-        await it.send("two")
-        assert constraint(answering.active) is None
-        await it.answer("2", turn=2)
+        await check("one", Constraint("json"))
+        await check("two", None)
         await it.send('/json {"type": "null"}')
-        await it.send("three")
-        asked = Constraint("json_schema", '{"type": "null"}')
-        assert constraint(answering.active) == asked
-        await it.answer("null", turn=3)
-        await it.press("f5")
-        assert constraint(answering.active) == asked
-        await it.answer("null", turn=4)
+        await check("three", null)
+        await check("f5", null)
         await it.send(f"/json {tmp_path / 'schema.json'}")
         await it.send("/json off")
         assert it.notifications == ["The next answer is unconstrained."]
         await it.send(f"/json {tmp_path / 'schema.json'}")
-        await it.send("four")
-        assert constraint(answering.active) == Constraint("json_schema", '{"type": "integer"}')
-        await it.answer("4", turn=5)
+        await check("four", integer)
         for wrong, why in (("{1}", "is not valid JSON"), ("/no/such", "cannot read /no/such")):
             await it.send(f"/json {wrong}")
             assert why in it.notifications[-1]
             it.box.clear()
-        await it.send("five")
-        assert constraint(answering.active) is None
+        await check("five", None)
 
 
-async def test_a_server_that_answers_is_named() -> None:
+async def test_the_screen_names_the_server_that_answers() -> None:
     url = "http://127.0.0.1:8012"
     async with chat(loaded=False) as it:
-        await it.post(ModelLoaded("starter", 8192, server=url))
-        assert it.notices == [f"starter runs in akunu serve at {url}; none is loaded here."]
-        assert "ready: akunu serve answers" in it.screen_text()
-        await it.post(ModelLoaded("starter", 8192, server=url))
-        await it.send("Hello.")
-        await it.answer("Hi.")
-        assert "ready: akunu serve answers" in it.screen_text()
-        assert len(it.notices) == 1
+        for _ in range(2):
+            await it.post(ModelLoaded("starter", 8192, server=url))
+            assert it.notices == [f"starter runs in akunu serve at {url}; none is loaded here."]
+            assert "ready: akunu serve answers" in it.screen
+        await it.talk("Hello.", "Hi.")
+        assert "ready: akunu serve answers" in it.screen
         await it.post(ModelLoaded("another", 8192))
         assert it.notices[1:] == ["another is loaded here; no server answers from now on."]
-        assert "akunu serve answers" not in it.screen_text().splitlines()[-1]
+        assert "akunu serve answers" not in it.screen.splitlines()[-1]
+
+
+# Chats in the background
+
+
+async def rows(it: Chat, count: int) -> list[str]:
+    """Return the rows of the open list when there are `count`."""
+    options = it.app.screen.query_one(OptionList)
+    await it.until(lambda: len(options.options) == count and options.options[0].id)
+    return [str(option.prompt) for option in options.options]
+
+
+async def test_opening_other_chats_does_not_stop_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.db"
+    async with chat(store=path) as it:
+        await it.send("first chat")
+        await it.piece("Once upon")
+        await it.press("ctrl+o")
+        await it.until_shown("▶ 11 tokens")
+        await it.press("enter")  # the same conversation
+        await it.until(lambda: not isinstance(it.app.screen, ConversationsScreen))
+        await it.piece(" a time")
+        assert (it.markdown, it.feet, it.phase()) == (["Once upon a time"], [""], "answering")
+
+        await it.press("ctrl+n")
+        assert (it.prompts, it.text()) == ([], "")
+        assert "answering another chat: first chat" in it.status_line
+        await it.piece(", far away")
+        await it.press("ctrl+o")
+        await it.until_shown("▶ 11 tokens")
+        await it.press("escape")
+        await it.finish()
+        assert it.notifications[-1] == "Answered: first chat. Ctrl+O opens it."
+        assert it.phase() == "ready"
+        await it.press("ctrl+o")
+        await it.until_shown("• new")
+        await it.press("enter")
+        await it.until(lambda: it.markdown == ["Once upon a time, far away"])
+        assert (it.prompts, it.feet) == (["first chat"], [""])
+        await it.press("ctrl+o")
+        assert "• new" not in (await rows(it, 1))[0]
+        await it.press("escape")
+    store = ConversationStore.open(path)
+    (info,) = store.list()
+    answer = store.load(info.id).active_branch()[-1]
+    assert (answer.text, answer.finish_reason) == ("Once upon a time, far away", "stop")
+    store.close()
+
+
+@pytest.mark.long
+async def test_a_second_chat_waits_for_the_answer_or_stops_it() -> None:
+    async with chat() as it:
+        await it.send("one")
+        first = it.conversation
+        await it.piece("1")
+        await it.press("ctrl+n")
+        for keys, sent in ((["escape"], True), (["end", "enter"], False)):
+            await it.send("two")
+            assert isinstance(it.app.screen, QuestionScreen)
+            await it.press(*keys)
+            assert (it.prompts == ["two"], it.text() == "two") == (sent, not sent)
+            await it.press("escape")
+            assert it.text() == "two", "Esc takes back the queued prompt and stops nothing else"
+            it.box.clear()
+        await it.piece("2")
+        await it.send("three")
+        await it.finish()
+        assert not isinstance(it.app.screen, QuestionScreen), "the first answer has finished"
+        assert it.history[-1].content == "three"
+
+        await it.press("ctrl+n")
+        await it.send("four")
+        await it.press("down", "enter")  # stop that answer
+        assert it.history[-1].content == "four"
+        await it.piece("late", turn=2)
+        await it.answer("4")
+        assert it.markdown == ["4"]
+        assert it.app.answering.is_in_background(first)
+        await it.app.library.open(ChosenConversation(first))  # without a store this does nothing
+
+
+@pytest.mark.usefixtures("own_directories")
+async def test_errors_and_deletions_in_the_background() -> None:
+    async with chat() as it:
+        await it.send("one")
+        await it.send("one more")
+        background = it.app.conversation.tree
+        await it.press("ctrl+n")
+        await it.send("two")
+        await it.press("escape")  # wait
+        await it.post(AnswerFailed(None, "the model is damaged"))
+        assert (it.text(), it.prompts) == ("two", [])
+        prompts = [each.text for each in background.active_branch() if each.role == "user"]
+        assert prompts == ["one", "one more"]
+
+        it.box.clear()
+        await it.send("three")
+        deleted = it.conversation
+        await it.press("ctrl+n")
+        await it.app.library.on_deleted(deleted)
+        assert (it.app.answering.active, it.app.answering.progress()) == (None, {})

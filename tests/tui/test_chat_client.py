@@ -67,7 +67,9 @@ class Recorder:
     def next(self) -> Any:
         return self.messages.get(timeout=60)
 
-    def ask(self, turn: int, messages: list[Message], options: GenerateOptions) -> tuple[str, Any]:
+    def answer(
+        self, turn: int, messages: list[Message], options: GenerateOptions
+    ) -> tuple[str, Any]:
         """Sends a request, and waits for its end."""
         self.thread.request(turn, messages, options)
         return self.until_end(turn)
@@ -106,13 +108,13 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
 
 @pytest.mark.long
 def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: Engine) -> None:
-    text, end = recorder.ask(1, QUESTION, OPTIONS)
+    text, end = recorder.answer(1, QUESTION, OPTIONS)
     expected = chat_request(Session(shallow_starter), QUESTION, OPTIONS).answer()
     assert (text, end.reason) == (expected.text, expected.finish_reason)
     assert end.stats.generated_tokens == len(expected.tokens)
 
 
-def test_stopping_keeps_what_was_said(recorder: Recorder) -> None:
+def test_stopping_keeps_the_text(recorder: Recorder) -> None:
     recorder.thread.request(2, QUESTION, ENDLESS)
     while not isinstance(recorder.next(), PieceArrived):
         pass
@@ -137,34 +139,34 @@ def test_stopping_before_it_begins(recorder: Recorder) -> None:
 
 
 @pytest.mark.long
-def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -> None:
-    _, end = recorder.ask(5, [Message("user", "too long " * 9000)], OPTIONS)
+def test_errors_are_reported_and_the_next_prompt_is_answered(recorder: Recorder) -> None:
+    _, end = recorder.answer(5, [Message("user", "too long " * 9000)], OPTIONS)
     assert isinstance(end, AnswerFailed)
     assert "8192" in end.error
     assert end.error.endswith("shorten the prompt"), "there is nothing to compact"
     earlier = [Message("user", "Hi"), Message("assistant", "Hello.")] * 2
-    _, end = recorder.ask(8, [*earlier, Message("user", "too long " * 9000)], OPTIONS)
+    _, end = recorder.answer(8, [*earlier, Message("user", "too long " * 9000)], OPTIONS)
     assert isinstance(end, AnswerFailed)
     assert end.error.endswith("shorten the prompt, or /compact")
-    _, end = recorder.ask(6, [None], OPTIONS)  # type: ignore[list-item]
+    _, end = recorder.answer(6, [None], OPTIONS)  # type: ignore[list-item]
     assert isinstance(end, AnswerFailed)
     assert end.error.startswith("AttributeError: ")
     recorder.thread.request(7, QUESTION, OPTIONS)
     before = len(recorder.answered)
     _, end = recorder.until_end(7)
     assert isinstance(end, AnswerFinished)
-    recorder.ask(70, QUESTION, GenerateOptions(max_tokens=1))
+    recorder.answer(70, QUESTION, GenerateOptions(max_tokens=1))
     assert recorder.answered[before:][:1] == [end.stats], "failed answers report no statistics"
 
 
 @pytest.mark.long
-def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
-    begun, end = recorder.ask(8, QUESTION, GenerateOptions(max_tokens=10))
+def test_an_answer_continues_where_it_was_cut_off(recorder: Recorder) -> None:
+    begun, end = recorder.answer(8, QUESTION, GenerateOptions(max_tokens=10))
     assert end.reason == "length"
     begun_again = [*QUESTION, Message("assistant", begun)]
-    rest, end = recorder.ask(9, begun_again, GenerateOptions(max_tokens=20))
+    rest, end = recorder.answer(9, begun_again, GenerateOptions(max_tokens=20))
     assert end.stats.cached_tokens > 0
-    whole, _ = recorder.ask(10, QUESTION, GenerateOptions(max_tokens=30))
+    whole, _ = recorder.answer(10, QUESTION, GenerateOptions(max_tokens=30))
     assert begun + rest == whole, "greedy: as if it had not been cut off"
 
 
@@ -175,12 +177,12 @@ WORDS = re.compile(r"[^\W_][^\s\"`*<>]*(?:[,:]? [^\W_][^\s\"`*<>]*){0,7}\??")
 def test_a_title_is_words_and_leaves_the_cached_prompt(
     recorder: Recorder, tools: tuple[Tool, ...]
 ) -> None:
-    text, end = recorder.ask(12, QUESTION, OPTIONS)
+    text, end = recorder.answer(12, QUESTION, OPTIONS)
     turn = [*QUESTION, Message("assistant", text)]
-    prompt, asked = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)
+    prompt, title_options = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)
     while True:  # until the model with random layers ends a title
         recorder.answered.clear()
-        recorder.thread.request_title("a chat", [*turn, prompt], asked, tools)
+        recorder.thread.request_title("a chat", [*turn, prompt], title_options, tools)
         until(lambda: recorder.answered)
         if not recorder.messages.empty():
             break
@@ -189,12 +191,12 @@ def test_a_title_is_words_and_leaves_the_cached_prompt(
     assert isinstance(title, TitleWritten)
     assert title.conversation == "a chat"
     assert WORDS.fullmatch(title.text), title.text
-    _, following = recorder.ask(13, [*turn, Message("user", "And the land?")], OPTIONS)
+    _, following = recorder.answer(13, [*turn, Message("user", "And the land?")], OPTIONS)
     assert following.stats.cached_tokens >= end.stats.prompt_tokens + end.stats.generated_tokens - 1
 
 
 @pytest.mark.long
-def test_rejected_drafts_and_gauges_are_told(recorder: Recorder) -> None:
+def test_rejected_drafts_and_gauges_are_reported(recorder: Recorder) -> None:
     recorder.thread.request(11, QUESTION, GenerateOptions(max_tokens=60, draft="fixed"))
     rejected, passes = 0, 0
     while not isinstance(message := recorder.next(), AnswerFinished):
@@ -266,33 +268,25 @@ def test_a_program_that_closes_it_ends_cleanly(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(shallow_starter: Engine) -> None:
-    recorder = Recorder(shallow_starter)
-    recorder.thread.start(recorder.messages.put, load=False)
-    recorder.thread.switch("starter")
-    assert isinstance(recorder.next(), AnswerFailed)  # it is broken
-    assert recorder.thread.close(timeout=60)
-    assert recorder.messages.empty(), "it was tried once"
-
-
 @pytest.mark.parametrize("broken", [False, True])
-def test_it_is_known_whether_a_model_is_being_loaded(shallow_starter: Engine, broken: bool) -> None:
-    """Where it is when the chat is quit, MLX's threads may be at work when the program ends."""
+def test_is_loading_is_true_during_a_load_only(shallow_starter: Engine, broken: bool) -> None:
+    """The chat must not exit while MLX's threads load a model."""
+    recorder = Recorder(shallow_starter)
+    assert recorder.thread.close(timeout=0), "a thread that never started"
     recorder = Recorder(shallow_starter)
     recorder.broken = broken
     assert not recorder.thread.is_loading
-    recorder.thread.start(recorder.messages.put)
+    recorder.thread.start(recorder.messages.put, load=not broken)
+    if broken:  # a model that is installed later is loaded once
+        recorder.thread.switch("starter")
     assert isinstance(recorder.next(), AnswerFailed if broken else ModelLoaded)
     assert recorder.thread.close(timeout=60)
+    assert recorder.messages.empty()
     assert recorder.loading == [True]
     assert not recorder.thread.is_loading
 
 
-def test_closing_what_never_started(shallow_starter: Engine) -> None:
-    assert Recorder(shallow_starter).thread.close(timeout=0)
-
-
-def test_pieces_are_held_together_with_their_spans() -> None:
+def test_pieces_are_merged_with_their_spans() -> None:
     buffer, stats, gauges = PieceBuffer(), Stats(), Gauges()
     assert not buffer.is_due()
     buffer.add(
@@ -315,17 +309,15 @@ def test_pieces_are_held_together_with_their_spans() -> None:
     assert message.stats is not stats
 
 
-def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
-    buffer = PieceBuffer()
-    buffer.add(
-        AnnotatedPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), Stats(), " dog")
-    )
+def test_rejected_drafts_in_thinking_are_not_shown_in_the_answer() -> None:
+    buffer, piece = PieceBuffer(), Piece((1,), rejected=(2,))
+    buffer.add(AnnotatedPiece(TextPiece("", piece, thinking="Hm"), Stats(), " dog"))
     message = buffer.flush(1, Stats(), Gauges())
     assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())
 
 
 @pytest.mark.usefixtures("own_directories")
-def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
+def test_prompt_caches_survive_restarts_and_unloading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)

@@ -1,7 +1,4 @@
-"""Files in a prompt: which are named, refused, sent and read back; and the list that offers them.
-
-To accept new pictures: pytest tests/tui/test_files.py --snapshot-update, then look at them.
-"""
+"""Files in a prompt: mentioned, refused, sent and parsed; suggestions for files and commands."""
 
 from __future__ import annotations
 
@@ -13,15 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.app import ComposeResult
-from textual.containers import VerticalScroll
-from textual.pilot import Pilot
-from textual.screen import Screen
-from textual.widgets import OptionList, Static
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
-from akunu_py.tui.app import ChatApp
 from akunu_py.tui.prompt.attachments import (
     Attachment,
     attach,
@@ -30,11 +21,10 @@ from akunu_py.tui.prompt.attachments import (
     read_attachment,
     split_files,
 )
-from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.box import MentionedFiles
 from akunu_py.tui.prompt.file_index import FileIndex, best_matches
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
-from tests.support.tui_chat import chat, until
-from tests.support.tui_host import Compare, Host
+from tests.support.tui_chat import Chat, chat
 
 
 @pytest.fixture
@@ -64,11 +54,11 @@ def directory(tmp_path: Path) -> Path:
         ("@~/x @/etc/y @../z", ["~/x", "/etc/y", "../z"]),
     ],
 )
-def test_what_a_prompt_names(prompt: str, expected: list[str]) -> None:
+def test_mentions_of_files(prompt: str, expected: list[str]) -> None:
     assert mentions(prompt) == expected
 
 
-def test_files_that_exist_are_attached_once_and_other_words_stay(directory: Path) -> None:
+def test_existing_files_are_attached_once_and_directories_listed(directory: Path) -> None:
     prompt = 'See @notes.md, @./notes.md and (@src/prompt.py). @property no, @"with space.txt"'
     files = attach(prompt, directory, 8192)
     assert [(file.name, file.size, file.text) for file in files] == [
@@ -76,6 +66,9 @@ def test_files_that_exist_are_attached_once_and_other_words_stay(directory: Path
         ("src/prompt.py", 18, "def prompt(): ...\n"),
         ("with space.txt", 7, "spaced\n"),
     ]
+    (listing,) = attach("what is in @src?", directory, 8192)
+    assert (listing.name, listing.text) == ("src/", "deep/other.py  5 B\nprompt.py  18 B\n")
+    assert split_files(join_files("what?", [listing]))[1] == [listing]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_files_that_exist_are_attached_once_and_other_words_stay(directory: Path
         (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
     ],
 )
-def test_what_is_refused(directory: Path, make: Callable[[Path], object], says: str) -> None:
+def test_refused_files(directory: Path, make: Callable[[Path], object], says: str) -> None:
     make(directory / "it")
     with pytest.raises(UsageError, match=says):
         attach("look at @it", directory, 8192)
@@ -113,13 +106,13 @@ def test_a_file_without_permission_is_refused(
         attach("@notes.md", directory, 8192)
 
 
-def test_what_the_model_reads(directory: Path) -> None:
+def test_the_model_gets_the_file_in_a_fence_that_its_text_cannot_close(directory: Path) -> None:
     (directory / "doc.md").write_text("```python\nx\n```\n")
     files = attach("What is @doc.md?", directory, 8192)
-    assert join_files("What is it?", [read_attachment("doc.md", directory / "doc.md")]) == (
+    assert files[0].text == "```python\nx\n```\n"
+    assert join_files("What is it?", files) == (
         "What is it?\n\nAttached file: doc.md (16 bytes)\n````md\n```python\nx\n```\n````"
     )
-    assert files[0].text == "```python\nx\n```\n"
     assert join_files("no files", []) == "no files"
 
 
@@ -133,16 +126,16 @@ _name = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1,
 def test_split_is_the_inverse_of_join(prompt: str, files: list[tuple[str, str]]) -> None:
     prompt = typeable(prompt)
     if split_files(prompt)[1]:
-        return  # somebody typed what an attachment looks like
+        return  # the typed text looks like an attachment
     sent = [Attachment(name, len(text.encode()), typeable(text)) for name, text in files]
-    said, found = split_files(join_files(prompt, sent))
-    assert said == prompt
+    text, found = split_files(join_files(prompt, sent))
+    assert text == prompt
     assert [(file.name, file.size) for file in found] == [(file.name, file.size) for file in sent]
     for one, other in zip(sent, found, strict=True):
         assert other.text.removesuffix("\n") == one.text.removesuffix("\n")
 
 
-def test_a_large_binary_is_called_that_and_the_list_offers_no_binary(directory: Path) -> None:
+def test_binary_files_are_refused_and_not_suggested(directory: Path) -> None:
     (directory / "notes.bin").write_bytes(b"PK\x03\0" * 1_000_000)
     (directory / "notes.latin").write_bytes("Ärger".encode("latin-1"))
     (directory / "notes.utf8").write_text("x" * 1023 + "Ä" * 9)  # cut within a character
@@ -155,41 +148,56 @@ def test_a_large_binary_is_called_that_and_the_list_offers_no_binary(directory: 
     assert {each.label for each in found.suggestions} == {"notes.md", "notes.utf8"}
 
 
-async def test_a_file_that_is_none_is_told_before_it_is_sent_as_words(directory: Path) -> None:
+async def test_missing_files_are_reported_once_before_they_are_sent_as_text(
+    directory: Path,
+) -> None:
+    (directory / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(2000))
     async with chat(directory=directory) as it:
         await it.send("ask @john about me@example.com.")
         await it.send("see @notes.md.")
-        await until(it.pilot, lambda: len(it.prompts) == 2)
+        await it.until(lambda: len(it.prompts) == 2)
         await it.send("read @nofile.txt and @src/none")
-        await until(it.pilot, lambda: it.notifications)
+        await it.until(lambda: it.notifications)
         assert it.notifications == [
             "File not found: nofile.txt, src/none. Press Enter again to send it as text."
         ]
         assert it.text() == "read @nofile.txt and @src/none"
         await it.press("enter")
-        await until(it.pilot, lambda: len(it.prompts) == 3)
-
-
-async def test_a_picture_is_refused_and_the_prompt_can_be_corrected(directory: Path) -> None:
-    (directory / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(2000))
-    async with chat(directory=directory) as it:
+        await it.until(lambda: len(it.prompts) == 3)
         await it.send("What is on @picture.png?")
-        await until(it.pilot, lambda: it.notifications)
-        said = "picture.png is a binary file (2.0 kB); attach a text file"
-        assert (it.notifications, it.text()) == ([said], "What is on @picture.png?")
-        assert not it.prompts
+        refusal = "picture.png is a binary file (2.0 kB); attach a text file"
+        await it.until(lambda: it.notifications == [refusal])
+        assert it.text() == "What is on @picture.png?", "it can be corrected"
+        assert len(it.prompts) == 3
 
 
-def test_the_index_leaves_out_what_is_hidden_or_made(directory: Path) -> None:
+async def test_mentioned_files_are_marked_and_counted(directory: Path) -> None:
+    named = MentionedFiles(directory, {}).look_up(["notes.md", "x"])
+    assert dict(named.tokens) == {"notes.md": 2}
+    assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
+    (directory / "notes.md").write_text("word " * 800)
+    async with chat(directory=directory) as it:
+        it.box.insert("see @notes.md, @none.txt and @src/ says @john")
+        await it.until(lambda: "2 files" in str(it.box.border_title))
+        assert str(it.box.border_title) == "starter · 2 files, about 1,008 tokens"
+        line = it.box.get_line(0)
+        found = it.box.get_component_rich_style("prompt--file", partial=True)
+        marked = {line.plain[span.start : span.end]: span.style == found for span in line.spans}
+        assert marked == {"@notes.md,": True, "@none.txt": False, "@src/": True}
+        it.box.clear()
+        await it.until(lambda: str(it.box.border_title) == "starter")
+
+
+# The index and its ranking
+
+
+def test_the_index_leaves_out_hidden_and_generated_files(directory: Path) -> None:
     index = FileIndex(directory)
     index.refresh()
     assert index.is_fresh
     assert sorted(index.paths) == [
-        "notes.md",
-        "src/deep/other.py",
-        "src/prompt.py",
-        "with space.txt",
-    ]
+        "notes.md", "src/deep/other.py", "src/prompt.py", "with space.txt",
+    ]  # fmt: skip
 
 
 def test_in_a_repository_git_lists_the_files(directory: Path) -> None:
@@ -201,7 +209,7 @@ def test_in_a_repository_git_lists_the_files(directory: Path) -> None:
     assert not [path for path in index.paths if path.endswith((".txt", ".js"))]
 
 
-def test_names_come_before_directories_and_letters_in_order_last() -> None:
+def test_file_names_rank_before_directories_and_scattered_letters_last() -> None:
     paths = ["p/r/o.txt", "prompt.md", "my_prompt.py", "prompts/a.py", "b.py"]
     assert [match.path for match in best_matches("pro", paths, 9)] == [
         "prompt.md", "my_prompt.py", "prompts/a.py", "p/r/o.txt",
@@ -209,13 +217,11 @@ def test_names_come_before_directories_and_letters_in_order_last() -> None:
     assert best_matches("pro", paths, 1)[0].places == (0, 1, 2)
     assert best_matches("zz", paths, 9) == []
     assert len(best_matches("", paths, 2)) == 2
+    hostile = ["a" * 3000, "a" * 3000 + "b"]
+    assert len(best_matches("a" * 40 + "b", hostile, 5)) == 1, "and in little time"
 
 
-def test_a_hostile_name_does_not_hang_the_ranking() -> None:
-    assert len(best_matches("a" * 40 + "b", ["a" * 3000, "a" * 3000 + "b"], 5)) == 1
-
-
-def test_paths_out_of_the_directory_are_completed_by_directory(directory: Path) -> None:
+def test_paths_outside_of_the_directory_are_completed_by_directory(directory: Path) -> None:
     completion = Suggester(directory / "src").suggest(f"see @{directory}/no")
     assert completion is not None
     inserts = [offer.insert for offer in completion.suggestions]
@@ -224,138 +230,77 @@ def test_paths_out_of_the_directory_are_completed_by_directory(directory: Path) 
 
 
 @pytest.mark.parametrize("before", ["hello", "a /new", "me@example.com ", "/usr/bin", "/new\nx"])
-def test_where_nothing_is_suggested(directory: Path, before: str) -> None:
+def test_texts_without_suggestions(directory: Path, before: str) -> None:
     assert Suggester(directory).suggest(before) is None
 
 
-class Page(Screen[None]):
-    """A prompt box with its list, under something to read."""
-
-    CSS_PATH = ChatApp.CSS_PATH
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.popup = SuggestionPopup(directory, id="completion")
-        self.box = PromptBox("Ask something", self.popup, directory, id="prompt")
-        self.sent: list[str] = []
-
-    def compose(self) -> ComposeResult:
-        yield VerticalScroll(Static("something to read\n" * 40), id="transcript")
-        yield self.popup
-        yield self.box
-
-    def on_mount(self) -> None:
-        self.box.focus()
-
-    def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
-        self.sent.append(event.text)
+# The list of suggestions
 
 
-def keys(text: str) -> list[str]:
-    names = {"/": "slash", "@": "at", " ": "space", ".": "full_stop"}
-    return [names.get(char, char) for char in text]
+def popup(it: Chat) -> SuggestionPopup:
+    return it.app.query_one(SuggestionPopup)
 
 
-def offered(page: Page) -> list[str]:
-    if not page.popup.is_open:
+def offered(it: Chat) -> list[str]:
+    if not popup(it).is_open:
         return []
-    return [str(option.prompt).split()[0] for option in page.query_one(OptionList).options]
+    return [str(option.prompt).split()[0] for option in popup(it).options]
 
 
-async def typed(pilot: Pilot[None], page: Page, text: str) -> None:
-    await pilot.press(*keys(text))
-    await pilot.pause()
-    while "@" in text and not page.popup._suggester.index.is_fresh:
-        await pilot.pause(0.01)
-    await pilot.pause(0.01)
+async def test_tab_and_enter_complete_a_file(directory: Path) -> None:
+    async with chat(directory=directory) as it:
+        await it.press(*"see @prom")
+        await it.until(lambda: offered(it) == ["src/prompt.py"])
+        await it.press("tab")
+        assert (it.text(), offered(it)) == ("see @src/prompt.py ", [])
+        await it.press(*"@space")
+        await it.until(lambda: offered(it))
+        await it.press("enter")
+        assert it.text() == 'see @src/prompt.py @"with space.txt" '
+        assert it.prompts == []
+        it.box.clear()
+        await it.press(*f"@{directory}/sr")
+        await it.until(lambda: offered(it))
+        await it.press("tab")
+        assert (it.text(), len(offered(it))) == (f"@{directory}/src/", 2), "a directory stays open"
+        await it.press(*"pro", "tab")
+        assert it.text() == f"@{directory}/src/prompt.py "
 
 
-async def test_a_file_is_completed_by_tab_and_by_enter(directory: Path) -> None:
-    page = Page(directory)
-    async with Host(page).run_test() as pilot:
-        await typed(pilot, page, "see @prom")
-        assert offered(page) == ["src/prompt.py"]
-        await pilot.press("tab")
-        assert (page.box.text, page.popup.is_open) == ("see @src/prompt.py ", False)
-        await typed(pilot, page, "@space")
-        await pilot.press("enter")
-        assert page.box.text == 'see @src/prompt.py @"with space.txt" '
-        assert page.sent == []
+async def test_enter_runs_a_command_and_tab_inserts_it() -> None:
+    async with chat() as it:
+        await it.press("slash", *"temp")
+        assert str(popup(it).border_subtitle).startswith("Enter or Tab inserts it")
+        await it.press("tab")
+        assert it.text() == "/temperature "
+        it.box.clear()
+        await it.press("slash", *"colo")
+        assert offered(it) == ["/theme"], "by its effect, too"
+        assert str(popup(it).border_subtitle).startswith("Enter runs it · Tab inserts it")
+        it.box.clear()
+        await it.press("slash", *"he", "enter")
+        assert (type(it.app.screen).__name__, it.text()) == ("HelpScreen", "")
 
 
-async def test_a_command_is_sent_by_one_enter_and_filled_in_by_tab(directory: Path) -> None:
-    page = Page(directory)
-    async with Host(page).run_test() as pilot:
-        await pilot.press(*keys("/he"), "enter")
-        await pilot.pause()
-        assert (page.sent, page.box.text) == (["/help"], "")
-        await pilot.press(*keys("/temp"), "tab")
-        assert page.box.text == "/temperature "
-        await pilot.press("enter")
-        await pilot.pause()
-        assert page.sent[-1] == "/temperature"
-
-
-async def test_a_resized_list_keeps_its_highlighted_suggestion(directory: Path) -> None:
-    page = Page(directory)
-    async with Host(page).run_test() as pilot:
-        await typed(pilot, page, "/t")
-        await pilot.press("down", "down")
-        await pilot.resize_terminal(60, 20)
-        await pilot.pause()
-        assert page.popup.highlighted == 2
-        await typed(pilot, page, "h")
-        assert page.popup.highlighted == 0
-
-
-async def test_up_and_down_choose_and_escape_closes_until_more_is_typed(directory: Path) -> None:
-    page = Page(directory)
-    async with Host(page).run_test() as pilot:
-        await pilot.press("slash")
-        first = offered(page)[0]
-        await pilot.press("down", "up", "up")
-        assert page.popup.highlighted == len(offered(page)) - 1, "the list is a ring"
-        await pilot.press("escape")
-        assert (offered(page), page.box.text) == ([], "/")
-        await pilot.press("n")
-        assert offered(page)[0] == first == "/new"
-        await pilot.press("left")
-        assert offered(page) == []
-
-
-async def test_what_was_pasted_or_recalled_opens_nothing(directory: Path) -> None:
-    page = Page(directory)
-    async with Host(page).run_test() as pilot:
-        page.box.insert("/new")
-        await pilot.press("enter")
-        await pilot.press("up")
-        assert page.box.text == "/new"
-        assert not page.popup.is_open
-
-
-@pytest.mark.long
-async def test_a_directory_stays_open(directory: Path) -> None:
-    page = Page(directory)
-    async with Host(page).run_test() as pilot:
-        await typed(pilot, page, f"@{directory}/sr")
-        await pilot.press("tab")
-        assert page.box.text == f"@{directory}/src/"
-        assert len(offered(page)) == 2
-        await pilot.press(*"pro", "tab")
-        assert page.box.text == f"@{directory}/src/prompt.py "
-
-
-@pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 6)], ids="{0[0]}x{0[1]}".format)
-@pytest.mark.parametrize(
-    ("text", "theme"), [("see @", "light"), ("/", "dark")], ids=["files", "commands"]
-)
-def test_picture(
-    snap_compare: Compare, directory: Path, size: tuple[int, int], text: str, theme: str
-) -> None:
-    page = Page(directory)
-
-    async def typing(pilot: Pilot[None]) -> None:
-        page.box.cursor_blink = False
-        await typed(pilot, page, text)
-
-    assert snap_compare(Host(page, theme), terminal_size=size, run_before=typing)
+async def test_arrows_choose_a_suggestion_and_escape_closes_until_more_is_typed() -> None:
+    async with chat() as it:
+        await it.press("slash")
+        first = offered(it)[0]
+        await it.press("down", "up", "up")
+        assert popup(it).highlighted == len(offered(it)) - 1, "the list is a ring"
+        await it.press("escape")
+        assert (offered(it), it.text()) == ([], "/")
+        await it.press("n")
+        assert offered(it)[0] == first == "/new"
+        await it.press("left")
+        assert offered(it) == []
+        it.box.clear()
+        await it.press("slash", "t", "down", "down")
+        await it.resize(60, 20)
+        assert popup(it).highlighted == 2, "resizing keeps the choice"
+        await it.press("h")
+        assert popup(it).highlighted == 0
+        it.box.clear()
+        it.box.insert("/temperature 1")
+        await it.press("enter", "up")
+        assert (it.text(), offered(it)) == ("/temperature 1", []), "a recalled prompt opens nothing"

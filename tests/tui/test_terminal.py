@@ -31,7 +31,7 @@ def home(tmp_path: Path, shallow_store: None) -> Path:
 
 @pytest.fixture
 def talking_home(home: Path, starter: StoredModel) -> Path:
-    """With the real starter, where it matters what is said."""
+    """With the real starter, for tests of its words."""
     (home / "akunu" / "models" / "starter").unlink()
     (home / "akunu" / "models" / "starter").symlink_to(starter.path)
     return home
@@ -63,8 +63,8 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     terminal.type("Say hello.", "Enter")  # the model may still be loading
     screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
-    said = screen.partition("Say hello.")[2].partition("╭")[0]
-    assert len(said.split()) >= 1, screen
+    words = screen.partition("Say hello.")[2].partition("╭")[0]
+    assert len(words.split()) >= 1, screen
 
     terminal.type("Write a very long story about a walrus.", "Enter")
     terminal.wait_for(r"answering .* [1-9][0-9.]* tokens/s")
@@ -113,25 +113,23 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
 
 
 @needs_tmux
-def test_a_kill_in_the_middle_of_an_answer_leaves_what_was_written(
-    terminal: Terminal, talking_home: Path
-) -> None:
+def test_a_killed_chat_keeps_the_text_of_its_answer(terminal: Terminal, talking_home: Path) -> None:
     home = talking_home
     start(terminal, home)
     terminal.type("Write a very long story about a walrus.", "Enter")
     prompt = r"▌ +Write a very long story about a walrus\."
     screen = terminal.wait_for(prompt + r"\s+[^\s╭…]+(\s+[^\s╭]+){3}", seconds=150)
-    said = re.split(prompt, screen)[1].partition("╭")[0].split()[:-1]  # whole words
+    words = re.split(prompt, screen)[1].partition("╭")[0].split()[:-1]  # whole words
     database = sqlite3.connect(home / "akunu" / "conversations.db")
 
     def kept() -> list[str]:
         select = "SELECT text FROM messages WHERE role = 'assistant'"
         ((text,),) = database.execute(select).fetchall()
-        return str(text).split()[: len(said)]
+        return str(text).split()[: len(words)]
 
     end = time.monotonic() + 60
-    while kept() != said:  # it is written while it is being answered
-        assert time.monotonic() < end, (kept(), said)
+    while kept() != words:  # it is written while it is being answered
+        assert time.monotonic() < end, (kept(), words)
         time.sleep(0.1)
     (chat,) = children(terminal.shell())
     os.kill(int(chat), SIGKILL)
@@ -139,13 +137,13 @@ def test_a_kill_in_the_middle_of_an_answer_leaves_what_was_written(
     # To reset a terminal drops what is typed meanwhile.
     terminal.type('stty sane; tput reset; echo "code"=sane', "C-j")
     terminal.wait_for("code=sane")
-    assert kept() == said
+    assert kept() == words
     start(terminal, home)
     terminal.type("C-o")
     terminal.wait_for(r"Conversations(.*\n)*.*Write a very long story")  # offered before, too
     terminal.type("Enter")
     screen = terminal.wait_for(r"… interrupted(.*\n)*.*ready", seconds=150)
-    assert " ".join(said[:5]) in screen
+    assert " ".join(words[:5]) in screen
     terminal.type("F9")
     terminal.wait_for("answering")
 
@@ -160,7 +158,7 @@ printf ' and more' >> "$1"
 
 
 @needs_tmux
-def test_an_answer_goes_on_while_the_editor_is_open(
+def test_an_answer_continues_while_the_editor_is_open(
     terminal: Terminal, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "editor").write_text(EDITOR)
@@ -248,7 +246,7 @@ def test_a_signal_while_loading_restores_the_terminal(
 
 
 @needs_tmux
-def test_a_closed_window_ends_it(terminal: Terminal, home: Path) -> None:
+def test_closing_the_window_ends_the_chat(terminal: Terminal, home: Path) -> None:
     start(terminal, home)
     terminal.type("Tell me a long story.", "Enter")
     terminal.wait_for("answering")
@@ -261,7 +259,7 @@ def test_a_closed_window_ends_it(terminal: Terminal, home: Path) -> None:
 
 
 @needs_tmux
-def test_an_unknown_model_is_told_and_the_chat_opens(terminal: Terminal, home: Path) -> None:
+def test_an_unknown_model_is_reported_and_the_chat_opens(terminal: Terminal, home: Path) -> None:
     start(terminal, home, options="no-such-model")
     terminal.wait_for("model 'no-such-model' is not installed; using starter instead")
     terminal.type("C-q")

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.message import Message as TextualMessage
 from textual.widgets import Input, OptionList
 
 from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.decoding.generate import answer_jobs
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.mcp.config import ServerConfig
+from akunu_py.mcp.connection import Connection  # noqa: F401 - imported before the clock runs
 from akunu_py.mcp.output import ListedTool, ToolOutput
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.controllers.tool_consent import ToolServersOverdue
 from akunu_py.tui.screens.tool_list import ToolsScreen
 from akunu_py.tui.transcript.call_views import ToolUseView
-from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ModelLoaded, PieceArrived
-from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.tui.workers.chat_client import (
+    AnswerFailed,
+    AnswerFinished,
+    ChatClient,
+    ModelLoaded,
+    PieceArrived,
+)
 from akunu_py.tui.workers.tool_servers import (
     ToolCalled,
     ToolServerFailed,
     ToolServers,
     ToolsListed,
 )
-from akunu_py.types import Message, ToolCall
-from tests.support.tui_chat import STATS, Chat, chat
+from akunu_py.types import Message, ToolCall, ToolChoice
+from tests.support.paths import ROOT
+from tests.support.tool_models import load_family, options
+from tests.support.tui_chat import STATS, Chat, chat, until
 
 READ = ListedTool("read", "Read a file.", {"type": "object", "properties": {"path": {}}})
 LIST = ListedTool("list", "List files.", {"type": "object"})
@@ -60,10 +75,23 @@ async def started(it: Chat, *tools: ListedTool) -> None:
     await it.post(ToolsListed("files", tools or (READ, LIST)))
 
 
-async def asks(it: Chat, *calls: ToolCall, text: str = "Let me look.", turn: int = 1) -> None:
+async def call_tools(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> None:
     """The model answers with calls."""
-    await it.piece(text, turn=turn)
-    await it.post(AnswerFinished(turn, "stop", STATS, calls=calls or (CALL,)))
+    await it.piece(text)
+    await it.post(AnswerFinished(it.request(), "stop", STATS, calls=calls or (CALL,)))
+
+
+@contextlib.asynccontextmanager
+async def asking(
+    *calls: ToolCall, text: str = "Let me look."
+) -> AsyncIterator[tuple[Chat, Recorded]]:
+    """Start a chat in which the model has called tools."""
+    servers = Recorded("files")
+    async with chat(tools=servers) as it:
+        await started(it)
+        await it.send("go")
+        await call_tools(it, *calls, text=text)
+        yield it, servers
 
 
 async def result(it: Chat, text: str = "buy milk", call: str = "c1") -> None:
@@ -75,25 +103,25 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
     async with chat(tools=servers) as it:
         await started(it)
         await it.send("what is in my notes?")
-        await asks(it)
+        await call_tools(it)
         assert (servers.called, it.phase()) == ([], "asking")
-        shown = it.screen_text()
+        shown = it.screen
         assert "Run this tool? files · read" in shown
         assert '"path": "notes.txt"' in shown
         assert "Let me look." in it.markdown
         await it.press("enter")
         assert servers.called == [("c1", "files", "read", '{"path": "notes.txt"}')]
         assert it.phase() == "calling"
-        assert "running read" in str(it.status.render())
+        assert "running read" in it.status_line
         await result(it)
         assert it.phase() == "prefill"
         answer = Message("assistant", "Let me look.", tool_calls=(CALL,))
         found = Message("tool", "buy milk", tool_call_id="c1", name="read")
         assert it.history == [Message("user", "what is in my notes?"), answer, found]
-        await it.answer("You need milk.", turn=2)
+        await it.answer("You need milk.")
         assert it.phase() == "ready"
-        assert "✓  8 characters" in it.screen_text()
-        assert "buy milk" not in it.screen_text(), "results are folded"
+        assert "✓  8 characters" in it.screen
+        assert "buy milk" not in it.screen, "results are folded"
         await it.send("thanks")
         assert it.history[-2:] == [
             Message("assistant", "You need milk."),
@@ -103,19 +131,16 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
 
 
 async def test_results_unfold_by_enter_and_by_a_click() -> None:
-    async with chat(tools=Recorded("files")) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it)
+    async with asking() as (it, _):
         await it.press("enter")
         await result(it, "first\x1b[2J\nsecond")
-        await it.answer("Done.", turn=2)
+        await it.answer("Done.")
         await it.press("tab", "enter")
-        assert "first␛[2J" in it.screen_text()
+        assert "first␛[2J" in it.screen
         await it.press("enter")
-        assert "second" not in it.screen_text()
+        assert "second" not in it.screen
         await it.click_on("files · read")
-        assert "second" in it.screen_text()
+        assert "second" in it.screen
 
 
 async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +150,7 @@ async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None
         await started(it)
         await it.send("go")
         await it.press(*"ye")
-        await asks(it)
+        await call_tools(it)
         await it.press("s", "enter")
         assert (servers.called, it.text()) == ([], "")
         assert it.prompts == ["go", "yes"]
@@ -141,58 +166,46 @@ async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_deny() -> None:
-    servers = Recorded("files")
-    async with chat(tools=servers) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it)
+    async with asking() as (it, servers):
         await it.press("down", "down", "enter")
         assert servers.called == []
         assert it.phase() == "prefill"
         assert it.history[-1].content == "The user did not allow this call."
-        assert "– denied" in it.screen_text()
+        assert "– denied" in it.screen
 
 
 async def test_always_is_for_this_tool_in_this_chat() -> None:
-    servers = Recorded("files")
-    async with chat(tools=servers) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it)
+    async with asking() as (it, servers):
         await it.press("down", "enter")
         await result(it)
-        await asks(it, ToolCall("read", "{}", "c2"), ToolCall("list", "{}", "c3"), turn=2)
+        await call_tools(it, ToolCall("read", "{}", "c2"), ToolCall("list", "{}", "c3"))
         assert [call[0] for call in servers.called] == ["c1", "c2"]
         await result(it, call="c2")
-        assert it.phase() == "asking", "another tool asks"
-        assert "(2 of 2) files · list" in it.screen_text()
+        assert it.phase() == "asking", "another tool calls"
+        assert "(2 of 2) files · list" in it.screen
         await it.press("enter")
         await result(it, call="c3")
-        await it.answer("Done.", turn=3)
+        await it.answer("Done.")
         await it.act("new_chat")
         await it.send("again")
-        await asks(it, ToolCall("read", "{}", "c4"), turn=4)
+        await call_tools(it, ToolCall("read", "{}", "c4"))
         assert (it.phase(), len(servers.called)) == ("asking", 3)
 
 
 async def test_escape_stops_a_call() -> None:
-    servers = Recorded("files")
-    async with chat(tools=servers) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it, text="")
+    async with asking(text="") as (it, servers):
         await it.press("enter", "escape")
         assert servers.cancelled == ["c1"]
         assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped"], "")
         await result(it, "too late")
         await it.act("continue")
         assert "stopped before it had a result" in it.history[-1].content
-        await it.answer("Well.", turn=2)
+        await it.answer("Well.")
         await it.send("more")
-        await asks(it, turn=3)
+        await call_tools(it)
         await it.press("escape")
         assert len(servers.called) == 1
-        assert "Run this tool" not in it.screen_text()
+        assert "Run this tool" not in it.screen
         await it.send("else")
         roles = [message.role for message in it.history]
         assert roles == [
@@ -201,94 +214,79 @@ async def test_escape_stops_a_call() -> None:
         ]  # fmt: skip
 
 
-async def test_an_unknown_tool_and_an_error_are_told_to_the_model() -> None:
-    servers = Recorded("files")
-    async with chat(tools=servers) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it, ToolCall("rm", "{}", "c0"), CALL)
+async def test_the_model_sees_unknown_tools_and_errors() -> None:
+    async with asking(ToolCall("rm", "{}", "c0"), CALL) as (it, _):
         assert it.phase() == "asking"
         await it.press("enter")
         await it.post(ToolCalled("c1", ToolOutput("no such file", is_error=True)))
-        told = [message.content for message in it.history if message.role == "tool"]
-        assert told == ["There is no tool 'rm'. Tools: read, list", "no such file"]
-        assert it.screen_text().count("× failed") == 2
+        results = [message.content for message in it.history if message.role == "tool"]
+        assert results == ["There is no tool 'rm'. Tools: read, list", "no such file"]
+        assert it.screen.count("× failed") == 2
 
 
-async def test_the_status_shows_the_answer_after_an_unknown_tool() -> None:
-    async with chat(tools=Recorded("files")) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it, ToolCall("rm", "{}", "c0"))
+async def test_an_unknown_tool_starts_the_next_answer_and_long_results_are_capped() -> None:
+    async with asking(ToolCall("rm", "{}", "c0")) as (it, _):
         assert (it.phase(), it.history[-1].role) == ("prefill", "tool")
-
-
-async def test_tools_may_get_other_names_while_a_call_waits() -> None:
-    """Two servers with the same tool: the second one is ready when the user is asked already."""
-    servers, search = Recorded("a", "b"), ListedTool("search it", "Search.", {"type": "object"})
-    async with chat(tools=servers) as it:
-        await it.post(ToolsListed("a", [search]), ToolServersOverdue())
-        await it.send("go")
-        await asks(it, ToolCall("search_it", "{}", "c1"))
-        await it.post(ToolsListed("b", [search]))
-        names = [tool.name for tool in it.app.tools.offered.for_model()]
-        assert names == ["a_search_it", "b_search_it"]
-        await it.press("enter")
-        assert servers.called == [("c1", "a", "search it", "{}")]
-        await result(it)
-        await asks(it, ToolCall("b_search_it", "{}", "c2"), turn=2)
-        await it.post(ToolsListed("b", [READ]))
-        await it.press("enter")
-        assert len(servers.called) == 1, "the tool is gone"
-        assert it.history[-1].content.startswith("There is no tool 'b_search_it'.")
-
-
-async def test_output_is_capped() -> None:
-    async with chat(tools=Recorded("files")) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it)
+        await call_tools(it)
         await it.press("enter")
         await result(it, "x" * 1_000_000)
         assert len(it.history[-1].content) < 8192 + 100
         assert "characters left out" in it.history[-1].content
 
 
+async def test_tools_may_get_other_names_while_a_call_waits() -> None:
+    """Two servers with the same tool: the second one starts after the question."""
+    servers, search = Recorded("a", "b"), ListedTool("search it", "Search.", {"type": "object"})
+    async with chat(tools=servers) as it:
+        await it.post(ToolsListed("a", [search]), ToolServersOverdue())
+        await it.send("go")
+        await call_tools(it, ToolCall("search_it", "{}", "c1"))
+        await it.post(ToolsListed("b", [search]))
+        names = [tool.name for tool in it.app.tools.offered.for_model()]
+        assert names == ["a_search_it", "b_search_it"]
+        await it.press("enter")
+        assert servers.called == [("c1", "a", "search it", "{}")]
+        await result(it)
+        await call_tools(it, ToolCall("b_search_it", "{}", "c2"))
+        await it.post(ToolsListed("b", [READ]))
+        await it.press("enter")
+        assert len(servers.called) == 1, "the tool is gone"
+        assert it.history[-1].content.startswith("There is no tool 'b_search_it'.")
+
+
 async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None:
-    servers, store = Recorded("files"), StoreThread(tmp_path / "c.db")
-    async with chat(tools=servers, store=store) as it:
+    servers = Recorded("files")
+    async with chat(tools=servers, store=tmp_path / "c.db") as it:
         await started(it)
         await it.send("first")
-        await asks(it)
+        await call_tools(it)
         await it.press(*"behind", "enter")
         assert it.app.answering.active is None
-        first = it.app.conversation.tree.conversation
+        first = it.conversation
         await it.act("new_chat")
-        assert "Run this tool" not in it.screen_text()
+        assert "Run this tool" not in it.screen
         await it.send("elsewhere")
         assert it.phase() == "prefill", "the model is free"
-        await it.answer("Here.", turn=2)
+        await it.answer("Here.")
         assert it.app.answering.progress() == {first: "? waits for you"}
         await it.app.open_chat(first)
         await it.pilot.pause()
-        assert "Run this tool" in it.screen_text()
+        assert "Run this tool" in it.screen
         await it.press("tab", "enter")
         await result(it)
         assert it.history[-1].content == "buy milk"
-        await it.answer("Milk.", turn=3)
+        await it.answer("Milk.")
         assert it.history[-1].content == "behind"
-    assert store.close(60)
 
 
 @pytest.mark.parametrize("stop", ["unqueue_last", "interrupt"])
 async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) -> None:
     """While another chat is answered, results wait in the queue, and so does a resumed answer."""
-    store = StoreThread(tmp_path / "c.db")
-    async with chat(tools=Recorded("files"), store=store) as it:
+    async with chat(tools=Recorded("files"), store=tmp_path / "c.db") as it:
         await started(it)
         await it.send("go")
-        await asks(it)
-        first = it.app.conversation.tree.conversation
+        await call_tools(it)
+        first = it.conversation
         await it.act("new_chat")
         await it.send("elsewhere")
         await it.app.open_chat(first)
@@ -304,14 +302,10 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
             assert turn.rounds[0].uses[0].result == "buy milk"
             assert it.app.conversation.turns == [turn]
             await it.act("continue")
-    assert store.close(60)
 
 
 async def test_a_failing_model_keeps_the_rounds() -> None:
-    async with chat(tools=Recorded("files")) as it:
-        await started(it)
-        await it.send("go")
-        await asks(it)
+    async with asking() as (it, _):
         await it.press("enter")
         await result(it)
         await it.post(AnswerFailed(2, "the prompt is too long"))
@@ -323,19 +317,17 @@ async def test_a_failing_model_keeps_the_rounds() -> None:
 
 async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None:
     servers, path = Recorded("files"), tmp_path / "c.db"
-    store = StoreThread(path)
-    async with chat(tools=servers, store=store) as it:
+    async with chat(tools=servers, store=path) as it:
         await started(it)
         await it.send("go")
-        await asks(it)
+        await call_tools(it)
         await it.press("enter")
         await result(it)
-        await it.answer("Milk.", turn=2)
+        await it.answer("Milk.")
         await it.act("regenerate")
-        await it.answer("No idea.", turn=3)
+        await it.answer("No idea.")
         await it.send("again")
-        await asks(it, ToolCall("list", "{}", "c9"), turn=4)
-    assert store.close(60)
+        await call_tools(it, ToolCall("list", "{}", "c9"))
     database = ConversationStore.open(path)
     (info,) = database.list()
     tree = database.load(info.id)
@@ -343,19 +335,17 @@ async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None
     assert [len(message.rounds) for message in tree.messages if message.role == "assistant"] == [
         1, 0, 1,
     ]  # fmt: skip
-    store = StoreThread(path)
-    async with chat(tools=servers, store=store) as it:
+    async with chat(tools=servers, store=path) as it:
         await started(it)
         await it.app.open_chat(info.id)
         await it.pilot.pause()
-        assert "■ stopped" in it.screen_text()
+        assert "■ stopped" in it.screen
         assert it.feet[-1] == "… interrupted; F9 continues"
         await it.act("continue")
         assert it.history[-1].role == "tool"
         await it.press("escape")
         await it.press("tab", "up", "up", "left")
-        assert "files · read" in it.screen_text()
-    assert store.close(60)
+        assert "files · read" in it.screen
 
 
 async def test_prompts_wait_for_servers_that_start() -> None:
@@ -363,7 +353,7 @@ async def test_prompts_wait_for_servers_that_start() -> None:
         await started(it)
         await it.send("go")
         assert it.app.answering.active is None
-        assert "starting the tools" in str(it.status.render())
+        assert "starting the tools" in it.status_line
         await it.post(ToolServerFailed("broken", "the server ended while it started: no node"))
         assert it.notices == [
             "The tools of broken are not available: the server ended while it started: no node"
@@ -384,25 +374,25 @@ async def test_tools_are_listed_searched_and_turned_off() -> None:
         assert "descriptions of 302 tools take about" in it.notices[-1]
         await it.send("/tools")
         assert isinstance(it.app.screen, ToolsScreen)
-        shown = it.screen_text()
+        shown = it.screen
         assert "2 of 2 tools on" in shown
         assert "[x] read  Read a file." in shown
         await it.press("down", "enter")
-        assert "[ ] read" in it.screen_text()
+        assert "[ ] read" in it.screen
         it.app.screen.query_one(Input).value = "thing 299"
         await it.pilot.pause()
         assert it.app.screen.query_one(OptionList).option_count == 2
         await it.press("enter")
-        assert "0 of 300 tools on" in it.screen_text()
+        assert "0 of 300 tools on" in it.screen
         await it.press("escape")
         assert [tool.name for tool in it.app.tools.offered.for_model()] == ["list"]
 
 
-async def test_without_servers_everything_is_as_before() -> None:
+async def test_without_servers_no_tools_are_offered() -> None:
     async with chat() as it:
         await it.send("/tools")
-        assert "No MCP servers in" in it.screen_text()
-        assert "mcp.json" in it.screen_text()
+        assert "No MCP servers in" in it.screen
+        assert "mcp.json" in it.screen
         await it.press("escape")
         await it.send("go")
         assert it.phase() == "prefill"
@@ -410,14 +400,14 @@ async def test_without_servers_everything_is_as_before() -> None:
 
 async def test_the_welcome_names_the_servers() -> None:
     async with chat() as it:
-        assert "Everything stays on this machine." in it.screen_text()
+        assert "Everything stays on this machine." in it.screen
     async with chat(tools=Recorded("files", "wiki")) as it:
-        shown = " ".join(it.screen_text().split())
+        shown = " ".join(it.screen.split())
         assert "Tools run only if you allow each call (files, wiki)." in shown
         assert "Everything stays" not in shown
 
 
-async def test_a_family_without_tools_says_so() -> None:
+async def test_a_model_without_tools_gets_a_notice() -> None:
     loaded = ModelLoaded("plain", 8192, shows_tools=False)
     async with chat(loaded=False, tools=Recorded("files")) as it:
         await it.post(loaded)
@@ -433,19 +423,19 @@ async def test_a_long_call_shows_that_it_grows() -> None:
         await it.send("go")
         growing = ToolCall("read", "x" * 1234, "c1")
         await it.post(PieceArrived(1, "", (), STATS, calling=growing))
-        assert "… calling read  1,234 characters" in it.screen_text()
-        await asks(it, text="")
-        assert "calling read" not in it.screen_text()
+        assert "… calling read  1,234 characters" in it.screen
+        await call_tools(it, text="")
+        assert "calling read" not in it.screen
 
 
-@pytest.mark.parametrize("size", [(24, 8), (40, 10), (80, 24), (160, 50)])
+@pytest.mark.parametrize("size", [(24, 8), (80, 24)])
 async def test_the_question_fits(size: tuple[int, int]) -> None:
     long = ToolCall("read", '{"path": "' + "a/" * 2000 + '"}', "c1")
     async with chat(tools=Recorded("files"), size=size) as it:
         await started(it)
         await it.send("go")
-        await asks(it, long)
-        shown = it.screen_text()
+        await call_tools(it, long)
+        shown = it.screen
         assert "Allow once" in shown
         assert "Deny" in shown
         assert it.app.view.consent.region.bottom == it.status.region.y == size[1] - 1
@@ -461,3 +451,45 @@ async def test_the_question_fits(size: tuple[int, int]) -> None:
 def test_mcp_is_imported_for_servers_only() -> None:
     check = "import sys, akunu_py.tui.app, akunu_py.commands.chat; sys.exit('mcp' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+async def test_a_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 0.0)
+    engine = load_family(tmp_path / "model", "hermes")
+    job, prompts = answer_jobs.chat_job, list[list[Message]]()
+
+    def forced(
+        engine: Any, messages: Any, generate: Any, tools: Any, choice: Any = None, **more: Any
+    ) -> Any:
+        """The first answer must call `picture`, the next ones must not call."""
+        if choice is None:  # not the title
+            prompts.append(messages)
+            choice = ToolChoice("none") if prompts[1:] else ToolChoice("named", "picture")
+        return job(engine, messages, generate, tools, choice, **more)
+
+    monkeypatch.setattr(answer_jobs, "chat_job", forced)
+    command = [sys.executable, "-m", "tests.support.mcp_server"]
+    servers = ToolServers(
+        [ServerConfig("tests", command[0], tuple(command[1:]), cwd=str(ROOT), timeout=60)]
+    )
+    client = ChatClient("hermes", lambda name: StepLoop(Session(engine), 1))
+    generate = options(engine)
+    brace = engine.tokens.tokenizer.backend_tokenizer.token_to_id("}")  # ends the arguments
+    bias = (*generate.sampling.logit_bias, (brace, 30.0))
+    generate = replace(generate, sampling=replace(generate.sampling, logit_bias=bias))
+    config = ChatConfig("hermes", generate, session=client, tools=servers)
+    async with ChatApp(config).run_test(size=(100, 40)) as pilot:
+        it = Chat(pilot)
+        await until(pilot, lambda: it.app.tools.offered.listed)
+        await it.send("go")
+        await until(pilot, lambda: it.phase() == "asking")
+        assert "Run this tool? tests · picture" in it.screen
+        await it.press("enter")
+        await until(pilot, lambda: prompts[1:])
+        assert [message.role for message in prompts[1]] == ["user", "assistant", "tool"]
+        assert prompts[1][2].content == "before\n[image not shown: image/png, 3.0 kB]"
+        await until(pilot, lambda: it.phase() == "answering")
+        await it.press("escape")
+        assert "tests · picture" in it.screen
+    assert client.close(60)
+    assert servers.close(60)

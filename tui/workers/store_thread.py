@@ -26,9 +26,6 @@ from akunu_py.errors import ConversationError, describe
 
 Result = TypeVar("Result")
 
-_INTERVAL_S = 1.0  # between two writes of a growing answer
-_RETRY_S = 5.0
-
 
 @dataclass
 class SavingFailed(TextualMessage):
@@ -50,10 +47,15 @@ class StoreWarning(TextualMessage):
 
 
 class StoreThread:
-    """Saves conversations in the database at `path`. Call its methods from the app's thread."""
+    """Saves conversations in the database at `path`. Call its methods from the app's thread.
 
-    def __init__(self, path: Path) -> None:
+    `interval_s`: time between two writes of a growing answer. `retry_s`: time until the next
+    attempt after a failed write.
+    """
+
+    def __init__(self, path: Path, *, interval_s: float = 1.0, retry_s: float = 5.0) -> None:
         self._path = path
+        self._interval_s, self._retry_s = interval_s, retry_s
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._wake = threading.Condition()
         # Pending writes, in order: a message may be the parent of a later one.
@@ -78,7 +80,7 @@ class StoreThread:
         key = "save", conversation, message.id
         grows = key in self._saved_keys and message.finish_reason is None
         self._saved_keys.add(key)
-        delay = _INTERVAL_S if grows else 0.0
+        delay = self._interval_s if grows else 0.0
         self._write_later(key, lambda store: store.save(conversation, message, title), delay)
 
     def activate_branch(self, conversation: str, message: str) -> None:
@@ -184,7 +186,7 @@ class StoreThread:
     def _fail(self, error: str) -> None:
         """Report the failure, and schedule a retry that reopens the database."""
         self._close()
-        self._retry_at = time.monotonic() + _RETRY_S
+        self._retry_at = time.monotonic() + self._retry_s
         with self._wake:
             if self._pending:
                 self._next_write = self._retry_at

@@ -1,4 +1,4 @@
-"""Commands, the palette and the key help: one table and the bindings, told in three places.
+"""Commands, the palette and the key help: one table and the bindings, shown in three places.
 
 To accept new pictures: pytest tests/tui/test_help.py --snapshot-update, then look at them.
 """
@@ -31,7 +31,7 @@ from akunu_py.tui.prompt.slash_commands import (
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import at_rest, until
-from tests.support.tui_host import Compare, sizes_and_themes
+from tests.support.tui_host import Compare
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -41,54 +41,44 @@ def chat(tmp_path: Path) -> ChatApp:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "name", "argument"),
+    ("prompt", "expected"),
     [
-        ("/new", "new", ""),
-        ("/NEW  ", "new", ""),
-        ("/model qwen3-4b", "model", "qwen3-4b"),
-        ("/model", "model", ""),
-        ("/temperature 0.5", "temperature", "0.5"),
-        ("/rename  a longer title ", "rename", "a longer title"),
-        ("/system You are terse.\nVery.", "system", "You are terse.\nVery."),
-    ],
-)
-def test_what_is_a_command(prompt: str, name: str, argument: str) -> None:
-    call = parse(prompt)
-    assert isinstance(call, CommandCall)
-    assert (call.command.name, call.argument) == (name, argument)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "hello",
-        "/usr/bin/env",
-        "/",
-        "//",
-        "/ new",
-        "and /new",
-        "/etc is a directory",
-        "/export a\nb",
-        "",
-    ],
-)
-def test_prompts_for_the_model(prompt: str) -> None:
-    assert parse(prompt) is None
-
-
-@pytest.mark.parametrize(
-    ("prompt", "says"),
-    [
+        ("/new", ("new", "")),
+        ("/NEW  ", ("new", "")),
+        ("/model qwen3-4b", ("model", "qwen3-4b")),
+        ("/model", ("model", "")),
+        ("/temperature 0.5", ("temperature", "0.5")),
+        ("/rename  a longer title ", ("rename", "a longer title")),
+        ("/system You are terse.\nVery.", ("system", "You are terse.\nVery.")),
         ("/modles", "did you mean /models?"),
         ("/xyzzy", "/help lists"),
         ("/new chat", "/new takes no argument, found 'chat'"),
         ("/temperature", "requires an argument: /temperature NUMBER"),
+        *(
+            (prompt, None)
+            for prompt in (
+                "hello",
+                "/usr/bin/env",
+                "/",
+                "//",
+                "/ new",
+                "and /new",
+                "/etc is a directory",
+                "/export a\nb",
+                "",
+            )
+        ),
     ],
 )
-def test_a_slip_is_not_sent(prompt: str, says: str) -> None:
-    mistake = parse(prompt)
-    assert isinstance(mistake, InvalidCommand)
-    assert says in mistake.text
+def test_commands_mistakes_and_prompts(prompt: str, expected: tuple[str, str] | str | None) -> None:
+    parsed = parse(prompt)
+    if isinstance(parsed, CommandCall):
+        assert (parsed.command.name, parsed.argument) == expected
+    elif isinstance(parsed, InvalidCommand):
+        assert isinstance(expected, str)
+        assert expected in parsed.text
+    else:
+        assert parsed is expected is None
 
 
 def test_every_command_has_an_action_and_a_name_of_its_own(tmp_path: Path) -> None:
@@ -98,21 +88,19 @@ def test_every_command_has_an_action_and_a_name_of_its_own(tmp_path: Path) -> No
     assert len({command.name for command in COMMANDS}) == len(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        ("ctrl+t", "Ctrl+T"),
-        ("f2", "F2"),
-        ("e", "e"),
-        ("escape", "Esc"),
-        ("shift+enter", "Shift+Enter"),
-        ("ctrl+pageup", "Ctrl+Page Up"),
-        ("question_mark", "?"),
-        ("left_square_bracket", "["),
-    ],
-)
-def test_keys_are_named_as_people_do(key: str, name: str) -> None:
-    assert key_name(key) == name
+def test_names_of_keys() -> None:
+    keys = [
+        "ctrl+t",
+        "f2",
+        "e",
+        "escape",
+        "shift+enter",
+        "ctrl+pageup",
+        "question_mark",
+        "left_square_bracket",
+    ]
+    names = ["Ctrl+T", "F2", "e", "Esc", "Shift+Enter", "Ctrl+Page Up", "?", "["]
+    assert [key_name(key) for key in keys] == names
 
 
 def helped(app: ChatApp) -> bool:
@@ -121,7 +109,7 @@ def helped(app: ChatApp) -> bool:
 
 
 @pytest.mark.long
-async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> None:
+async def test_the_help_lists_every_key_and_every_command(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test(size=(100, 40)) as pilot:
         listed = "\n".join(
@@ -200,7 +188,7 @@ async def test_the_palette_opens_a_chat_by_its_title(
 
 
 @pytest.mark.long
-async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_path: Path) -> None:
+async def test_the_palette_runs_commands_and_inserts_those_with_an_argument(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test() as pilot:
         await pilot.press("ctrl+p")
@@ -218,25 +206,17 @@ async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_pa
         assert app.query_one(PromptBox).text == "/temperature "
 
 
-@pytest.mark.rotating
-@pytest.mark.long
-@sizes_and_themes("light")
-def test_picture_of_the_help(
-    snap_compare: Compare, tmp_path: Path, size: tuple[int, int], theme: str
-) -> None:
-    async def asked(pilot: Pilot[None]) -> None:
-        pilot.app.theme = theme
+def test_picture_of_the_help(snap_compare: Compare, tmp_path: Path) -> None:
+    async def help_shown(pilot: Pilot[None]) -> None:
         pilot.app.query_one(PromptBox).cursor_blink = False
         await pilot.press("f1")
         await at_rest(pilot)
 
-    assert snap_compare(chat(tmp_path), terminal_size=size, run_before=asked)
+    assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=help_shown)
 
 
-@pytest.mark.parametrize("theme", ["dark", "light", "terminal-dark"])
-def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path, theme: str) -> None:
+def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path) -> None:
     async def opened(pilot: Pilot[None]) -> None:
-        pilot.app.theme = theme
         await pilot.press("ctrl+p")
         await at_rest(pilot)
         pilot.app.screen.query_one("CommandInput").cursor_blink = False  # type: ignore[attr-defined]
@@ -244,23 +224,20 @@ def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path, theme: st
     assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)
 
 
-@pytest.mark.rotating
-@pytest.mark.long
-@pytest.mark.parametrize("key", ["f1", "f4", "ctrl+s", "ctrl+p", "slash"])
-async def test_every_screen_lives_in_the_smallest_terminal(tmp_path: Path, key: str) -> None:
+async def test_every_screen_survives_the_smallest_terminal(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test(size=(20, 5)) as pilot:
-        await pilot.press(key, "down", "pagedown", "tab")
-        await pilot.resize_terminal(1, 1)
-        await at_rest(pilot)
-        await pilot.resize_terminal(120, 50)
-        await pilot.press("up", "escape", "escape")
-        await at_rest(pilot)
-        assert app.screen is app.screen_stack[0]
-        assert app.is_running
+        for key in ("f1", "f4", "ctrl+s", "ctrl+p", "slash"):
+            await pilot.press(key, "down", "pagedown", "tab")
+            await pilot.resize_terminal(1, 1)
+            await pilot.pause()
+            await pilot.resize_terminal(24, 8)
+            await pilot.press("up", "escape", "escape")
+            await pilot.pause()
+            assert app.screen is app.screen_stack[0]
 
 
-def test_keys_are_written_in_one_way() -> None:
+def test_all_texts_write_keys_the_same_way() -> None:
     """Ctrl+R, not ^R or C-r, in whatever the chat may show."""
     wrong = re.compile(r"(?<![\w\\[(])\^[A-Z]\b|\b[CM]-[a-zA-Z]\b|\bCtrl-")
     for path in Path(tui.__file__).parent.rglob("*.py"):

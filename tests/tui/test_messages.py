@@ -1,4 +1,4 @@
-"""Choosing a message, editing, answering again, going on, branches, copying."""
+"""Messages are chosen, edited, regenerated, continued, copied and unfolded, by keys and mouse."""
 
 from __future__ import annotations
 
@@ -7,37 +7,30 @@ from pathlib import Path
 import pytest
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
-from akunu_py.tui import app
 from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.terminal import clipboard_command, copy_with
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.turn import AnswerView, PromptView
+from akunu_py.tui.transcript.turn import AnswerView, PromptView, shorten
 from akunu_py.tui.transcript.view import EarlierTurns, LaterTurns
-from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished
+from akunu_py.tui.workers.chat_client import AnswerFailed
 from akunu_py.types import Message
-from tests.support.tui_chat import STATS, Chat, chat, until
+from tests.support.tui_chat import chat, tree_of
+
+TWO_TURNS = ("one", "first", "two", "second")
 
 
-async def two_turns(it: Chat) -> None:
-    await it.send("one")
-    await it.answer("first")
-    await it.send("two")
-    await it.answer("second", turn=2)
-
-
-@pytest.mark.long
 async def test_an_edited_prompt_is_a_branch_and_the_old_one_stays() -> None:
     async with chat() as it:
-        await two_turns(it)
+        await it.talk(*TWO_TURNS)
         it.box.insert("a draft")
         await it.press("tab", "up", "up", "up", "e")
         assert (it.text(), it.app.focused) == ("one", it.box)
         await it.press(*"!", "enter")
         assert it.prompts == ["one!\n‹ 2/2 ›"]
         assert it.history == [Message("user", "one!")]
-        assert it.text() == "a draft", "what was written before is back"
-        await it.answer("other", turn=3)
+        assert it.text() == "a draft", "the unsent text is back"
+        await it.answer("other")
         assert it.markdown == ["other"]
         await it.press("tab", "up", "left")
         assert (it.prompts, it.markdown) == (["one\n‹ 1/2 ›", "two"], ["first", "second"])
@@ -47,57 +40,47 @@ async def test_an_edited_prompt_is_a_branch_and_the_old_one_stays() -> None:
         assert it.markdown == ["other"]
 
 
-async def test_quitting_while_editing_keeps_what_was_typed() -> None:
+async def test_escape_ends_editing_and_restores_the_unsent_text() -> None:
     async with chat() as it:
-        await it.send("one")
-        await it.answer("1")
-        it.box.insert("mine")
-        await it.press("f6")
-        assert (it.text(), it.app.ui_state.unsent_text) == ("one", "mine")
-        await it.press("x")
-        assert it.app.ui_state.unsent_text == "onex", "that is lost nowhere else"
-
-
-@pytest.mark.long
-async def test_editing_can_be_left() -> None:
-    async with chat() as it:
-        await two_turns(it)
+        await it.talk(*TWO_TURNS)
         it.box.insert("a draft")
         await it.press("f6")
-        assert it.text() == "two"
-        await it.press("x", "escape")
+        assert (it.text(), it.app.ui_state.unsent_text) == ("two", "a draft")
+        edited = [view.has_class("-edited") for view in it.app.query(PromptView)]
+        assert edited == [False, True]
+        await it.press("x")
+        assert it.app.ui_state.unsent_text == "twox", "quitting now keeps the edited text"
+        await it.press("escape")
+        assert not it.app.query("PromptView.-edited")
         assert it.text() == "a draft"
         await it.press("enter")
         assert it.prompts == ["one", "two", "a draft"]
 
 
-async def test_an_edited_prompt_that_is_stopped_at_once_brings_the_old_branch_back() -> None:
+async def test_escape_after_an_edited_prompt_brings_the_old_branch_back() -> None:
     async with chat() as it:
-        await two_turns(it)
+        await it.talk(*TWO_TURNS)
         await it.press("f6", "!", "enter", "escape")
         assert (it.prompts, it.markdown) == (["one", "two"], ["first", "second"])
         assert it.text() == "two!"
 
 
-@pytest.mark.long
 async def test_editing_while_it_answers_stops_the_answer() -> None:
     async with chat() as it:
         await it.send("one")
         await it.send("waits")
         await it.piece("half")
-        await it.press("tab", "home", "up", "up", "up", "e")
-        await it.press("!", "enter")
+        await it.press("tab", "home", "up", "up", "up", "e", "!", "enter")
         assert it.history == [Message("user", "one!")]
         assert it.text() == "waits"
 
 
-@pytest.mark.long
 async def test_another_answer_is_a_branch() -> None:
     async with chat() as it:
-        await two_turns(it)
+        await it.talk(*TWO_TURNS)
         await it.press("ctrl+g")
         assert it.history[-1] == Message("user", "two")
-        await it.answer("third", turn=3)
+        await it.answer("third")
         assert (it.markdown, it.feet) == (["first", "third"], ["", "‹ 2/2 ›"])
         await it.press("tab", "left")
         assert (it.markdown, it.feet) == (["first", "second"], ["", "‹ 1/2 ›"])
@@ -108,39 +91,29 @@ async def test_another_answer_is_a_branch() -> None:
         assert it.notices == ["no memory"]
 
 
-async def test_a_stopped_answer_goes_on() -> None:
+async def test_f9_continues_the_last_answer_only() -> None:
     async with chat() as it:
         await it.send("one")
         await it.piece("half of")
-        await it.press("escape")
-        assert it.feet == ["■ stopped"]
-        await it.press("f9")
+        await it.press("escape", "f9")
         assert it.history == [Message("user", "one"), Message("assistant", "half of")]
-        await it.piece(" late words of the first request")
+        await it.piece(" late words of the first request", turn=1)
         assert it.markdown == ["half of"]
-        await it.piece(" it", turn=2)
-        await it.post(AnswerFinished(2, "stop", STATS))
+        await it.answer(" it")
         assert (it.markdown, it.feet) == (["half of it"], [""])
         await it.press("f9")
         assert "complete" in it.notifications[-1]
-
-
-@pytest.mark.long
-async def test_only_the_last_answer_goes_on() -> None:
-    async with chat() as it:
-        await it.send("one")
+        await it.send("two")
         await it.piece("half")
         await it.press("escape")
-        await it.send("two")
-        await it.answer("second", turn=2)
+        await it.talk("three", "third")
         await it.press("tab", "up", "up", "g")
         assert "Only the last" in it.notifications[-1]
 
 
-@pytest.mark.long
 async def test_keys_of_the_chosen_message_do_not_type() -> None:
     async with chat() as it:
-        await two_turns(it)
+        await it.talk(*TWO_TURNS)
         await it.press("tab", "up", "j", "k")
         assert it.transcript.chosen == (it.app.conversation.turns[1], "prompt")
         assert "e edit" in str(it.box.border_subtitle)
@@ -151,17 +124,9 @@ async def test_keys_of_the_chosen_message_do_not_type() -> None:
 
 
 @pytest.mark.long
-async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
+async def test_a_long_chat_opens_at_its_end_and_pages_back() -> None:
     async with chat() as it:
-        tree, parent = ConversationTree(), None
-        for number in range(34):
-            prompt = ChatMessage("user", f"prompt {number}", parent)
-            reply = ChatMessage("assistant", f"answer {number}", prompt.id, finish_reason="stop")
-            tree.add(prompt)
-            tree.add(reply)
-            parent = reply.id
-        await it.app.library.show(tree)
-        await it.pilot.pause()
+        await it.show(tree_of(*((f"prompt {number}", f"answer {number}") for number in range(34))))
         assert (it.prompts[0], it.prompts[-1]) == ("prompt 24", "prompt 33")
         assert "24 earlier" in str(it.app.query_one(EarlierTurns).render())
         for _ in range(60):
@@ -169,7 +134,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
                 break
             await it.press("pageup")
         assert (it.prompts[0], len(it.app.query(EarlierTurns))) == ("prompt 0", 0)
-        assert len(it.prompts) <= 32, "a line of the terminal makes room for four thirds of a turn"
+        assert len(it.prompts) <= 32, "later turns are unmounted"
         assert f"{34 - len(it.prompts)} later" in str(it.app.query_one(LaterTurns).render())
         assert it.transcript.scroll_y == 0
         for _ in range(60):
@@ -187,13 +152,10 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
         assert len(it.prompts) <= 21
 
 
-@pytest.mark.long
-async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "clipboard_command", lambda: None)
+async def test_answers_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("akunu_py.tui.transcript.view._COPIED_S", 600.0)
     async with chat() as it:
-        await it.send("one")
-        await it.answer("Look:\n\n```python\na = 1\n```\n\n```\nb\n```\n")
+        await it.talk("one", "Look:\n\n```python\na = 1\n```\n\n```\nb\n```\n")
         await it.press("f7")
         assert it.app.clipboard.startswith("Look:")
         (answer,), blocks = it.app.query(AnswerView), list(it.app.query(CodeBlock))
@@ -210,20 +172,19 @@ async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.Monke
         assert prompt.has_class("-copied")
         monkeypatch.setattr("akunu_py.tui.transcript.view._COPIED_S", 0.01)
         await it.press("c")
-        await until(it.pilot, lambda: not prompt.has_class("-copied"))
+        await it.until(lambda: not prompt.has_class("-copied"))
 
 
-async def test_a_program_of_the_system_is_given_the_text(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_program_of_the_system_copies_the_text(tmp_path: Path) -> None:
     copied = tmp_path / "copied"
-    monkeypatch.setattr(app, "clipboard_command", lambda: ["sh", "-c", f"cat > {copied}"])
-    async with chat() as it:
-        await it.send("one")
-        await it.answer("grüße 中")
+    async with chat(copy_program=["sh", "-c", f"cat > {copied}"]) as it:
+        await it.talk("one", "grüße 中")
         await it.press("f7")
         await it.app.workers.wait_for_complete()
         assert copied.read_text("utf-8") == "grüße 中"
+    assert copy_with(["true"], "x")
+    assert not copy_with(["false"], "x")
+    assert not copy_with(["no-such-program"], "x")
 
 
 @pytest.mark.parametrize(
@@ -238,31 +199,108 @@ async def test_a_program_of_the_system_is_given_the_text(
         ({}, "linux", ["xclip", "wl-copy", "tmux"], None),
     ],
 )
-def test_the_way_to_the_clipboard(
+def test_the_clipboard_program_of_each_system(
     environ: dict[str, str], platform: str, there: list[str], expected: str | None
 ) -> None:
     command = clipboard_command(environ, platform, lambda name: name if name in there else None)
     assert (command[0] if command else None) == expected
 
 
-def test_a_program_that_fails_is_told() -> None:
-    assert copy_with(["true"], "x")
-    assert not copy_with(["false"], "x")
-    assert not copy_with(["no-such-program"], "x")
-
-
 def test_code_blocks() -> None:
     text = "a\n\n```py title\nx\n```\n- b\n  ```\n  y\n  ```\n\n~~~\nunclosed"
-    assert [(code.text, code.language) for code in code_blocks(text)] == [
-        ("x\n", "py"),
-        ("y\n", ""),
-        ("unclosed", ""),
-    ]
+    found = [(code.text, code.language) for code in code_blocks(text)]
+    assert found == [("x\n", "py"), ("y\n", ""), ("unclosed", "")]
 
 
-def test_what_came_from_elsewhere_may_lack_the_last_answer() -> None:
+def test_an_imported_chat_may_lack_the_last_answer() -> None:
     tree = ConversationTree()
     tree.add(ChatMessage("user", "one"))
     conversation = Conversation(tree)
     assert [turn.prompt.text for turn in conversation.turns] == ["one"]
     assert conversation.turns[0].reply_id in tree
+
+
+@pytest.mark.long
+async def test_the_copied_message_is_on_the_screen_after_scrolling() -> None:
+    async with chat() as it:
+        turns = ((f"prompt {number}", f"answer {number}\n\n" * 4) for number in range(14))
+        await it.show(tree_of(*turns))
+
+        async def copied_line() -> str:
+            await it.rest()
+            await it.press("c")
+            line = it.app.clipboard.splitlines()[0]
+            assert line in it.screen
+            return line
+
+        await it.press("home")
+        await it.rest()
+        assert it.transcript.scroll_y == 0
+        await it.press("end", "pageup", "pageup")
+        await it.rest()
+        place = it.transcript.scroll_y
+        await it.press("tab")
+        await it.rest()
+        assert it.transcript.scroll_y == place
+        await copied_line()
+        for key, line in (
+            ("home", "prompt 0"), ("pagedown", ""), ("end", "answer 13"), ("pageup", ""),
+        ):  # fmt: skip
+            await it.press(key)
+            assert await copied_line() == line or not line
+        it.transcript.release_anchor()
+        it.transcript.scroll_to(y=10, animate=False)  # as the mouse wheel does
+        await copied_line()
+
+
+async def test_clicks_choose_messages_and_run_their_actions() -> None:
+    async with chat(size=(80, 40)) as it:
+        await it.talk("one", "first\n\n```\ncode\n```", "two", "second")
+        await it.click_on("first")
+        assert it.app.focused is it.box
+        assert "copy · code · again" in it.screen
+        await it.click_on("copy · code")
+        assert it.app.clipboard.startswith("first")
+        await it.click_on("code · again")
+        assert it.app.clipboard == "code\n"
+        await it.click_on("one", which=1)  # after the title
+        assert "code · again" not in it.screen, "one message is chosen at a time"
+        await it.click_on("edit · again")
+        assert it.text() == "one"
+        await it.press("escape")
+        assert "edit · again" not in it.screen
+        await it.click_on("second")
+        await it.click_on("again")
+        await it.answer("third")
+        assert it.markdown[-1] == "third"
+        await it.click_on("third")
+        await it.click_on("‹")
+        await it.rest()
+        assert it.markdown[-1] == "second"
+        assert "‹ 1/2 ›" in it.screen
+        await it.click_on("second")
+        assert "again" not in it.screen, "a second click deselects it"
+
+
+async def test_a_folded_prompt_unfolds() -> None:
+    async with chat() as it:
+        await it.talk("\n".join(f"line {number}" for number in range(100)), "yes")
+        assert "more characters" in it.prompts[0]
+        await it.press("tab", "up", "home")
+        await it.rest()
+        await it.click_on("unfold")
+        assert "line 99" in it.prompts[0]
+        assert "more characters" not in it.prompts[0]
+        await it.press("enter")
+        assert "line 99" not in it.prompts[0]
+
+
+def test_unfolding_shows_all_in_a_few_steps() -> None:
+    for text in ("x" * 250_000, "x\n" * 125_000, "short", "word " * 400):
+        most, steps = 1500, 0
+        while shorten(text, most)[1]:
+            shown, more = shorten(text, most)
+            assert text.startswith(shown)
+            assert len(shown) + more == len(text)
+            most, steps = 10 * most, steps + 1
+        assert steps <= 4

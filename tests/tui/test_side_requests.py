@@ -1,0 +1,379 @@
+"""Titles and summaries that the model writes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.chats.options import ChatOptions
+from akunu_py.chats.tree import ChatMessage
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.settings import Settings
+from akunu_py.tui.controllers.compaction import _CUT, _last_that_fit, _messages
+from akunu_py.tui.controllers.titles import TITLE_PROMPT, usable_title
+from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
+from akunu_py.tui.screens.conversation_list import ConversationRenamed
+from akunu_py.tui.workers.chat_client import (
+    AnswerFailed,
+    AnswerFinished,
+    ChatClient,
+    PieceArrived,
+    TitleWritten,
+)
+from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.types import GenerateOptions, Message
+from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tui_chat import STATS, Chat, chat
+
+
+class Titles:
+    """Records the requested titles."""
+
+    def __init__(self, it: Chat) -> None:
+        self.requests: list[tuple[str, list[Message], GenerateOptions, Any]] = []
+        it.app.titles._client = self  # type: ignore[assignment]
+
+    def request_title(self, *request: Any) -> None:
+        self.requests.append(request)
+
+
+async def written(it: Chat, text: str, conversation: str = "") -> None:
+    await it.post(TitleWritten(conversation or it.conversation, text))
+    await it.app.workers.wait_for_complete()
+    await it.pilot.pause()
+
+
+@contextlib.asynccontextmanager
+async def answered_chat(tmp_path: Path) -> AsyncIterator[tuple[Chat, Titles, StoreThread]]:
+    """A saved chat, titled "one", whose first prompt is answered."""
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(store=store) as it:
+        titles = Titles(it)
+        await it.send("one")
+        await it.answer("Yes.")
+        yield it, titles, store
+    store.close(10)
+
+
+async def stored(store: StoreThread) -> list[str]:
+    return [info.title for info in await store.call(lambda each: each.list())]
+
+
+async def test_the_first_answer_gets_a_title(tmp_path: Path) -> None:
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(store=store, settings=Settings(system_prompt="Be brief.")) as it:
+        titles = Titles(it)
+        await it.send("how do I undo a commit?")
+        assert not titles.requests
+        await it.answer("With git reset.")
+        ((name, messages, options, tools),) = titles.requests
+        assert (name, tools) == (it.conversation, [])
+        assert messages == [
+            Message("system", "Be brief."),
+            Message("user", "how do I undo a commit?"),
+            Message("assistant", "With git reset."),
+            Message("user", TITLE_PROMPT),
+        ]
+        assert (options.conversation, options.side_request) == (it.conversation, True)
+        assert await stored(store) == ["how do I undo a commit?"]
+        stats, saved = it.app.conversation.turns[0].stats, len(it.app.conversation.tree)
+        await written(it, "Undo a git commit")
+        assert await stored(store) == ["Undo a git commit"]
+        assert "Undo a git commit" in it.screen.splitlines()[0]
+        assert (it.app.conversation.turns[0].stats, len(it.app.conversation.tree)) == (stats, saved)
+        found = await store.call(lambda each: each.search("undo git commit"))
+        assert len(found) == 1
+        await it.send("next")
+        await it.answer("Yes.")
+        assert len(titles.requests) == 1
+        assert TITLE_PROMPT not in [message.content for message in messages_of(it)]
+    assert store.close(10)
+
+
+def messages_of(it: Chat) -> list[Message]:
+    return it.app.conversation.history(it.app.conversation.turns[-1])
+
+
+@pytest.mark.parametrize("end", ["off", "stopped", "failed", "empty", "queued"])
+async def test_no_title_is_requested(end: str) -> None:
+    async with chat(settings=Settings(model_titles=end != "off")) as it:
+        titles = Titles(it)
+        await it.send("one")
+        if end == "queued":
+            await it.send("two")
+        if end != "empty":
+            await it.piece("An answer")
+        if end == "stopped":
+            await it.press("escape")
+        elif end == "failed":
+            await it.post(AnswerFailed(1, "the device is gone"))
+        else:
+            await it.post(AnswerFinished(1, "cancelled" if end == "empty" else "stop", STATS))
+        assert not titles.requests
+        if end == "queued":
+            await it.answer("Another")
+            assert len(titles.requests) == 1
+
+
+async def test_a_cancelled_title_is_requested_again_a_few_times() -> None:
+    async with chat() as it:
+        titles = Titles(it)
+        for number in range(1, 6):
+            await it.send(f"prompt {number}")
+            await it.answer("Yes.")
+        assert len(titles.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [("command", "before"), ("list", "after"), ("store", "before"), ("store", "after")],
+)
+async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) -> None:
+    """Even if it equals the title from the prompt. where: "store": another program."""
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(store=store) as it:
+        titles, title = Titles(it), "one" if where == "list" else "Mine"
+        await it.send("one")
+        if when == "after":
+            await it.answer("Yes.")
+        name = it.conversation
+        if where == "command":
+            await it.act(f"rename_chat({title!r})")
+        else:
+            await store.call(lambda each: each.rename(name, title))
+        if where == "list":
+            await it.post(ConversationRenamed(name, title))
+        if when == "before":
+            await it.answer("Yes.")
+            assert len(titles.requests) == (where == "store")
+        await written(it, "By the model")
+        assert await stored(store) == [title]
+    assert store.close(10)
+
+
+async def test_a_title_arrives_in_the_background_and_stays(tmp_path: Path) -> None:
+    async with answered_chat(tmp_path) as (it, titles, store):
+        name = it.conversation
+        await it.press("ctrl+n")
+        await it.send("two")
+        await written(it, "The first", name)
+        await written(it, "Never requested", "another")
+        assert sorted(await stored(store)) == ["The first", "two"]
+        assert it.app.conversation.tree.title == "two"
+        await it.answer("Yes.")
+        await it.app.open_chat(name)
+        await it.talk("next", "Yes.")
+        assert len(titles.requests) == 2, "a chat with a title gets no other one"
+        await store.call(lambda each: each.delete(name))
+        await written(it, "Again", name)
+        assert store.close(10)
+        await it.press("ctrl+n")
+        await it.talk("three", "Yes.")
+        await written(it, "By the model")
+        assert it.app.conversation.tree.title == "three", "it could not be saved"
+
+
+async def test_a_summary_gets_no_title() -> None:
+    async with chat() as it:
+        titles = Titles(it)
+        for number in (1, 2):
+            await it.send(f"prompt {number}")
+            await it.piece("answer " * 500)
+            await it.post(AnswerFinished(number, "stop", replace(STATS, prompt_tokens=900)))
+        await it.send("/compact")
+        await it.answer("They talked.")
+        await it.until(lambda: not it.app.answering.is_busy)
+        assert len(titles.requests) == 2
+
+
+def test_a_model_that_may_think_writes_a_title_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen 3: its template adds an empty thought where thinking is off."""
+    markers = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
+    write_model(tmp_path / "m", byte_level(markers), end=markers[0])
+    (tmp_path / "m" / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+        "<|im_start|>{% if enable_thinking is false %}<think></think>{% endif %}"
+    )
+    jobs: list[AnnotatedAnswerJob] = []
+    client = ChatClient("m", lambda name: pytest.fail("no model is needed"))
+    monkeypatch.setattr(client._host, "submit", lambda job, *_, **__: jobs.append(job))
+    client.request_title("a chat", [Message("user", "one")], GenerateOptions(thinking="on"))
+    engine = Engine.load(tmp_path / "m", name="m")
+    prompt = engine.tokens.decode(jobs[0].prepare(engine).prompt)
+    assert prompt == "<|im_start|>one<|im_end|><|im_start|><think></think>"
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Here's a title for the conversation", ""),
+        ("I'm here to help with your writing", ""),
+        ("Sure", ""),
+        ("Title: rice", ""),
+        ("A title of this conversation", ""),
+        ("Iced tea", "Iced tea"),
+        ("Paris is the capital.", "Paris is the capital"),
+        ("...", ""),
+        ("Undo a git commit", "Undo a git commit"),
+        (" Rice,\n how  to ", "Rice, how to"),
+        ("one two three four five six seven eight", "one two three four five six seven eight"),
+        ("one two three four five six seven eight nine", ""),
+        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+        ("", ""),
+        (" \n", ""),
+    ],
+)
+def test_usable_titles(text: str, title: str) -> None:
+    assert usable_title(text) == title
+
+
+TURNS = st.lists(st.tuples(st.text(max_size=90), st.text(min_size=1, max_size=90)), min_size=1)
+
+
+def turns_of(texts: list[tuple[str, str]]) -> list[ChatTurn]:
+    return [ChatTurn(ChatMessage("user", prompt), answer) for prompt, answer in texts]
+
+
+async def talk(it: Chat, count: int = 3) -> list[str]:
+    """Turns, of which a quarter of the context holds the last only."""
+    for number in range(1, count + 1):
+        await it.send(f"prompt {number}")
+        await it.piece(f"answer {number} " * 300)
+        stats = replace(STATS, prompt_tokens=800 * number)
+        await it.post(AnswerFinished(number, "stop", stats))
+    return it.prompts
+
+
+NOTE = f"{SUMMARY_PROMPT}\n‹ 2/2 ›"
+
+
+async def test_older_turns_become_a_note(tmp_path: Path) -> None:
+    store = StoreThread(tmp_path / "conversations.db")
+    async with chat(store=store) as it:
+        before = await talk(it, 4)
+        original = [turn.answer for turn in it.app.conversation.turns]
+        it.app.conversation.set_options(ChatOptions(max_tokens=7))
+        await it.send("/compact")
+        assert it.prompts == [NOTE]
+        assert it.app.answering.active is not None
+        *earlier, last = it.history
+        assert last == Message("user", SUMMARY_PROMPT)
+        assert [each.content for each in earlier[::2]] == before[:2]
+        assert [each.content for each in earlier[1::2]] == original[:2]
+        options = it.app.answering._options_of(it.app.conversation, it.app.answering.active)
+        assert (options.max_tokens, options.thinking_budget) == (8192 // 5, 8192 // 10)
+        await it.answer("They talked.")
+        await it.rest()
+        assert it.prompts == [NOTE, *before[2:]]
+        assert "← on it shows the original chat" in it.notifications[0]
+        assert "context" not in str(it.status.render()), "unknown until the next answer"
+        await it.send("next")
+        assert [message.content for message in it.history] == [
+            SUMMARY_PROMPT, "They talked.", before[2], original[2], before[3], original[3], "next",
+        ]  # fmt: skip
+        await it.answer("Yes.")
+        await it.press("tab", "home", "left")
+        before[0] += "\n‹ 1/2 ›"
+        assert it.prompts == before
+        name = it.app.conversation.tree.conversation
+        await it.press("escape", "ctrl+n")
+        await it.app.open_chat(name)
+        assert it.prompts == before
+        await it.press("tab", "home", "right")
+        assert it.prompts == [NOTE, *before[2:], "next"]
+    assert store.close(10)
+
+
+@pytest.mark.parametrize("end", ["stopped", "stopped early", "failed", "failed early", "empty"])
+async def test_a_missing_summary_changes_nothing(end: str) -> None:
+    async with chat() as it:
+        before = await talk(it)
+        await it.send("/compact")
+        if "early" not in end:
+            await it.piece("They") if end != "empty" else None
+        if "stopped" in end:
+            await it.press("escape")
+        elif "failed" in end:
+            await it.post(AnswerFailed(4, "the device is gone"))
+        else:
+            await it.post(AnswerFinished(4, "stop", STATS))
+        await it.rest()
+        assert (it.prompts, it.text()) == (before, "")
+        assert len(it.app.conversation.tree.messages) == 6
+        await it.send("next")
+        assert [message.content for message in it.history][::2] == [*before, "next"]
+
+
+async def test_compact_needs_finished_answers() -> None:
+    async with chat() as it:
+        await it.send("/compact")
+        assert it.notifications == ["There is nothing to summarize yet."]
+        await it.send("one")
+        await it.send("/compact")
+        assert it.notifications == ["The model is still answering. Esc stops it."]
+        await it.answer("1")
+        await it.send("/compact")
+        assert it.notifications == ["There is nothing to summarize yet."]
+
+
+async def test_a_summary_cannot_be_regenerated() -> None:
+    async with chat() as it:
+        await talk(it, 2)
+        await it.send("/compact")
+        await it.answer("They talked.")
+        await it.rest()
+        await it.press("tab", "home", "r")
+        assert "Press ← on this summary for the original chat" in it.notifications[0]
+        assert it.app.answering.active is None
+
+
+async def test_compact_is_proposed_once_when_the_context_is_nearly_full() -> None:
+    proposed = "The context is 90% full. /compact replaces older messages with a summary."
+    async with chat() as it:
+        for number, used in enumerate((100, 6900, 7361, 7362, 7400), 1):
+            await it.send(f"{number}")
+            stats = replace(STATS, prompt_tokens=used)
+            await it.post(
+                PieceArrived(number, "x", (), stats), AnswerFinished(number, "stop", stats)
+            )
+            assert it.notifications == ([proposed] if number == 3 else [])
+            it.app.view.message.clear()
+
+
+@given(texts=TURNS, room=st.integers(0, 9000))
+def test_messages_fit_the_room_and_only_long_ones_are_cut(
+    texts: list[tuple[str, str]], room: int
+) -> None:
+    turns = turns_of(texts)
+    messages = _messages(turns, room)
+    given_texts = [text for turn in texts for text in turn]
+    assert sum(len(each.content) for each in messages) <= max(room, len(_CUT) * len(messages))
+    cut = [len(old) for old, new in zip(given_texts, messages, strict=True) if new.content != old]
+    whole = [len(old) for old, new in zip(given_texts, messages, strict=True) if new.content == old]
+    if cut and whole:
+        assert max(whole) <= min(cut)
+    if sum(map(len, given_texts)) <= room:
+        assert not cut
+
+
+@given(texts=TURNS, room=st.integers(0, 500))
+def test_the_last_turns_that_fit_are_kept_and_one_is_left(
+    texts: list[tuple[str, str]], room: int
+) -> None:
+    turns = turns_of(texts)
+    count = _last_that_fit(turns, room)
+    assert 0 <= count < len(turns)
+    sizes = [len(prompt) + len(answer) for prompt, answer in texts]
+    assert sum(sizes[len(sizes) - count :]) <= room
+    if count < len(turns) - 1:
+        assert sum(sizes[len(sizes) - count - 1 :]) > room

@@ -1,0 +1,401 @@
+"""Writing a prompt: keys in their order, pasted texts, the editor, and the mouse."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual import events
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Input
+
+from akunu_py import paths
+from akunu_py.text import displayable, typeable
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.prompt.box import PastedTexts
+from akunu_py.tui.screens.dialog import Dialog
+from akunu_py.tui.screens.earlier_prompts import HistoryScreen
+from akunu_py.tui.screens.help import HelpScreen
+from akunu_py.tui.screens.main import describe_privacy
+from akunu_py.tui.screens.model_picker import ModelsScreen
+from akunu_py.tui.terminal import edit_text, find_editor
+from akunu_py.tui.workers.chat_client import AnswerFailed, PieceArrived
+from akunu_py.types import GenerateOptions
+from akunu_py.workarounds.textual_driver import PasteParser
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+from tests.support.tui_chat import STATS, Chat, chat, until
+
+LONG = "\n".join(f"line {number}" for number in range(5000))
+CHIP = "[pasted 5,000 lines]"
+
+
+async def paste(it: Chat, text: str) -> None:
+    it.app.post_message(events.Paste(text))
+    await it.pilot.pause()
+
+
+# Keys
+
+KEYS = {
+    "backspace": "\x7f", "delete": "\x1b[3~", "left": "\x1b[D", "right": "\x1b[C",
+    "start": "\x01", "end": "\x05", "cut line": "\x15", "cut word": "\x17",
+    "new line": "\n", "send": "\r",
+}  # fmt: skip
+SEEN = (
+    [*"abc", "backspace", "d"],
+    [*"abc", "cut line", *"def"],
+    [*"abc", "backspace", "send"],
+    [*"b c", "start", "a", "send", "d"],
+)
+
+
+@dataclass
+class ReferenceEditor:
+    """The effect of each key, on two strings around the cursor."""
+
+    before: str = ""
+    after: str = ""
+    sent: list[str] = field(default_factory=list)
+
+    def press(self, key: str) -> None:
+        line_before = self.before.rpartition("\n")[2]
+        rest = self.after.partition("\n")[0]
+        match key:
+            case "backspace":
+                self.before = self.before[:-1]
+            case "delete":
+                self.after = self.after[1:]
+            case "left" if self.before:
+                self.before, self.after = self.before[:-1], self.before[-1] + self.after
+            case "right":
+                self.before, self.after = self.before + self.after[:1], self.after[1:]
+            case "start":
+                line, place = line_before + rest, len(line_before)
+                indent = len(line) - len(line.lstrip()) if line.strip() else 0
+                target = 0 if 0 < place <= indent else indent
+                whole, first = self.before + self.after, len(self.before) - place + target
+                self.before, self.after = whole[:first], whole[first:]
+            case "end":
+                self.before, self.after = self.before + rest, self.after.removeprefix(rest)
+            case "cut line":
+                self.before = self.before[: -len(line_before) or -1]
+            case "cut word":
+                cut = re.sub(r"\w*\s*$", "", line_before)
+                self.before = self.before[: -len(line_before) or -1] + cut
+            case "new line":
+                self.before += "\n"
+            case "send":
+                if text := (self.before + self.after).strip():
+                    self.sent.append(text)
+                    self.before = self.after = ""
+            case "left":
+                pass
+            case _:
+                self.before += key
+
+
+async def burst(it: Chat, data: str, *, answering: bool = False) -> None:
+    """Receive bytes at once, as from a terminal; return when they have taken effect."""
+    parser = PasteParser()
+    for message in [*parser.feed(data), *parser.tick()]:
+        it.app.post_message(message)
+        if answering:
+            it.app.post_message(PieceArrived(1, "- *word*\n", ((0, 2),), STATS))
+    await it.pilot.pause()
+    await it.until(lambda: not it.app.has_pending_input)
+    await it.pilot.pause()
+
+
+def bytes_of(keys: Sequence[str]) -> str:
+    return "".join(KEYS.get(key, key) for key in keys)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("answering", [False, True])
+async def test_a_burst_of_keys_edits_as_a_reference_editor_does(answering: bool) -> None:
+    random_keys = random.Random(37)
+    choice = [*KEYS, *KEYS, *"abc d" * 5]
+    bursts = [random_keys.choices(choice, k=random_keys.randrange(2, 40)) for _ in range(8)]
+    async with chat() as it:
+        await it.send("first")
+        for keys in [*SEEN, *bursts]:
+            editor = ReferenceEditor()
+            for key in keys:
+                editor.press(key)
+            await burst(it, bytes_of(keys), answering=answering)
+            sent = [turn.prompt.text for turn in it.app.conversation.turns[1:]]
+            assert (it.text(), sent) == (editor.before + editor.after, editor.sent), keys
+            for _ in sent:
+                await it.app.answering.unqueue_last()
+            it.box.clear()
+
+
+async def test_keys_after_a_change_of_focus_reach_the_new_widget() -> None:
+    async with chat() as it:
+        await burst(it, "one\rtwo\r\x12on")
+        assert isinstance(it.app.screen, HistoryScreen)
+        assert (it.app.screen.query_one(Input).value, it.text()) == ("on", "")
+        await burst(it, "\x1b[B\r more")
+        assert it.text() == "one more"
+        it.box.clear()
+        await burst(it, "\x1bOP\x1b[27uhello\x1b[27u\r")
+        # The second Esc takes the queued prompt back.
+        assert [turn.prompt.text for turn in it.app.conversation.turns] == ["one", "two\n\nhello"]
+
+
+FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [("a\x1b\rb", "a\nb"), ("می\u200cخواهم", "می\u200cخواهم"), (FAMILY, FAMILY)],
+)
+async def test_alt_enter_breaks_the_line_and_joiners_stay(typed: str, text: str) -> None:
+    async with chat() as it:
+        await burst(it, typed)
+        assert it.text() == text
+
+
+@needs_tmux
+@pytest.mark.usefixtures("starter")
+def test_bursts_in_a_real_terminal_while_an_answer_streams(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    def send(data: str) -> None:
+        terminal.type("-H", *(f"{byte:02x}" for byte in data.encode()))
+
+    (tmp_path / "akunu").mkdir()
+    (tmp_path / "akunu" / "models").symlink_to(paths.models_dir())
+    kinds = ("CONFIG", "STATE", "CACHE", "DATA")
+    environment = " ".join(f"XDG_{kind}_HOME={tmp_path}" for kind in kinds)
+    command = f"{environment} {sys.executable} -m akunu_py chat --server off; echo code=$?"
+    terminal.type(command, "Enter")
+    terminal.wait_for("● ready", seconds=150)
+    send("Write a long story.\r")
+    terminal.wait_for("answering")
+    for number in range(5):
+        send(f"x{number}\x15abc\x7fd{number}\r")
+    send("abc\x15d\x1b[De\x1b[C!")
+    terminal.wait_for(r"│ ed! ")
+    terminal.type("C-u", "Escape", "C-c", "C-q")
+    terminal.wait_for("code=0\n")
+
+
+async def test_enter_sends_and_other_keys_break_the_line() -> None:
+    async with chat() as it:
+        await it.press("a", "ctrl+j", "b", "shift+enter", "c")
+        assert it.text() == "a\nb\nc"
+        await it.press("enter", "enter", "space", "enter")
+        assert it.prompts == ["a\nb\nc"], "an empty prompt is not sent"
+
+
+async def test_up_and_down_browse_earlier_prompts() -> None:
+    async with chat() as it:
+        await it.talk("first", "1", "second", "2")
+        for key, text in (
+            ("up", "second"), ("up", "first"), ("up", "first"), ("down", "second"), ("down", ""),
+        ):  # fmt: skip
+            await it.press(key)
+            assert it.text() == text
+        await it.press(*"mine", "up")
+        assert it.text() == "mine", "typed text is not lost"
+
+
+async def test_earlier_prompts_are_searched() -> None:
+    async with chat() as it:
+        await it.press("ctrl+r")
+        assert "no earlier" in it.notifications[-1]
+        it.box.extend_history(["a red fox", "a blue\nwhale"])
+        for words in ("whale blue", "nothing"):
+            await it.press("ctrl+r", *words, "enter")
+            assert it.text() == "a blue\nwhale"
+
+
+async def test_the_box_grows_to_eight_rows_and_shows_the_cursor_at_any_size() -> None:
+    async with chat(size=(90, 30)) as it:
+        for lines, height in ((1, 1), (3, 3), (100, 8)):
+            it.box.text = "\n".join("x" * lines)
+            await it.pilot.pause()
+            assert it.box.size.height == height
+        it.box.clear()
+        await it.press(*"a", *["ctrl+j"] * 12, *"b")
+        for rows in (30, 12, 8, 6, 5):
+            await it.resize(20, rows)
+            visible = it.box.content_region.intersection(it.app.screen.region)
+            assert visible.contains_point(it.box.cursor_screen_offset)
+            assert it.box.region.bottom == it.status.region.y == rows - 1
+
+
+# Pasted texts
+
+
+async def test_a_paste_is_one_prompt_without_control_characters() -> None:
+    async with chat() as it:
+        await paste(it, "one\r\ntwo\x1b[2J\rthree\x07\ttab\x00")
+        assert it.text() == "one\ntwo[2J\nthree\ttab"
+        await it.press("enter")
+        assert it.prompts == ["one\ntwo[2J\nthree\ttab"]
+
+
+async def test_a_long_paste_is_folded_and_sent_whole() -> None:
+    async with chat() as it:
+        await paste(it, LONG)
+        assert it.text() == CHIP
+        assert "pasted text, about 12,222 tokens" in str(it.box.border_title)
+        unsent = it.app.ui_state.unsent_text
+        it.box.clear()
+        it.box.write(it.box.prompt_of(unsent))
+        assert it.text() == CHIP
+        await it.press("tab")
+        assert it.text() == LONG, "Tab unfolds it"
+        it.box.clear()
+        it.box.insert("Look: ")
+        await paste(it, LONG)
+        await it.press("enter")
+        assert it.history[-1].content == (
+            f"Look: {CHIP}\n\nPasted text: {CHIP} ({len(LONG)} bytes)\n```\n{LONG}\n```"
+        )
+
+
+async def test_a_paste_stays_a_chip_when_it_is_edited_recalled_and_copied() -> None:
+    async with chat() as it:
+        await paste(it, LONG)
+        await it.send(" Which line is odd?")
+        (shown,) = it.prompts
+        assert shown.startswith(f"{CHIP} Which line is odd?\n… {len(LONG) - len(CHIP):,} more")
+        assert it.app.conversation.tree.title == "Which line is odd?"
+        await it.post(AnswerFailed(1, "the prompt has 12,000 tokens; shorten the prompt"))
+        assert it.text() == f"{CHIP} Which line is odd?"
+        assert it.box.full_text == f"{LONG} Which line is odd?"
+        await it.press("enter")
+        await it.answer("None.")
+        await it.press("f6")
+        assert it.text() == f"{CHIP} Which line is odd?"
+        await paste(it, LONG.replace("line", "row"))
+        assert it.text().endswith("[pasted 5,000 lines #2]")
+        await it.press("escape", "tab", "up", "c")
+        assert it.app.clipboard == f"{LONG} Which line is odd?"
+        await it.press("enter")
+        assert it.prompts[0].startswith("line 0\nline 1\n")
+        await it.press("escape", "up")
+        assert it.text() == f"{CHIP} Which line is odd?"
+
+
+@given(st.lists(st.text("ab\n[]", max_size=6).map(lambda text: text * 9), max_size=6))
+def test_unfolding_restores_all_folded_texts(texts: list[str]) -> None:
+    pasted = PastedTexts()
+    pasted.LINES, pasted.CHARACTERS = 2, 20
+    shown = " and ".join(pasted.fold(text) for text in texts)
+    assert pasted.unfold(shown) == " and ".join(texts)
+
+
+def test_a_folded_paste_counts_lines_and_is_measured_once() -> None:
+    for lines, end in ((13, ""), (13, "\n"), (5000, "\n")):
+        text = "\n".join(["word"] * lines) + end
+        assert PastedTexts().fold(text) == f"[pasted {lines:,} lines]"
+    pasted = PastedTexts()
+    label = pasted.label("é\n" * 5000)
+    (first,), (second,) = (pasted.in_prompt(f"{label} {word}") for word in ("a", "ab"))
+    assert first is second, "not after each key"
+    assert first.size == 15_000
+    assert pasted.unfold(label) == "é\n" * 5000
+
+
+def test_displayed_text_has_one_harmless_character_for_each() -> None:
+    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028 "
+    shown = displayable(text)
+    assert len(shown) == len(text)
+    assert shown.encode()
+    assert not [char for char in shown if ord(char) < 32 and char not in "\n\t"]
+    assert len(shown.splitlines()) == len(shown.split("\n"))
+    assert displayable("a\x1b[1m\tb\r\n") == "a␛[1m\tb \n"
+    assert typeable("a\x1b[1m\r\nb\rc\x85d\x9b") == "a[1m\nb\nc\nd"
+
+
+# The editor, the mouse and the welcome
+
+
+async def test_the_editor_gets_the_text() -> None:
+    change = ["sh", "-c", 'printf "more\\r\\n\\033" >> "$0"']
+    assert await edit_text("some ", change) == "some more\n"
+    assert await edit_text("some ", ["sh", "-c", "exit 1"]) == "some "
+    with pytest.raises(OSError, match="no-such-editor"):
+        await edit_text("", ["no-such-editor"])
+    for visual, plain, command in (("", "", ["vi"]), ("code -w", "ed", ["code", "-w"])):
+        assert find_editor({"VISUAL": visual, "EDITOR": plain}) == command
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        ("", "Everything stays on this machine."),
+        ("http://127.0.0.1:8012", "Everything stays on this machine."),
+        ("http://10.99.99.1:9001", "Prompts and attached files go to http://10.99.99.1:9001."),
+    ],
+)
+def test_the_welcome_says_where_prompts_go(server: str, says: str) -> None:
+    assert describe_privacy(server) == says
+    session: Any = object()
+    config = ChatConfig("starter", GenerateOptions(), session=session, server=server)
+    offers_download = ChatApp(config).view._offer_better
+    assert offers_download == (not server), "a server answers with its own models"
+
+
+@pytest.mark.long
+async def test_the_hints_on_borders_can_be_clicked() -> None:
+    async with chat(size=(100, 30)) as it:
+
+        async def click(widget: Widget, words: str) -> None:
+            """Click on words in the lower border of a widget."""
+            row = widget.region.bottom - 1
+            await it.pilot.click(offset=(it.strips()[row].text.index(words) + 1, row))
+            await it.pilot.pause()
+
+        for words, screen in (("F1 keys", HelpScreen), ("F4 models", ModelsScreen)):
+            await click(it.box, words)
+            assert isinstance(it.app.screen, screen)
+            await click(it.app.screen.query_one("#dialog"), "Esc close")
+            assert not isinstance(it.app.screen, screen)
+            await click(it.box, words)
+            await it.pilot.click("#dialog", offset=(9, 1))
+            assert isinstance(it.app.screen, screen), "a click inside keeps it open"
+            await it.pilot.click(offset=(1, 1))
+            await it.pilot.pause()
+            assert not isinstance(it.app.screen, screen), "a click outside closes it"
+        it.box.insert("hello")
+        await click(it.box, "Enter send")
+        assert it.prompts == ["hello"]
+        await it.piece("1")
+        await click(it.box, "Esc stop")
+        assert it.phase() == "stopped"
+
+
+@pytest.mark.long
+async def test_the_first_picture_of_a_dialog_has_the_size_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[frozenset[str]] = []
+    display = ChatApp._display
+
+    def note(app: ChatApp, screen: Screen[object], *shown: Any) -> None:
+        if isinstance(screen, Dialog):
+            seen.append(screen.classes & {"-low", "-high", "-narrow", "-normal"})
+        display(app, screen, *shown)
+
+    async with chat(size=(80, 24)) as it:
+        monkeypatch.setattr(ChatApp, "_display", note)
+        for key in ("f1", "f4", "ctrl+s"):
+            await it.press(key)
+            await until(it.pilot, lambda: seen)
+            await it.press("escape")
+    assert set(seen) == {frozenset({"-high", "-normal"})}
