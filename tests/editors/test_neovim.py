@@ -15,7 +15,7 @@ import pytest
 from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, until
-from tests.support.lsp_ghost import GHOST as SERVER
+from tests.support.lsp_servers import GHOST as SERVER
 from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture

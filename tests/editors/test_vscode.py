@@ -15,7 +15,7 @@ from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU
-from tests.support.lsp_ghost import GHOST
+from tests.support.lsp_servers import GHOST
 from tests.support.paths import EDITORS, ROOT
 
 DIRECTORY = EDITORS / "vscode" / "extension"

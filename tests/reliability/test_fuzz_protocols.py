@@ -158,7 +158,7 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     shapes = st.one_of([changed(message) for message in MESSAGES])
     explore(note, examples, shapes | json_like(TEXTS))
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lsp_echo"],
+        [sys.executable, "-m", "tests.support.lsp_servers", "echo"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
