@@ -1,10 +1,11 @@
-"""The command line's last resort, and what it prints of foreign text: one line, whatever it is."""
+"""The command line's last resort, and foreign text: one line, without control codes."""
 
 from __future__ import annotations
 
 import ast
 import json
 import os
+import pty
 import stat
 import subprocess
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.command import AKUNU, run_here
 from tests.support.paths import ROOT
+from tests.support.tiny_fim import byte_level, write_model
 
 Captured = pytest.CaptureFixture[str]
 
@@ -269,3 +271,38 @@ def test_what_cannot_be_encoded_is_json() -> None:
     for word in ("é", "\U0001f600", "\ud800", "a\u2028b"):
         written = json.dumps(word, ensure_ascii=False).encode("ascii", "akunu-escape")
         assert json.loads(written) == word
+
+
+# Control codes in an answer
+
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """Says ESC three times: that token is made the likeliest by far."""
+    tokenizer = byte_level(["<|end|>"])
+    (token,) = tokenizer.encode(ESCAPE).ids
+    model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
+    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-answer-cache", "--model", str(model),
+            "--logit-bias", f"{token}=1000", "Red:"]  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_pipe_gets_them(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert done.stdout.decode() == 3 * ESCAPE + "\n"
+
+
+@pytest.mark.long
+def test_a_terminal_shows_them(command: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
+        assert process.wait(timeout=120) == 0
+        shown = os.read(ours, 1000).decode()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert shown == "␛␛␛\r\n"
