@@ -204,6 +204,8 @@ def test_authors() -> None:
         ("", "conversation.md"),
         ("x" * 300, "conversation.md"),
         ("word " * 30, "-".join(["word"] * 12) + ".md"),
+        ("x" * 29 + " " + "y" * 30, "x" * 29 + "-" + "y" * 30 + ".md"),  # 60 bytes
+        ("x" * 29 + " " + "y" * 31, "x" * 29 + ".md"),
     ],
 )
 def test_file_names(title: str, name: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from akunu_py.chats.options import ChatOptions, options_of
 from akunu_py.chats.tree import ChatMessage, ConversationTree, title_of, tree_of
+from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions
 from tests.support.chats import branched
 
 
@@ -93,3 +97,37 @@ def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
 def test_titles(prompt: str, title: str) -> None:
     assert title_of(prompt) == title
     assert len(title_of(prompt)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("temperature", 0, 5),
+        ("max_tokens", 0, 1 << 31),
+        ("top_p", 0, 1),
+        ("seed", 0, (1 << 63) - 1),
+        ("thinking_budget", -1, 1 << 31),
+    ],
+)
+def test_stored_options_outside_their_bounds_are_ignored(
+    name: str, least: float, most: float
+) -> None:
+    for value in (least, most):
+        assert getattr(options_of({name: value, "unknown": 1}), name) == value
+    for value in (least - 1, math.inf, True, "1", None):
+        assert options_of({name: value}) == ChatOptions()
+    assert options_of({name: least + 0.5}).as_dict().keys() <= {"temperature", "top_p"}
+
+
+def test_options_of_a_conversation_replace_those_of_the_settings() -> None:
+    settings = GenerateOptions(max_tokens=7)
+    assert ChatOptions().apply(settings) == settings
+    options = ChatOptions(0.5, 9, 0.25, 3, "off", -1)
+    changed = options.apply(settings)
+    sampling = changed.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.5, 0.25, 3)
+    assert (changed.max_tokens, changed.thinking, changed.thinking_budget) == (9, "off", None)
+    assert ChatOptions(max_tokens=0, thinking_budget=5).apply(settings).thinking_budget == 5
+    assert ChatOptions(max_tokens=0).apply(settings).max_tokens == NO_TOKEN_LIMIT
+    assert options_of(options.as_dict()) == options
+    assert options_of(["x"]) == ChatOptions()

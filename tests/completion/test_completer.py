@@ -404,6 +404,16 @@ def test_a_block_that_the_editor_closed() -> None:
     assert [found.text for found in [known.find(request)] if found] == ["return 1"]
 
 
+def test_a_cached_completion_has_the_newlines_of_each_request() -> None:
+    windows = replace(ASKED, prefix=ASKED.prefix.replace("\n", "\r\n"))
+    windows = replace(windows, suffix=windows.suffix.replace("\n", "\r\n"))
+    for known in (cache("(\n1)"), cache("(\r\n1)", windows)):
+        for request, newline in ((ASKED, "\n"), (windows, "\r\n")):
+            found = known.find(replace(request, prefix=request.prefix + "("))
+            assert found is not None
+            assert found.text == f"{newline}1)"
+
+
 def test_cancelled_and_empty_completions_are_not_cached() -> None:
     known = CompletionCache()
     known.add(ASKED, Completion("a", "cancelled", Stats()))

@@ -6,9 +6,10 @@ import asyncio
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,23 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
-from akunu_py.completion.acceptance import read_counts
+from akunu_py.completion.acceptance import Acceptance, read_counts
+from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.protocols.lsp import (
     CONTEXT,
     MAX_FRAME_BYTES,
     NEXT_EDIT,
     PART,
+    InlineCompletions,
     OpenDocument,
     StrictCodec,
     read_frames,
 )
+from akunu_py.completion.request import CompletionRequest
+from akunu_py.decoding.generate.model_host import ModelLoop
+from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.lsp_servers import ECHO, GHOST, STARTER
+from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost
 
 CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
 Edit = tuple[int, int, int, int, str]
@@ -59,6 +65,7 @@ class Editor:
         self.progress: list[Any] = []
         self.messages: list[str] = []
         self.parts: asyncio.Queue[Any] = asyncio.Queue()
+        self.serving: asyncio.Task[bool] | None = None  # a server in this process
         features: dict[str, Any] = {
             lsp.WINDOW_WORK_DONE_PROGRESS_CREATE: lambda _: self.progress.append("create"),
             lsp.PROGRESS: lambda params: self.progress.append(params.value),
@@ -68,13 +75,31 @@ class Editor:
         for name, handler in features.items():
             self.client.feature(name)(handler)
 
-    async def start(
+    async def start(self, command: list[str]) -> lsp.ServerCapabilities:
+        """Start a server in another process."""
+        await self.client.start_io(*command)
+        return await self._initialize()
+
+    async def serve(
         self,
-        command: list[str],
+        load: Callable[[], ModelLoop],
+        acceptance: Acceptance | None = None,
         encodings: list[lsp.PositionEncodingKind | str] | None = None,
         **options: Any,
     ) -> lsp.ServerCapabilities:
-        await self.client.start_io(*command)
+        """Start a server in this process."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await self.client.start_tcp(*listener.getsockname())
+            self.connection, _ = listener.accept()
+        base = CompletionRequest("", max_lines=7, seconds=200)
+        self.completions = InlineCompletions(load, base, acceptance)
+        streams: Any = self.connection.makefile("rb"), self.connection.makefile("wb")
+        self.serving = asyncio.create_task(self.completions.protocol.serve(*streams))
+        return await self._initialize(encodings, **options)
+
+    async def _initialize(
+        self, encodings: list[lsp.PositionEncodingKind | str] | None = None, **options: Any
+    ) -> lsp.ServerCapabilities:
         capabilities = lsp.ClientCapabilities(
             general=lsp.GeneralClientCapabilities(position_encodings=encodings),
             window=lsp.WindowClientCapabilities(work_done_progress=True),
@@ -89,7 +114,7 @@ class Editor:
         document = lsp.TextDocumentItem(uri, "python", 1, text)
         self.client.text_document_did_open(lsp.DidOpenTextDocumentParams(document))
 
-    def close(self, uri: str) -> None:
+    def close_document(self, uri: str) -> None:
         document = lsp.TextDocumentIdentifier(uri)
         self.client.text_document_did_close(lsp.DidCloseTextDocumentParams(document))
 
@@ -134,7 +159,19 @@ class Editor:
         """Shut the server down and return its exit code."""
         await self.client.shutdown_async(None)
         self.client.exit(None)
-        return await asyncio.wait_for(self.process.wait(), 60)
+        if self.serving is None:
+            return await asyncio.wait_for(self.process.wait(), 60)
+        return 0 if await asyncio.wait_for(self.serving, 60) else 1
+
+    async def close(self) -> None:
+        if self.serving is not None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait_for(self.serving, 60)
+            assert self.completions.queue.close(60)
+            self.connection.close()
+        elif self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -143,12 +180,11 @@ class Editor:
 
 
 @pytest.fixture
-async def editor() -> AsyncIterator[Editor]:
+async def editor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Editor]:
+    monkeypatch.setattr(CompletionCache, "find", lambda self, request: None)
     editor = Editor()
     yield editor
-    if editor.process.returncode is None:
-        editor.process.kill()
-        await editor.process.wait()
+    await editor.close()
 
 
 async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) -> None:
@@ -172,27 +208,26 @@ async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) ->
     assert await editor.leave() == 0
 
 
-@pytest.mark.long
 async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
     """In UTF-16; other documents are the other files, the one used last first."""
-    await editor.start(ECHO)
+    await editor.serve(Echo().load)
     uri = "file:///tmp/%C3%A9.py"
     editor.open(uri, "s = '😀漢'\r\n\x0cend\n")
     sent = await editor.request(uri, 0, 7)
     assert (sent["prefix"], sent["suffix"]) == ("s = '😀", "漢'\r\n\x0cend\n")
     assert (sent["path"], sent["language"]) == ("/tmp/é.py", "python")
-    assert (sent["max_lines"], sent["seconds"]) == (7, 3.0)
+    assert (sent["max_lines"], sent["seconds"]) == (7, 200)
     editor.change(uri, (0, 7, 0, 8, "字字"), (1, 1, 1, 4, "fin"), (0, 5, 0, 7, ""))
     sent = await editor.request(uri, 1, 99)
     assert sent["prefix"] + "|" + sent["suffix"] == "s = '字字'\r\n\x0cfin|\n"
     editor.change(uri, "all new\n")
     assert (await editor.request(uri, 99, 0))["prefix"] == "all new\n"
-    editor.close(uri)
+    editor.close_document(uri)
 
     for name in "abcd":
         editor.open(f"file:///{name}", name)
     editor.open("untitled:Untitled-1", "")  # empty
-    editor.close("file:///d")
+    editor.close_document("file:///d")
     for name, others in (("c", "ba"), ("a", "cb"), ("c", "ab")):
         files = (await editor.request(f"file:///{name}", 0, 0))["files"]
         assert [file["text"] for file in files] == list(others)
@@ -209,7 +244,6 @@ async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
     assert await editor.leave() == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("offered", "chosen", "width"),
     [
@@ -221,7 +255,7 @@ async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
 async def test_the_position_encoding_is_negotiated(
     editor: Editor, offered: list[lsp.PositionEncodingKind | str], chosen: str, width: int
 ) -> None:
-    capabilities = await editor.start(ECHO, offered)
+    capabilities = await editor.serve(Echo().load, encodings=offered)
     assert capabilities.position_encoding == chosen
     editor.open("file:///a", "x = 😀\r\ny\n")
     assert (await editor.request("file:///a", 0, 4 + width))["prefix"] == "x = 😀"
@@ -235,7 +269,6 @@ async def test_the_position_encoding_is_negotiated(
         assert item.range == range_of(*end, *end)
 
 
-@pytest.mark.long
 async def test_documents_are_prefilled_when_opened_and_where_they_changed(
     editor: Editor, tmp_path: Path
 ) -> None:
@@ -252,7 +285,7 @@ async def test_documents_are_prefilled_when_opened_and_where_they_changed(
         text: str = json.loads(lines[-1])
         return text
 
-    await editor.start([*ECHO, str(log)])
+    await editor.serve(Echo(log).load)
     text = "".join(f"line {number} 😀\n" for number in range(2000))
     editor.open("file:///a", text)
     first = await prefilled(1)
@@ -269,9 +302,9 @@ async def test_documents_are_prefilled_when_opened_and_where_they_changed(
     assert await prefilled(3) == "all\n\u2028\r\n"
 
 
-@pytest.mark.long
 async def test_accepted_completions_are_counted(editor: Editor, tmp_path: Path) -> None:
-    await editor.start([*ECHO, str(tmp_path / "log")])
+    acceptance = Acceptance(tmp_path / "counts")
+    await editor.serve(Echo().load, acceptance)
     editor.open("file:///a.py", "x = \n")
     accepted = 0
     for column, parts in ((4, 1), (5, 2), (6, 0)):  # whole, in two parts, not at all
@@ -284,17 +317,18 @@ async def test_accepted_completions_are_counted(editor: Editor, tmp_path: Path) 
             accepted += whole // parts
     await editor.execute("akunu.accepted", [99, 1])  # unknown
     assert await editor.leave() == 0
-    (counts,) = read_counts(tmp_path / "log.counts").values()
+    acceptance.save()
+    (counts,) = read_counts(tmp_path / "counts").values()
     assert counts == {"shown": 3, "accepted": 2, "characters": accepted}
 
 
-@pytest.mark.long
 async def test_a_client_can_show_and_accept_parts_of_an_answer(
     editor: Editor, tmp_path: Path
 ) -> None:
     """One ghost is counted for all parts. Nothing comes after the answer."""
     (tmp_path / "model").touch()
-    await editor.start([*GHOST, str(tmp_path)], inlineCompletionParts=True)
+    acceptance = Acceptance(tmp_path / "counts")
+    await editor.serve(Ghost(tmp_path).load, acceptance, inlineCompletionParts=True)
     editor.open("file:///a.py", "é slow")
     asked = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
     for number, text in enumerate(("one", "one two", "one two three"), start=1):
@@ -308,15 +342,16 @@ async def test_a_client_can_show_and_accept_parts_of_an_answer(
         await editor.execute(command.command, [command.arguments[0], characters])
     await editor.complete("file:///a.py", 0, 6)  # cached
     assert await editor.leave() == 0
+    acceptance.save()
     (counts,) = read_counts(tmp_path / "counts").values()
     assert counts == {"shown": 1, "accepted": 1, "characters": 13}
     assert editor.parts.empty()
 
 
-@pytest.mark.long
 async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path: Path) -> None:
     (tmp_path / "model").touch()
-    await editor.start([*GHOST, str(tmp_path)])
+    acceptance = Acceptance(tmp_path / "counts")
+    await editor.serve(Ghost(tmp_path).load, acceptance)
     editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
 
     async def ask(**params: Any) -> Any:
@@ -338,6 +373,7 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
         with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
             await ask(**wrong)
     assert await editor.leave() == 0
+    acceptance.save()
     counts = read_counts(tmp_path / "counts")["python", "next edit"]
     assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
 
@@ -345,7 +381,7 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
 async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Path) -> None:
     """Files are read from disk, unless they are open or unreadable; garbage is ignored."""
     (tmp_path / "model").touch()
-    await editor.start([*GHOST, str(tmp_path)])
+    await editor.serve(Ghost(tmp_path).load)
     closed = tmp_path / "closed.py"
     closed.write_text("old")
     (tmp_path / "binary").write_bytes(b"\0\xff")
@@ -370,6 +406,7 @@ async def test_a_manual_request_has_alternatives_and_an_entry_of_a_menu_counts_a
         items = await editor.complete("file:///a", 0, 4, kind=INVOKED)
         texts = [json.loads(item.insert_text) for item in items]
         assert [(text["temperature"], text["sample"]) for text in texts] == expected
+        assert (texts[0]["max_lines"], texts[0]["seconds"]) == (7, 3.0)
         assert len({str(item.command) for item in items}) == len(items)
     editor.open("file:///b", "os.pa\n")
     word = range_of(0, 3, 0, 5)
@@ -382,9 +419,8 @@ async def test_a_manual_request_has_alternatives_and_an_entry_of_a_menu_counts_a
         assert (await editor.request("file:///c", 0, 5))["prefix"] == "print"
 
 
-@pytest.mark.long
 async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
-    await editor.start(ECHO)
+    await editor.serve(Echo().load)
     editor.open("file:///a", "wait")
     editor.open("file:///b", "wait")
     waiting = [asyncio.ensure_future(editor.complete("file:///a", 0, 4)) for _ in range(20)]
@@ -406,13 +442,15 @@ async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
     assert editor.messages == []
 
 
-@pytest.mark.long
 async def test_a_model_that_does_not_load_is_named_once(editor: Editor) -> None:
-    await editor.start([*STARTER[:-1], "no-such-model"])
+    def refuse() -> ModelLoop:
+        raise UsageError("no model called 'x'")
+
+    await editor.serve(refuse)
     editor.open("file:///a", "x")
-    with pytest.raises(JsonRpcException, match="no model called 'no-such-model'"):
+    with pytest.raises(JsonRpcException, match="no model called 'x'"):
         await editor.complete("file:///a", 0, 1)
-    assert ["no model called 'no-such-model'" in message for message in editor.messages] == [True]
+    assert ["no model called 'x'" in message for message in editor.messages] == [True]
     assert await editor.leave() == 0
 
 

@@ -1,8 +1,7 @@
 """Language servers like the real one, with scripted models.
 
-`python -m tests.support.lsp_servers echo [FILE]` completes with the request as JSON. It appends
-prefilled prefixes to FILE as JSON lines, and counts accepted completions in FILE.counts. A prefix
-that ends with "wait" is completed only when that is cancelled; one with "print" is printed to
+`python -m tests.support.lsp_servers echo` completes with the request as JSON. A prefix that ends
+with "wait" is completed only when that is cancelled; at one with "print", the model prints to
 stdout first, as a careless library might.
 
 `python -m tests.support.lsp_servers ghost DIRECTORY` is controlled by files in DIRECTORY. Loading
@@ -41,18 +40,24 @@ GHOST = [*ECHO[:-1], "ghost"]
 # The time limit is long because the machine may be busy.
 STARTER = [*AKUNU, "complete", "--lsp", "--time-ms", "200000", "--model", "starter"]
 TEXT = "one two three\nfour"
-_PATH = Path(sys.argv[2]) if sys.argv[2:] else None
 
 
 class Echo:
     samples = 0  # two of which are the same
 
+    def __init__(self, log: Path | None = None) -> None:
+        """log: of prefilled prefixes."""
+        self.log = log
+
+    def load(self) -> ScriptedLoop:
+        return ScriptedLoop("echo", self.complete)
+
     def complete(
         self, request: CompletionRequest, ended: EndCheck, on_text: Callable[[str], None]
     ) -> Completion:
         if not request.max_tokens:
-            if _PATH:
-                with _PATH.open("a") as file:
+            if self.log:
+                with self.log.open("a") as file:
                     file.write(json.dumps(request.prefix) + "\n")
             return Completion("", "length", Stats())
         while request.prefix.endswith("wait") and not ended():
@@ -115,13 +120,15 @@ def next_edit(request: CompletionRequest) -> Change | None:
     return None if row is None else Change(row, row + 1, (lines[row].replace("old", "new"),))
 
 
-if __name__ == "__main__":
+def main(name: str, path: Path | None) -> None:
     CompletionCache.find = lambda self, request: None  # type: ignore[method-assign]
-    if sys.argv[1] == "ghost":
-        assert _PATH is not None
+    if name == "ghost":
+        assert path is not None
         serve = serve_jsonl if "--jsonl" in sys.argv else serve_lsp
-        serve(Ghost(_PATH).load, CompletionRequest("", seconds=200), Acceptance(_PATH / "counts"))
+        serve(Ghost(path).load, CompletionRequest("", seconds=200), Acceptance(path / "counts"))
     else:
-        kept = Acceptance(Path(f"{_PATH}.counts")) if _PATH else None
-        loop = ScriptedLoop("echo", Echo().complete)
-        serve_lsp(lambda: loop, CompletionRequest("", max_lines=7), kept)
+        serve_lsp(Echo().load, CompletionRequest("", max_lines=7))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else None)
