@@ -103,10 +103,10 @@ def test_titles(prompt: str, title: str) -> None:
     ("name", "least", "most"),
     [
         ("temperature", 0, 5),
-        ("max_tokens", 0, 1 << 31),
+        ("max_tokens", 0, NO_TOKEN_LIMIT),
         ("top_p", 0, 1),
         ("seed", 0, (1 << 63) - 1),
-        ("thinking_budget", -1, 1 << 31),
+        ("thinking_budget", -1, NO_TOKEN_LIMIT),
     ],
 )
 def test_stored_options_outside_their_bounds_are_ignored(
