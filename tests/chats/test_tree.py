@@ -112,8 +112,8 @@ def test_titles(prompt: str, title: str) -> None:
 def test_stored_options_outside_their_bounds_are_ignored(
     name: str, least: float, most: float
 ) -> None:
-    for value in (least, most):
-        assert getattr(options_of({name: value, "unknown": 1}), name) == value
+    for bound in (least, most):
+        assert getattr(options_of({name: bound, "unknown": 1}), name) == bound
     for value in (least - 1, math.inf, True, "1", None):
         assert options_of({name: value}) == ChatOptions()
     assert options_of({name: least + 0.5}).as_dict().keys() <= {"temperature", "top_p"}

@@ -88,6 +88,7 @@ class Host:
         self.queue = CompletionQueue(
             lambda: self.load(), options or QueueOptions(pause_s=0.0), on_state=self.states.append
         )
+        self.passes_before = 0
         submit = self.queue.host.submit
 
         def noted(job: Any, on_event: Callable[[Any], None]) -> None:
@@ -102,7 +103,6 @@ class Host:
 
             submit(job, note)
 
-        self.passes_before = 0
         self.queue.host.submit = noted  # type: ignore[method-assign, assignment]
 
     @property
@@ -469,12 +469,14 @@ def test_typing_the_running_completion_does_not_restart_it(
     text = whole.text
     for at in range(1, len(text)):
         later: list[Asked] = []
-
-        def type_on(asked: Asked, at: int = at, later: list[Asked] = later) -> None:
-            if len("".join(asked.parts)) >= at and not later:
-                later.append(host.ask(typed(ASKED, text[:at]), "buffer"))
-
         with running(engine) as host:
+
+            def type_on(
+                asked: Asked, at: int = at, later: list[Asked] = later, host: Host = host
+            ) -> None:
+                if len("".join(asked.parts)) >= at and not later:
+                    later.append(host.ask(typed(ASKED, text[:at]), "buffer"))
+
             first = host.ask(ASKED, "buffer", type_on)
             host.wait_made(2)
         assert host.made == [ASKED, typed(ASKED, text)]  # the next completion is made ahead

@@ -467,7 +467,7 @@ def request(id: int | None, method: str, params: object = None) -> bytes:
     return frame(message if id is None else message | {"id": id})
 
 
-INITIALIZE = {"capabilities": {}, "processId": None, "rootUri": None}
+INITIALIZE: dict[str, Any] = {"capabilities": {}, "processId": None, "rootUri": None}
 SHUTDOWN = request(2, "shutdown")
 EXIT = request(None, "exit")
 
