@@ -1,4 +1,4 @@
-"""Reading within bounds, and the ways in which a file is not what it should be."""
+"""Bounded reads of files, and JSON."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _json = st.recursive(
 
 @pytest.mark.long
 @given(_json)
-def test_json_is_read(value: object) -> None:
+def test_any_json_is_parsed(value: object) -> None:
     assert files.parse_json(json.dumps(value)) == value
 
 
@@ -83,6 +83,6 @@ def test_json_is_read(value: object) -> None:
     ],
     ids=lambda data: repr(data[:9]),
 )
-def test_what_is_not_json_is_a_value_error(data: bytes) -> None:
+def test_other_bytes_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds is one
         files.parse_json(data)

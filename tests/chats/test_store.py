@@ -1,10 +1,11 @@
-"""Saving, finding, renaming and deleting conversations."""
+"""Conversations: the tree of messages, and saving, finding, renaming and deleting it."""
 
 from __future__ import annotations
 
+import math
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,137 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from akunu_py.chats import export, search
 from akunu_py.chats.conversation_store import UNDO_S, ConversationStore
-from akunu_py.chats.tree import ChatMessage, ConversationTree
+from akunu_py.chats.export import as_markdown
+from akunu_py.chats.json import as_json
+from akunu_py.chats.options import ChatOptions, options_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, title_of, tree_of
 from akunu_py.errors import ConversationError
+from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
+
+
+def texts(tree: ConversationTree) -> list[str]:
+    return [message.text for message in tree.active_branch()]
+
+
+def test_the_active_branch() -> None:
+    tree = branched()
+    assert texts(tree)[1:] == ["First in, first *out*.", "Thank you!", "You are welcome."]
+    assert tree.siblings("queue-1") == ("queue-1", "queue-2")
+    assert (tree.neighbor("queue-1", 1), tree.neighbor("queue-1", -1)) == ("queue-2", None)
+    tree.activate("queue-2")
+    assert texts(tree)[1:] == ["A line of people."]
+    tree.activate("queue-1")
+    assert texts(tree)[2:] == ["Thank you!", "You are welcome."]  # as it was left
+
+
+def test_choose_activates_all_ancestors() -> None:
+    tree = branched()
+    tree.activate("queue-2")
+    tree.activate_branch("queue-3")
+    assert texts(tree)[1:] == ["First in, first *out*.", "Thanks."]
+
+
+def test_removing_a_message_removes_its_descendants() -> None:
+    tree = branched()
+    tree.remove("queue-4")
+    assert len(tree) == 4
+    assert texts(tree)[2:] == ["Thanks."]
+    tree.remove("queue-0")
+    assert (len(tree), tree.active_branch(), tree.messages) == (0, [], [])
+    tree.add(ChatMessage("user", "again"))
+    assert texts(tree) == ["again"]
+
+
+def test_replacing() -> None:
+    tree = branched()
+    tree.replace(ChatMessage("assistant", "Other", "queue-4", id="queue-5"))
+    assert texts(tree)[-1] == "Other"
+    with pytest.raises(ValueError, match="cannot change its parent"):
+        tree.replace(ChatMessage("assistant", "Other", "queue-0", id="queue-5"))
+
+
+def test_unknown_parents_are_refused() -> None:
+    tree = branched()
+    with pytest.raises(ValueError, match="unknown"):
+        tree.add(ChatMessage("user", "?", "nobody"))
+    with pytest.raises(ValueError, match="already"):
+        tree.add(tree["queue-0"])
+
+
+@pytest.mark.long
+@settings(deadline=None)
+@given(st.data())
+def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
+    tree = ConversationTree("c", "title")
+    for number in range(data.draw(st.integers(0, 20))):
+        parents = [None, *(message.id for message in tree.messages)]
+        parent = data.draw(st.sampled_from(parents))
+        tree.add(ChatMessage("user", f"text {number}", parent, id=str(number)))
+        if data.draw(st.booleans()):
+            tree.activate_branch(data.draw(st.sampled_from([each.id for each in tree.messages])))
+    again = tree_of("c", "title", tree.messages, tree.active_siblings())
+    assert again.messages == tree.messages
+    assert again.active_branch() == tree.active_branch()
+    for message in tree.messages:
+        tree.activate_branch(message.id)
+        again.activate_branch(message.id)
+        assert message in tree.active_branch()
+        assert again.active_branch() == tree.active_branch()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "title"),
+    [
+        ("What?", "What?"),
+        ("\n\n  What\tis  this?\nMore", "What is this?"),
+        ("", ""),
+        ("word " * 40, "word " * 14 + "word…"),
+        ("x" * 100, "x" * 79 + "…"),
+    ],
+)
+def test_titles(prompt: str, title: str) -> None:
+    assert title_of(prompt) == title
+    assert len(title_of(prompt)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("temperature", 0, 5),
+        ("max_tokens", 0, NO_TOKEN_LIMIT),
+        ("top_p", 0, 1),
+        ("seed", 0, (1 << 63) - 1),
+        ("thinking_budget", -1, NO_TOKEN_LIMIT),
+    ],
+)
+def test_stored_options_outside_their_bounds_are_ignored(
+    name: str, least: float, most: float
+) -> None:
+    for bound in (least, most):
+        assert getattr(options_of({name: bound, "unknown": 1}), name) == bound
+    for value in (least - 1, math.inf, True, "1", None):
+        assert options_of({name: value}) == ChatOptions()
+    assert options_of({name: least + 0.5}).as_dict().keys() <= {"temperature", "top_p"}
+
+
+def test_options_of_a_conversation_replace_those_of_the_settings() -> None:
+    settings = GenerateOptions(max_tokens=7)
+    assert ChatOptions().apply(settings) == settings
+    options = ChatOptions(0.5, 9, 0.25, 3, "off", -1)
+    changed = options.apply(settings)
+    sampling = changed.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.5, 0.25, 3)
+    assert (changed.max_tokens, changed.thinking, changed.thinking_budget) == (9, "off", None)
+    assert ChatOptions(max_tokens=0, thinking_budget=5).apply(settings).thinking_budget == 5
+    assert ChatOptions(max_tokens=0).apply(settings).max_tokens == NO_TOKEN_LIMIT
+    assert options_of(options.as_dict()) == options
+    assert options_of(["x"]) == ChatOptions()
+
+
+# The store
 
 
 @pytest.fixture
@@ -314,3 +442,108 @@ def test_recent_prompts(store: ConversationStore) -> None:
         store.save_tree(exchange_of(f"c{number}", prompt, "yes", T0 + number))
     assert store.recent_prompts(10) == ["two", "one", "three"]
     assert store.recent_prompts(2) == ["one", "three"]
+
+
+# Work grows linearly with messages; counted in SQLite steps or calls, not timed
+
+
+_STEPS = 100  # of SQLite's machine, between two calls of its progress handler
+_LINEAR = 2.6  # twice as much, and what sorting and merging add
+
+
+def long(messages: int, text: str = "a word") -> ConversationTree:
+    """Prompts, each with two answers."""
+    found: list[ChatMessage] = []
+    parent = None
+    for number in range(messages // 3):
+        asked = ChatMessage("user", text, parent, id=f"p{number}")
+        found.append(asked)
+        found += [
+            ChatMessage("assistant", text, asked.id, id=f"{name}{number}") for name in ("b", "a")
+        ]
+        parent = f"a{number}"
+    return tree_of("long", "A long one", found)
+
+
+def steps(store: ConversationStore, action: Callable[[], object]) -> int:
+    """Return the number of SQLite virtual machine steps of `action`."""
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return 0
+
+    store._database.set_progress_handler(count, _STEPS)
+    action()
+    store._database.set_progress_handler(None, 0)
+    return calls
+
+
+def test_import_choose_and_remove_are_linear(store: ConversationStore) -> None:
+    counted = []
+    for size in (600, 1200):
+        tree = long(size)
+        branch = tree.active_branch()
+        actions: list[Callable[[], object]] = [
+            lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
+            lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
+            lambda: store.load("long"),
+            lambda branch=branch: store.activate_branch("long", branch[-1].id),  # type: ignore[misc]
+            lambda branch=branch: store.remove("long", branch[0].id),  # type: ignore[misc]
+        ]
+        counted.append([steps(store, action) for action in actions])
+    for one, two in zip(*counted, strict=True):
+        assert 10 < two < _LINEAR * one + 10, counted
+
+
+def test_search_of_repeated_word_is_linear(store: ConversationStore) -> None:
+    """FTS5's own snippets took 120 s for 0.8 MB of one word."""
+    store.save("one", ChatMessage("user", "walrus " * 120_000))
+    (found,) = store.search("walrus")
+    assert found.hit.snippet.startswith("walrus walrus")
+    assert len(found.hit.snippet) <= 200
+    assert len(found.hit.marks) > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "snippet"),
+    [
+        ("ox " * 500 + "the cat and a dog " + "ox " * 500, "the cat and a dog"),
+        ("x" * 5000 + " cat " + "x" * 5000 + " dog", "cat"),
+        ("我" * 300 + "cat" + "我" * 300, "我cat我"),
+        ("cat", "cat"),
+    ],
+)
+def test_snippet_is_short_and_has_most_terms(
+    store: ConversationStore, text: str, snippet: str
+) -> None:
+    store.save("one", ChatMessage("user", text))
+    (found,) = store.search("cat")
+    assert snippet in found.hit.snippet
+    assert "cat" in [found.hit.snippet[start:end] for start, end in found.hit.marks]
+    assert len(found.hit.snippet) <= search._BEFORE * 2 + search._AFTER + 2
+
+
+def test_markdown_is_parsed_only_for_possible_open_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    blocks = export._block_parser()
+
+    class Counting:
+        def parse(self, text: str) -> object:
+            parsed.append(len(text))
+            return blocks.parse(text)
+
+    monkeypatch.setattr(export, "_block_parser", Counting)
+    as_markdown(long(3000))
+    assert parsed == []
+    as_markdown(long(300, "```\nx\n```"))
+    assert len(parsed) == 200
+    parsed.clear()
+    fences = "\n".join("~" * (3 + number) for number in range(500, 0, -1))
+    assert export.self_contained(f"{'`' * 600}\n{fences}").endswith("`" * 601)
+    assert len(parsed) <= 2 + export._MAX_FENCES
+
+
+def test_json_of_a_long_conversation_is_linear() -> None:
+    assert as_json([long(3000)]).count('"role"') == 3000

@@ -1,10 +1,12 @@
-"""The commands as a user runs them: real model, and real pipes where those matter."""
+"""The command line: imports, mistakes, `run`, interrupts, pipes, and structured output."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.commands.chat import check_draft_model
+from akunu_py.decoding.load import with_settings
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
+from akunu_py.program import shell_command
+from akunu_py.settings import Settings
+from akunu_py.types import LoadOptions
 from akunu_py.version import __version__
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
@@ -28,52 +35,38 @@ def test_help_names_every_command() -> None:
         assert command in done.stdout
 
 
-def test_help_and_mistakes_load_nothing_heavy() -> None:
-    commands = [
-        "--help",
-        "run hi --model nope",
-        "models show nope",
-        "bench --help",
-        "bench --max-tokens 0",
-        "bench report nofile",
-        "bench curve --repeats 0",
-        "bench replay nofile",
-    ]
-    script = f"""
-import sys
-from akunu_py.cli import main
-for words in {commands}:
-    try:
-        main(words.split())
-    except SystemExit:
-        pass
-    heavy = {{"mlx", "mlx_lm", "transformers", "textual", "numpy", "huggingface_hub", "llguidance"}}
-    if heavy & set(sys.modules):
-        sys.exit(f"{{words}} loads {{heavy & set(sys.modules)}}")
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
-    ("words", "slow"),
+    ("commands", "slow"),
     [
-        ("--help", {"ctypes", "dataclasses", "inspect", "platformdirs", "subprocess", "traceback"}),
-        ("models list", {"ctypes", "email", "huggingface_hub.utils", "importlib.metadata", "tqdm"}),
+        (["--help"], {"ctypes", "dataclasses", "inspect", "platformdirs", "subprocess"}),
+        (["models list"], {"ctypes", "email", "huggingface_hub.utils", "tqdm"}),
+        (
+            [
+                "run hi --model nope",
+                "models show nope",
+                "bench --help",
+                "bench --max-tokens 0",
+                "bench report nofile",
+                "bench curve --repeats 0",
+                "bench replay nofile",
+            ],
+            {"transformers", "huggingface_hub", "llguidance"},
+        ),
     ],
 )
-def test_commands_that_users_wait_for_import_little(words: str, slow: set[str]) -> None:
-    """Imports take most of their time; seconds of a shared machine would say nothing."""
+def test_commands_import_no_more_than_they_need(commands: list[str], slow: set[str]) -> None:
+    """Imports take most of the time of a command."""
     script = (
         "loaded = set(sys.modules)  # by the installation\n"
         "from akunu_py.cli import main\n"
-        f"try: main({words.split()})\n"
-        "except SystemExit: pass\n"
-        "print(*set(sys.modules) - loaded, file=sys.stderr)"
+        f"for words in {commands}:\n"
+        "    try: main(words.split())\n"
+        "    except SystemExit: pass\n"
+        "print('loaded:', *set(sys.modules) - loaded, file=sys.stderr)"
     )
     command = [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path}; {script}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    loaded = set(done.stderr.split())
+    loaded = set(done.stderr.rpartition("loaded:")[2].split())
     assert "akunu_py.parser" in loaded
     assert not loaded & (slow | {"asyncio", "httpx2", "mlx", "mlx_lm", "numpy", "textual"})
 
@@ -83,25 +76,56 @@ def test_version_names_the_libraries() -> None:
     assert akunu("--version").stdout == f"akunu {__version__} ({libraries})\n"
 
 
+MISTAKES = {
+    "chats export --nope": [
+        "akunu chats export: unrecognized arguments: --nope; see: akunu chats export --help"
+    ],
+    "serve --nope": ["akunu serve: unrecognized arguments: --nope; see: akunu serve --help"],
+    "bench replay --nope": ["; see: akunu bench replay --help"],
+    "models pull": ["; see: akunu models pull --help"],
+    "run hi --temperature 9": ["a number from 0 to 5, got '9'; see: akunu run --help"],
+    "chat --temperature hot": ["expected a number from 0 to 5, got 'hot'"],
+    "run hi --max-tokens 0": ["1 or more"],
+    "run hi --max-tokens many": ["1 or more"],
+    "wibble": ["wibble"],
+    "run hi --draft wild": ["wild"],
+    "run": ["empty"],
+    "bench --workload wibble": ["wibble", "multi-turn"],
+    "chat": ["terminal", "akunu run"],
+    "models rm starter": ["--yes"],
+    "run hi --model /no --regex a --compact": ["--compact requires --json-schema or --json"],
+    "run hi --model /no --json --choice a": ["not allowed with argument --json"],
+    "run hi --model /no --json-schema /nowhere.json": [
+        "--json-schema: cannot read /nowhere.json: No such"
+    ],
+    "run hi --model /no --grammar /dev/zero": [
+        "--grammar: cannot read /dev/zero: not a regular file"
+    ],
+    "run hi --model /no --grammar=": ["--grammar: expected the path of a file, found an empty"],
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_wrong_usage_is_one_line_with_exit_code_2(words: str, starter: StoredModel) -> None:
+    assert_one_line_error(run_here(*words.split()), 2, *MISTAKES[words])
+    assert starter.path.exists()
+
+
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "stdin", "message"),
     [
-        (
-            "chats export --nope",
-            "akunu chats export: unrecognized arguments: --nope; see: akunu chats export --help",
-        ),
-        ("serve --nope", "akunu serve: unrecognized arguments: --nope; see: akunu serve --help"),
-        ("bench replay --nope", "; see: akunu bench replay --help"),
-        ("models pull", "; see: akunu models pull --help"),
-        ("run hi --temperature 9", "expected a number from 0 to 5, got '9'; see: akunu run --help"),
-        ("chat --temperature hot", "expected a number from 0 to 5, got 'hot'"),
-        ("--debug bench replay", "expected a trace file"),
+        (("run", "   "), b"", "empty"),
+        (("run", "-"), b"\xff\xfe\x00", "UTF-8"),
+        (("run", "hi", "--json-schema", " "), b"", "path of a file, found an empty string"),
+        (("--debug", "bench", "replay"), b"", "expected a trace file"),
     ],
 )
-def test_wrong_usage_names_the_help_of_the_command(words: str, says: str) -> None:
-    done = run_here(*words.split())
-    assert done.returncode == 2
-    assert says in done.stderr
+def test_wrong_words_and_input_are_refused(
+    words: tuple[str, ...], stdin: bytes, message: str
+) -> None:
+    done = run_here(*words, stdin=stdin)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
 
 
 @pytest.mark.e2e
@@ -124,24 +148,16 @@ def test_run_json_from_stdin_in_both_modes(loaded_shallow_starter: Engine) -> No
         done = run_here("run", "-", *options, stdin="Count to ten.")
         assert done.returncode == 0, done.stderr
         answers[mode] = json.loads(done.stdout)
-    assert answers["fixed"]["tokens"] == answers["off"]["tokens"]
-    answer = answers["fixed"]
+    answer, stats = answers["fixed"], answers["fixed"]["stats"]
+    assert answer["tokens"] == answers["off"]["tokens"]
     assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
     assert answer["finish_reason"] == "length"
     assert answer["text"] == loaded_shallow_starter.tokens.tokenizer.decode(answer["tokens"])
-    stats = answer["stats"]
     assert stats["generated_tokens"] == len(answer["tokens"]) == 16
     assert answers["off"]["stats"]["target_passes"] == 15
     assert stats["target_passes"] + stats["accepted"] == 15
-    for name in (
-        "prompt_tokens",
-        "cached_tokens",
-        "drafted",
-        "prefill_s",
-        "decode_s",
-        "tokens_per_s",
-    ):
-        assert name in stats
+    names = {"prompt_tokens", "cached_tokens", "drafted", "prefill_s", "decode_s", "tokens_per_s"}
+    assert names <= set(stats)
 
 
 def test_raw_continues_the_text(loaded_starter: Engine) -> None:
@@ -150,63 +166,51 @@ def test_raw_continues_the_text(loaded_starter: Engine) -> None:
     assert done.stderr == ""
 
 
-def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
-    assert_one_line_error(run_here("run", "hi", "--max-tokens", "0"), 2, "1 or more")
-    assert_one_line_error(run_here("run", "hi", "--max-tokens", "many"), 2, "1 or more")
-    assert_one_line_error(run_here("run", "hi", "--wibble"), 2, "--wibble", "--help")
-    assert_one_line_error(run_here("wibble"), 2, "wibble")
-    assert_one_line_error(run_here("run", "hi", "--draft", "wild"), 2, "wild")
-    assert_one_line_error(run_here("run", stdin=""), 2, "empty")
-    assert_one_line_error(run_here("run", "   "), 2, "empty")
-    assert_one_line_error(run_here("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
-    assert_one_line_error(run_here("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
-
-
 @pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
-def test_plausible_accidents_are_one_line() -> None:
-    shell = " ".join(AKUNU)
-    for script, code, word in (
-        (f"{shell} run $(printf 'caf\\351')", 2, "UTF-8"),
-        (f"{shell} run <&-", 2, "empty"),
-        (f"{shell} run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
-    ):
-        if "/dev/full" in script and not Path("/dev/full").exists():  # a Mac
-            continue
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120)
-        assert done.returncode == code, (script, done.stderr)
-        assert len(done.stderr.strip().splitlines()) == 1, (script, done.stderr)
-        assert word in done.stderr, (script, done.stderr)
-    closed = subprocess.run(
-        ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=120
-    )
-    assert (closed.returncode, closed.stderr) == (0, b"")
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        ("$(printf 'caf\\351')", 2, "UTF-8"),
+        ("<&-", 2, "empty"),
+        ("hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
+        ("hi --quiet --max-tokens 3 >&-", 0, ""),
+    ],
+)
+def test_broken_streams_and_arguments_are_at_most_one_line(
+    arguments: str, code: int, word: str
+) -> None:
+    if "/dev/full" in arguments and not Path("/dev/full").exists():
+        pytest.skip("a Mac has no /dev/full")
+    script = f"{' '.join(AKUNU)} run {arguments}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, bool(word)), done.stderr
+    assert word in done.stderr
 
 
 @pytest.mark.usefixtures("loaded_shallow_starter")
-def test_values_that_the_model_does_not_have_are_one_line() -> None:
-    for option, value, word in (
+@pytest.mark.parametrize(
+    ("option", "value", "word"),
+    [
         ("--logit-bias", "999999=5", "49152"),
         ("--kv-bits", "5", "4 or 8"),
         ("--temperature", "-1", "temperature"),
-    ):
-        assert_one_line_error(run_here("run", "hi", option, value), 2, word)
+    ],
+)
+def test_values_that_the_model_does_not_have_are_one_line(
+    option: str, value: str, word: str
+) -> None:
+    assert_one_line_error(run_here("run", "hi", option, value), 2, word)
 
 
 @pytest.mark.long
-def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_shallow_starter: Engine) -> None:
-    outputs = {
-        json.loads(
-            run_here("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
-                  "--no-answer-cache", "--max-tokens", "40").stdout
-        )["text"]
+def test_drafting_with_a_quantized_cache_changes_no_output(loaded_shallow_starter: Engine) -> None:
+    options = ("--kv-bits", "8", "--format", "json", "--no-answer-cache", "--max-tokens", "40")
+    outputs = [
+        run_here("run", "Count to ten.", "--draft", mode, *options).stdout
         for mode in ("off", "fixed")
-    }  # fmt: skip
-    assert len(outputs) == 1
-
-
-def test_chat_needs_a_terminal(starter: StoredModel) -> None:
-    assert_one_line_error(run_here("chat"), 2, "terminal", "akunu run")
+    ]
+    assert len({json.loads(output)["text"] for output in outputs}) == 1
 
 
 def test_unknown_and_damaged_models(starter: StoredModel, tmp_path: Path) -> None:
@@ -259,17 +263,21 @@ def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> Non
     assert_one_line_error(done, 1, "8192", "shorten")
 
 
+def start_run(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [*AKUNU, "run", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 @pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
-def test_interrupt_ends_cleanly_with_what_was_said() -> None:
-    command = [*AKUNU, "run", "Tell me a very long story.", "--max-tokens", "2000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_an_interrupt_ends_with_the_text_so_far() -> None:
+    process = start_run("Tell me a very long story.", "--max-tokens", "2000")
     assert process.stdout is not None
-    said = b""
-    while not said.strip():  # an answer may begin with a space, which is no word yet
+    text = b""
+    while not text.strip():  # an answer may begin with a space, which ends no word
         piece = process.stdout.read(1)
         assert piece, process.stderr.read() if process.stderr else b""
-        said += piece
+        text += piece
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -282,12 +290,10 @@ def test_interrupt_ends_cleanly_with_what_was_said() -> None:
 @pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 def test_interrupt_while_loading_is_quiet() -> None:
-    process = subprocess.Popen(
-        [*AKUNU, "run", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = start_run("hi")
     time.sleep(0.3)
     # Without Metal, MLX looks for a compiler with system(), and C ignores interrupts until that
-    # returns: for these milliseconds a person has to press again.
+    # returns; in these milliseconds, a second interrupt is needed.
     presses = 0
     while process.poll() is None:
         presses += 1
@@ -303,36 +309,114 @@ def test_interrupt_while_loading_is_quiet() -> None:
 @pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 def test_a_closed_pipe_is_quiet() -> None:
-    process = subprocess.Popen(
-        [*AKUNU, "run", "--quiet", "Tell me a story.", "--max-tokens", "200"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = start_run("--quiet", "Tell me a story.", "--max-tokens", "200")
     assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.read(1)
     process.stdout.close()
-    assert process.stderr is not None
-    err = process.stderr.read()
+    assert process.stderr.read() == b""
     assert process.wait(timeout=60) == 0
-    assert err == b""
 
 
-def test_models_list_and_show(starter: StoredModel) -> None:
-    listing = run_here("models", "list").stdout
-    assert "starter" in listing
-    assert "8,192" in listing
-    shown = run_here("models", "show", "starter")
-    assert "Apache-2.0" in shown.stdout
-    assert shown.returncode == 0
+def test_models_list_show_and_info(starter: StoredModel) -> None:
+    words = {
+        "models list": ("starter", "8,192"),
+        "models show starter": ("Apache-2.0",),
+        "info": ("akunu", "device", "memory", "blas", "mlx-lm", "store", "python"),
+    }
+    for command, expected in words.items():
+        done = run_here(*command.split())
+        assert done.returncode == 0
+        assert [word for word in expected if word not in done.stdout] == []
 
 
-def test_rm_asks_and_keeps_without_a_yes(starter: StoredModel) -> None:
-    assert_one_line_error(run_here("models", "rm", "starter"), 2, "--yes")
-    assert starter.path.exists()
+# Structured output
 
 
-def test_info_has_what_a_bug_report_needs(starter: StoredModel) -> None:
-    done = run_here("info")
+@pytest.fixture
+def model(own_directories: None, starter_engine: Engine, loaded_shallow_starter: Engine) -> str:
+    return str(loaded_shallow_starter.path)
+
+
+@pytest.mark.long
+def test_the_answer_is_one_of_the_choices(model: str) -> None:
+    options = ("--model", model, "--choice", "a b", "--choice", "cd", "--temperature", "1")
+    done = run_here("run", "Which?", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in ("a b\n", "cd\n")
+    assert "not whole" not in done.stderr
+
+
+@pytest.mark.parametrize("given", ["inline", "file"])
+def test_a_schema_is_followed(model: str, tmp_path: Path, given: str) -> None:
+    schema = json.dumps(
+        {"type": "array", "items": {"enum": [7, True]}, "minItems": 2, "maxItems": 2}
+    )
+    file = tmp_path / "schema.json"
+    file.write_text("\ufeff" + schema)
+    schema = (
+        json.dumps({"$ref": "#/x", "x": json.loads(schema)}) if given == "inline" else str(file)
+    )
+    words = ("--json-schema", schema, "--compact", "--format", "json")
+    done = run_here("run", "Which?", "--model", model, *words)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["finish_reason"] == "stop"
+    assert answer["text"] in ("[7,7]", "[7,true]", "[true,7]", "[true,true]")
+
+
+def test_an_incomplete_answer_is_printed_with_a_warning(model: str) -> None:
+    words = ("--quiet", "--regex", "a{99}", "--max-tokens", "2")
+    done = run_here("run", "Which?", "--model", model, *words)
     assert done.returncode == 0
-    for word in ("akunu", "device", "memory", "blas", "mlx-lm", "store", "python"):
-        assert word in done.stdout
+    assert set(done.stdout) == {"a", "\n"}
+    assert "the answer is incomplete: cut off at --max-tokens" in done.stderr
+
+
+def test_a_grammar_is_followed(model: str, tmp_path: Path) -> None:
+    (tmp_path / "g.lark").write_text('start: "x" y\ny: "y" | "z"\n')
+    done = run_here("run", "?", "--model", model, "--grammar", str(tmp_path / "g.lark"))
+    assert done.stdout in ("xy\n", "xz\n")
+
+
+def test_a_schema_that_cannot_be_used_is_refused_with_its_place(model: str) -> None:
+    schema = '{"properties": {"a": {"$dynamicRef": "#b"}}}'
+    done = run_here("run", "Which?", "--model", model, "--json-schema", schema)
+    assert done.returncode == 2
+    assert "at #/properties/a: $dynamicRef is not supported" in done.stderr
+    assert done.stdout == ""
+
+
+# Before and after a chat
+
+
+def test_a_missing_draft_model_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    args = argparse.Namespace(draft_model="no-such-model")
+    (notice,) = check_draft_model(args)
+    assert notice.startswith("--draft-model is not used: ")
+    assert "no-such-model" in notice
+    assert args.draft_model == ""
+    assert check_draft_model(argparse.Namespace(draft_model=None)) == []
+
+
+def test_the_memory_limit_of_the_settings_is_a_default() -> None:
+    settings = Settings(memory_limit="2GB")
+    assert with_settings(LoadOptions(), settings).memory_limit == 2_000_000_000
+    assert with_settings(LoadOptions(memory_limit=5), settings).memory_limit == 5
+    assert with_settings(LoadOptions(), Settings()).memory_limit is None
+
+
+def test_the_command_that_reopens_a_chat_works_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after `make chat`, which runs a script that is not on the path."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    command = shlex.split(shell_command())
+    done = subprocess.run([*command, "--version"], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("akunu ")
+    (tmp_path / "akunu").symlink_to(command[0])
+    if command[0].endswith("/akunu"):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert shell_command() == "akunu"

@@ -1,10 +1,11 @@
-"""The command line's last resort, and what it prints of foreign text: one line, whatever it is."""
+"""The command line's last resort, and foreign text: one line, without control codes."""
 
 from __future__ import annotations
 
 import ast
 import json
 import os
+import pty
 import stat
 import subprocess
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.command import AKUNU, run_here
 from tests.support.paths import ROOT
+from tests.support.tiny_fim import byte_level, write_model
 
 Captured = pytest.CaptureFixture[str]
 
@@ -79,7 +81,7 @@ def test_an_interrupted_import_is_an_interrupt(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_is_raised_is_one_line_and_a_file(
+def test_any_exception_is_one_line_and_a_report(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     failing(monkeypatch, error)
@@ -99,7 +101,7 @@ def test_whatever_is_raised_is_one_line_and_a_file(
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "info"], ["info", "--debug"]])
-def test_debug_shows_it(
+def test_debug_shows_the_traceback(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     for error in (ZeroDivisionError("\x1b[2J"), AkunuError("foreseen"), OSError(28, "full")):
@@ -112,7 +114,7 @@ def test_debug_shows_it(
     assert main(["info", "--", "--debug"]) == 2
 
 
-def test_few_files_are_kept_and_none_is_needed(
+def test_few_reports_are_kept_and_none_is_needed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     failing(monkeypatch, ValueError("x"))
@@ -125,7 +127,7 @@ def test_few_files_are_kept_and_none_is_needed(
     assert "run it again with --debug" in capsys.readouterr().err
 
 
-async def test_the_chat_keeps_what_ended_it_and_shows_no_variables(capsys: Captured) -> None:
+async def test_the_chat_keeps_its_exception_and_shows_no_variables(capsys: Captured) -> None:
     app = ChatApp(ChatConfig("starter", GenerateOptions()))
 
     def fail() -> None:
@@ -157,7 +159,7 @@ def test_wrong_usage_is_one_line_without_controls(examples: int, capsys: Capture
     explore(check, examples, st.tuples(commands, words))
 
 
-def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
+def test_control_codes_are_made_visible() -> None:
     obeyed = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
     for code in obeyed:
         if chr(code) not in "\t\n":
@@ -168,7 +170,7 @@ def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
 
 
 def test_every_print_of_a_command_goes_through_text() -> None:
-    """A literal, JSON that escapes, or what `text` made fit for a terminal."""
+    """A literal, escaped JSON, or text that `text` made fit for a terminal."""
     fit = {"for_output", "on_one_line", "dumps", "editor_config", "table"}
     for file in (ROOT / "akunu_py" / "commands").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -183,7 +185,7 @@ def test_every_print_of_a_command_goes_through_text() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Mac has no /dev/full")
 @pytest.mark.parametrize("command", ["--help", "chats --help", "bench --help", "--version"])
-def test_help_that_cannot_be_written_is_no_success(command: str) -> None:
+def test_unwritable_help_is_a_failure(command: str) -> None:
     shell = " ".join(AKUNU)
     done = subprocess.run(
         ["sh", "-c", f"{shell} {command} >/dev/full"], capture_output=True, text=True
@@ -232,22 +234,16 @@ def test_foreign_files_are_read_within_bounds(
     assert file.name in done.stderr
 
 
-def test_an_import_from_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_on_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chats, "MAX_IMPORT", 1000)
-    done = run_here("chats", "import", "-", stdin="[" * 2000)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "akunu: cannot read -: larger than 1,000 bytes\n",
-    )
-
-
-def test_a_prompt_on_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_PROMPT", 1000)
-    done = run_here("run", "-", stdin="word " * 2000)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "akunu: cannot read the prompt on stdin: larger than 1,000 bytes\n",
-    )
+    for words, name, code in (
+        (("chats", "import", "-"), "-", 1),
+        (("run", "-"), "the prompt on stdin", 2),
+    ):
+        done = run_here(*words, stdin="[" * 2000)
+        expected = f"akunu: cannot read {name}: larger than 1,000 bytes\n"
+        assert (done.returncode, done.stderr) == (code, expected)
 
 
 def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
@@ -264,8 +260,39 @@ def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
     assert not target.exists()
 
 
-def test_what_cannot_be_encoded_is_json() -> None:
+def test_unencodable_text_is_escaped_as_json() -> None:
     text.escape_unencodable()
     for word in ("é", "\U0001f600", "\ud800", "a\u2028b"):
         written = json.dumps(word, ensure_ascii=False).encode("ascii", "akunu-escape")
         assert json.loads(written) == word
+
+
+# Control codes in an answer
+
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """A command that generates ESC three times, because that token has the highest logit."""
+    tokenizer = byte_level(["<|end|>"])
+    (token,) = tokenizer.encode(ESCAPE).ids
+    model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
+    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-answer-cache", "--model", str(model),
+            "--logit-bias", f"{token}=1000", "Red:"]  # fmt: skip
+
+
+@pytest.mark.long
+def test_control_codes_are_piped_as_they_are_and_shown_on_a_terminal(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert done.stdout.decode() == 3 * ESCAPE + "\n"
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
+        assert process.wait(timeout=120) == 0
+        shown = os.read(ours, 1000).decode()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert shown == "␛␛␛\r\n"

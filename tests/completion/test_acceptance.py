@@ -35,19 +35,19 @@ def test_the_kind_of_a_place(prefix: str, suffix: str, path: str, kind: tuple[st
     assert kind_of(CompletionRequest(prefix, suffix, path, "go")) == ("go", kind[1])
 
 
-def test_a_ghost_is_counted_once_however_it_is_accepted(tmp_path: Path) -> None:
-    """Shown again for each letter of it that was typed, and accepted in any two parts."""
-    for at in range(1, len(TEXT)):
-        path = tmp_path / str(at)
-        kept = Acceptance(path)
-        for typed in range(at + 1):
-            request = replace(ASKED, prefix=ASKED.prefix + TEXT[:typed])
-            kept.shown(request, TEXT[typed:], typed)
-        kept.accepted(at, at)
-        kept.accepted(at, len(TEXT) - at)
-        kept.save()
-        expected = {"shown": 1, "accepted": 1, "characters": len(TEXT)}
-        assert read_counts(path) == {kind_of(ASKED): Counter(expected)}
+@pytest.mark.parametrize("at", [1, 6, len(TEXT) - 1])
+def test_a_ghost_is_counted_once_for_all_its_parts(tmp_path: Path, at: int) -> None:
+    """It is shown again for each typed letter, and accepted in two parts."""
+    path = tmp_path / "counts"
+    kept = Acceptance(path)
+    for typed in range(at + 1):
+        request = replace(ASKED, prefix=ASKED.prefix + TEXT[:typed])
+        kept.shown(request, TEXT[typed:], typed)
+    kept.accepted(at, at)
+    kept.accepted(at, len(TEXT) - at)
+    kept.save()
+    expected = {"shown": 1, "accepted": 1, "characters": len(TEXT)}
+    assert read_counts(path) == {kind_of(ASKED): Counter(expected)}
 
 
 @pytest.mark.parametrize(
@@ -126,20 +126,19 @@ class Thread:
         ticket.on_done(Completion(TEXT if ticket.request.max_tokens else "", "stop", Stats()))
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> Acceptance:
+    return Acceptance(tmp_path / "counts")
+
+
 @pytest.mark.parametrize("battery", [True, False])
-def test_replies_name_battery_power(battery: bool) -> None:
+def test_json_lines_count_acceptances_and_name_battery_power(
+    tmp_path: Path, kept: Acceptance, battery: bool
+) -> None:
     replies: list[dict[str, Any]] = []
     thread = Thread()
     thread.battery = battery
-    lines = JsonLines(thread, lambda line: replies.append(json.loads(line)), ASKED)  # type: ignore[arg-type]
-    lines.handle(b'{"id": 1, "prefix": "x"}')
-    assert replies[0].get("battery") == (True if battery else None)
-
-
-def test_lines_that_report_what_was_accepted(tmp_path: Path) -> None:
-    replies: list[dict[str, Any]] = []
-    kept = Acceptance(tmp_path / "counts")
-    lines = JsonLines(Thread(), lambda line: replies.append(json.loads(line)), ASKED, kept)  # type: ignore[arg-type]
+    lines = JsonLines(thread, lambda line: replies.append(json.loads(line)), ASKED, kept)  # type: ignore[arg-type]
 
     def ask(number: int, **more: Any) -> dict[str, Any]:
         lines.handle(json.dumps({"id": number, "prefix": f"{number} = "} | more).encode())
@@ -147,10 +146,10 @@ def test_lines_that_report_what_was_accepted(tmp_path: Path) -> None:
 
     for number in range(60):
         assert ask(number)["text"] == TEXT
+    assert replies[0].get("battery") == (True if battery else None)
     ask(60, max_tokens=0)
-    lines.handle(b'{"accepted": 7, "characters": 5}')
-    lines.handle(b'{"accepted": 7, "characters": 8}')
-    lines.handle(b'{"accepted": "unknown", "characters": 8}')
+    for id, characters in ((7, 5), (7, 8), ("unknown", 8)):
+        lines.handle(json.dumps({"accepted": id, "characters": characters}).encode())
     kept.save()
     counts = read_counts(tmp_path / "counts")[kind_of(ASKED)]
     assert counts == {"shown": 60, "accepted": 1, "characters": 13}

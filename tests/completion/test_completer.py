@@ -1,24 +1,45 @@
-"""Completing at a cursor: what is reused from keystroke to keystroke, limits, cancelling."""
+"""Completing at a cursor: cached completions, limits, cancelling, Markdown fences, and power."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from akunu_py.commands.complete import add_options, load_completer
 from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompleteOptions, CompletionReason, CompletionRequest
+from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.power import Power
+from akunu_py.completion.prompt.layout import load_families
+from akunu_py.completion.request import (
+    CompleteOptions,
+    Completion,
+    CompletionReason,
+    CompletionRequest,
+    SourceFile,
+)
+from akunu_py.completion.stops import is_markdown, strip_fence
 from akunu_py.decoding import device
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
+from akunu_py.types import Stats
 from tests.support.complete import complete
-from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
+from tests.support.fixed_request import FixedRequest
+from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
 BUFFER = Path("tests/golden/completion_buffer.txt").read_text(encoding="utf-8")
@@ -32,33 +53,35 @@ def completer(starter_engine: Engine) -> Completer:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Completer:
+def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Its tokens are printable characters, chosen at random."""
     directory = Path(tmp_path_factory.mktemp("tiny"))
-    return Completer(Engine.load(write_model(directory, sentence_piece([END]), end=END)))
+    return Engine.load(write_model(directory, sentence_piece([END]), end=END))
 
 
-def test_from_keystroke_to_keystroke(completer: Completer) -> None:
-    """Typing what was predicted costs nothing; anything else costs what is new."""
+@pytest.fixture
+def tiny(tiny_engine: Engine) -> Completer:
+    return Completer(tiny_engine)
+
+
+def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
+    completer: Completer,
+) -> None:
     first = complete(completer, CompletionRequest(PREFIX, SUFFIX))
     assert first.text
     assert first.finish_reason == "stop"
     assert first.stats.prompt_tokens > 100
     assert first.draft_context_tokens == len(completer.code.encode(SUFFIX))
     typed = complete(completer, CompletionRequest(PREFIX + first.text[:2], SUFFIX))
-    assert typed.text == first.text[2:]
-    assert typed.reused
+    assert (typed.text, typed.reused) == (first.text[2:], True)
     assert (typed.stats.prompt_tokens, typed.stats.target_passes) == (0, 0)
-    taken_back = complete(completer, CompletionRequest(PREFIX, SUFFIX))
-    assert taken_back.text == first.text
+    assert complete(completer, CompletionRequest(PREFIX, SUFFIX)).text == first.text
     other = "a" if not first.text.startswith("a") else "b"
     changed = complete(completer, CompletionRequest(PREFIX + other, SUFFIX))
     assert not changed.reused
     assert changed.stats.prompt_tokens - changed.stats.cached_tokens <= 4
-    elsewhere = complete(
-        completer, CompletionRequest(PREFIX + first.text[:2], SUFFIX + "# changed\n")
-    )
-    assert not elsewhere.reused
+    elsewhere = CompletionRequest(PREFIX + first.text[:2], SUFFIX + "# changed\n")
+    assert not complete(completer, elsewhere).reused
 
 
 def test_the_prefix_is_healed(completer: Completer) -> None:
@@ -69,32 +92,35 @@ def test_the_prefix_is_healed(completer: Completer) -> None:
     assert done.stats.generated_tokens > done.stats.target_passes >= 1
 
 
+FIBONACCI = CompletionRequest(
+    "def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32
+)
+
+
 def test_parts_join_to_the_whole(completer: Completer) -> None:
     parts: list[str] = []
-    asked = CompletionRequest(
-        "def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32
-    )
-    done = complete(completer, asked, on_text=parts.append)
+    done = complete(completer, FIBONACCI, on_text=parts.append)
     assert "".join(parts) == done.text
     assert len(parts) > 1
     again: list[str] = []
-    assert complete(completer, asked, on_text=again.append).reused
+    assert complete(completer, FIBONACCI, on_text=again.append).reused
     assert again == [done.text]
 
 
-def test_windows_line_ends(completer: Completer) -> None:
-    unix = CompletionRequest("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32)
+def test_a_buffer_with_crlf_is_completed_with_crlf(completer: Completer) -> None:
     windows = CompletionRequest(
-        unix.prefix.replace("\n", "\r\n"), unix.suffix.replace("\n", "\r\n"), max_tokens=32
+        FIBONACCI.prefix.replace("\n", "\r\n"),
+        FIBONACCI.suffix.replace("\n", "\r\n"),
+        max_tokens=32,
     )
     parts: list[str] = []
     done = complete(completer, windows, on_text=parts.append)
-    assert done.text == complete(completer, unix).text.replace("\n", "\r\n")
+    assert done.text == complete(completer, FIBONACCI).text.replace("\n", "\r\n")
     assert "\r\n" in done.text
     assert "".join(parts) == done.text
 
 
-def test_nothing_is_made_up_of_nothing(tiny: Completer) -> None:
+def test_an_empty_buffer_is_not_completed(tiny: Completer) -> None:
     assert complete(tiny, CompletionRequest("", "x = 1\n")).text == ""
     assert complete(tiny, CompletionRequest(" \n\n")).stats.prompt_tokens == 0
 
@@ -102,17 +128,16 @@ def test_nothing_is_made_up_of_nothing(tiny: Completer) -> None:
 def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
     for limit in range(1, 8):
         answers: list[CompletionReason | None] = [None] * limit
-        answers += ["cancelled"]  # a further question finds none
-
+        answers += ["cancelled"]  # a further poll would raise
         done = complete(tiny, CompletionRequest("a = ("), ended=partial(answers.pop, 0))
         tiny.session.target.reset()
         assert done.finish_reason in ("cancelled", "stop")
-        # Asked twice before the first token, then once a pass.
+        # Polled twice before the first token, then once a pass.
         assert done.stats.target_passes <= limit
         assert not (done.finish_reason == "cancelled" and answers)
 
 
-def test_a_time_budget_gives_the_best_so_far(
+def test_the_time_limit_ends_with_the_text_so_far(
     tiny: Completer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = complete(tiny, CompletionRequest("x = [[[["))
@@ -127,10 +152,10 @@ def test_a_time_budget_gives_the_best_so_far(
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 1.0, 2.0])
-def test_a_time_budget_is_kept_within_one_slice_and_what_was_read_stays(
+def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """On a device that reads 400 tokens a second and takes 20 ms a pass."""
+    """On a device that prefills 400 tokens a second and takes 20 ms a pass."""
     slow = Completer(load_tiny(tmp_path, [END]))
     now = [0.0]
     forward = Target.forward
@@ -144,33 +169,38 @@ def test_a_time_budget_is_kept_within_one_slice_and_what_was_read_stays(
     monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
     asked = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
     tokens = len(slow.prompt(asked).tokens)
-    read = 0
+    prefilled = 0
     for _ in range(100):
         before = now[0]
         done = complete(slow, asked)
-        assert done.stats.cached_tokens >= min(read, tokens - 1)  # the last one is read again
+        assert done.stats.cached_tokens >= min(prefilled, tokens - 1)  # the last one runs again
         if done.finish_reason != "time":
             break
-        # The first slice is as long as it is while the speed is not known.
-        assert now[0] - before <= seconds + (0.1 if read else 0.16) + 0.021
-        read = len(slow.session.target.tokens)
+        # While the speed is unknown, the first slice has a fixed length.
+        assert now[0] - before <= seconds + (0.1 if prefilled else 0.16) + 0.021
+        prefilled = len(slow.session.target.tokens)
     assert done.finish_reason != "time"
-    assert now[0] <= tokens / 400 + 1  # nothing was read twice
+    assert now[0] <= tokens / 400 + 1  # no token was prefilled twice
 
 
-def test_limits(tiny: Completer) -> None:
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"max_lines": -1}, "max_lines"),
+        ({"seconds": 0}, "time"),
+        ({"temperature": -1}, "temperature"),
+    ],
+)
+def test_invalid_limits_are_refused(tiny: Completer, limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        complete(tiny, CompletionRequest("x", **limits))
+
+
+def test_max_tokens(tiny: Completer) -> None:
     done = complete(tiny, CompletionRequest("x = [[[[", max_tokens=3))
-    assert done.finish_reason == "length"
-    assert done.stats.generated_tokens == 3
-    for bad, words in [
-        (CompletionRequest("x", max_tokens=-1), "max_tokens"),
-        (CompletionRequest("x", max_tokens=10**9), "max_tokens"),
-        (CompletionRequest("x", max_lines=-1), "max_lines"),
-        (CompletionRequest("x", seconds=0), "time"),
-        (CompletionRequest("x", temperature=-1), "temperature"),
-    ]:
-        with pytest.raises(UsageError, match=words):
-            complete(tiny, bad)
+    assert (done.finish_reason, done.stats.generated_tokens) == ("length", 3)
 
 
 @pytest.mark.long
@@ -184,14 +214,12 @@ def test_never_half_a_character(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_sampling_gives_another_sample(tiny: Completer) -> None:
-    samples = {
-        complete(tiny, CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)
-    }
-    assert len(samples) > 1
+def test_sampling_returns_different_samples(tiny: Completer) -> None:
+    asked = CompletionRequest("value = (", temperature=2.0)
+    assert len({complete(tiny, asked).text for _ in range(8)}) > 1
 
 
-def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
+def test_text_beyond_the_suffix_budget_is_only_drafted_from(tmp_path: Path) -> None:
     markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
     engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
     completer = Completer(engine, CompleteOptions("starcoder2", suffix_tokens=20))
@@ -202,7 +230,7 @@ def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
     assert done.draft_context_tokens == len(suffix) - len("\nline()\nline()\n")
 
 
-def test_the_caches_of_a_helper_are_bounded(
+def test_the_prompt_caches_of_completion_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After 40 files too; an option sets another limit."""
@@ -226,3 +254,214 @@ def test_the_caches_of_a_helper_are_bounded(
         text = "".join(f"x{line} = {number * line}\n" for line in range(20))
         complete(completer, CompletionRequest(text, max_tokens=1))
     assert 0 < caches.nbytes <= caches.limit
+
+
+# Markdown fences
+
+
+MARKERS = [*load_families()["qwen3-coder-chat"].markers]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "closed"),
+    [
+        ("```python\nx = 1\ny = 2\n```", "x = 1\ny = 2", True),
+        ("```\nx\n```\nThis is why.", "x", True),
+        ("```c++ \nx = '`'\n", "x = '`'\n", False),  # cut off by max_tokens
+        ("x = 1\n```\n", "x = 1\n```\n", False),
+        ("`${name}`", "`${name}`", False),
+        ("`", "`", False),
+        ("```pyth", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_fence_around_an_answer_is_removed(answer: str, code: str, closed: bool) -> None:
+    assert strip_fence(answer, final=True) == (code, closed)
+    given = ""
+    for end in range(len(answer) + 1):  # streamed text stays
+        now, _ = strip_fence(answer[:end], final=False)
+        assert now.startswith(given)
+        given = now
+    assert code.startswith(given)
+
+
+def test_markdown_keeps_its_fences() -> None:
+    assert is_markdown("docs/README.MD", "")
+    assert is_markdown("untitled", "markdown")
+    assert not is_markdown("a.py", "python")
+
+
+class FixedAnswer(Session):
+    """A session whose model generates `answer`, one letter a pass."""
+
+    answer = ""
+
+    def generate(
+        self, prompt: Sequence[int], options: Any, draft_context: Any = (), stable: Any = None
+    ) -> Any:
+        return FixedRequest(self.answer)
+
+
+@pytest.fixture(scope="module")
+def fenced_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    directory = Path(tmp_path_factory.mktemp("qwen3"))
+    return Engine.load(write_model(directory, byte_level(MARKERS), end="<|im_end|>"))
+
+
+def test_an_answer_in_a_fence_is_its_code(fenced_engine: Engine) -> None:
+    completer = Completer(fenced_engine, CompleteOptions(fim="qwen3-coder-chat"))
+    assert completer.family is load_families()["qwen3-coder-chat"]
+    session = completer.session = FixedAnswer(fenced_engine)
+    parts: list[str] = []
+    for path, answer, text in [
+        ("a.py", "```python\nreturn a + b\n```\nIt adds them.", "return a + b"),
+        ("b.py", "return a + b", "return a + b"),
+        ("c.md", "```python\nreturn a + b\n```", "```python"),  # the line
+    ]:
+        session.answer = answer
+        parts.clear()
+        done = complete(
+            completer, CompletionRequest("def add(a, b):\n    ", "\n", path), on_text=parts.append
+        )
+        assert (done.text, done.finish_reason) == (text, "stop")
+        assert "".join(parts) == text
+
+
+# The cache of completions
+
+
+ASKED = CompletionRequest("def f(items):\n    return ", "\n\nprint(f([1]))\n", path="a.py")
+TEXT = 'sorted(items, key=lambda item: (item[0], {"a": item["b"]}))'
+
+
+def cache(text: str = TEXT, asked: CompletionRequest = ASKED) -> CompletionCache:
+    made = CompletionCache()
+    made.add(asked, Completion(text, "stop", Stats()))
+    return made
+
+
+def test_the_cache_returns_the_rest_after_any_typed_part_of_it_only() -> None:
+    known = cache()
+    files = (SourceFile("b.py", "x = 1\n"),)  # edits in other files do not matter
+    for at in range(len(TEXT)):
+        request = replace(ASKED, prefix=ASKED.prefix + TEXT[:at])
+        for same in (request, replace(request, files=files)):
+            found = known.find(same)
+            assert found is not None
+            assert (found.text, found.reused) == (TEXT[at:], True)
+        wrong = "?" if TEXT[at] != "?" else "!"
+        assert known.find(replace(request, prefix=request.prefix + wrong)) is None
+        assert known.find(replace(request, suffix="\n")) is None
+        assert known.find(replace(request, path="b.py")) is None
+        assert known.find(replace(request, max_tokens=7)) is None
+
+
+PAIRS = {"(": ")", "[": "]", "{": "}", '"': '"'}
+
+
+def closed_by_an_editor(typed: str) -> str:
+    """Return the closing brackets and quotes that an editor inserts after `typed`."""
+    stack: list[str] = []
+    for letter in typed:
+        if stack and letter == stack[-1]:
+            stack.pop()  # typed over
+        elif letter in PAIRS:
+            stack.append(PAIRS[letter])
+    return "".join(reversed(stack))
+
+
+nested = st.recursive(
+    st.sampled_from(["a", "b + 1", '"text"', "items"]),
+    lambda inner: st.tuples(st.sampled_from(["f({})", "[{}]", "x[{}]", "({})"]), inner).map(
+        lambda both: both[0].format(both[1])
+    ),
+)
+
+
+@pytest.mark.long
+@given(nested)
+@pytest.mark.parametrize("opening", ["(", "["])
+def test_brackets_that_the_editor_closed_are_not_repeated(opening: str, inner: str) -> None:
+    """The rest ends before the bracket after the cursor, at every such place."""
+    text = f"call{opening}{inner}, 1{PAIRS[opening]}"
+    known = cache(text)
+    for at in range(1, len(text)):
+        typed = text[:at]
+        closed = closed_by_an_editor(typed)
+        if not closed or len(closed) > 3 or typed.count('"') % 2:
+            continue
+        request = replace(ASKED, prefix=ASKED.prefix + typed, suffix=closed + ASKED.suffix)
+        found = known.find(request)
+        rest = found.text if found else ""
+        assert (typed + rest + closed).startswith(text[: len(typed + rest) + 1])
+        assert rest or text[at] == closed[0]
+    assert known.find(replace(ASKED, suffix="x" + ASKED.suffix)) is None
+
+
+def test_a_block_that_the_editor_closed() -> None:
+    known = cache("{\n    return 1\n}", replace(ASKED, prefix="int f() "))
+    request = replace(ASKED, prefix="int f() {\n    ", suffix="\n}" + ASKED.suffix)
+    assert [found.text for found in [known.find(request)] if found] == ["return 1"]
+
+
+def test_a_cached_completion_has_the_newlines_of_each_request() -> None:
+    windows = replace(ASKED, prefix=ASKED.prefix.replace("\n", "\r\n"))
+    windows = replace(windows, suffix=windows.suffix.replace("\n", "\r\n"))
+    for known in (cache("(\n1)"), cache("(\r\n1)", windows)):
+        for request, newline in ((ASKED, "\n"), (windows, "\r\n")):
+            found = known.find(replace(request, prefix=request.prefix + "("))
+            assert found is not None
+            assert found.text == f"{newline}1)"
+
+
+def test_cancelled_and_empty_completions_are_not_cached() -> None:
+    known = CompletionCache()
+    known.add(ASKED, Completion("a", "cancelled", Stats()))
+    known.add(replace(ASKED, max_tokens=0), Completion("", "length", Stats()))
+    assert known.find(ASKED) is None
+    known.add(ASKED, Completion("ab", "time", Stats()))
+    assert known.find(ASKED) is None  # the model may generate more
+    found = known.find(replace(ASKED, prefix=ASKED.prefix + "a"))
+    assert found is not None
+    assert (found.text, found.finish_reason) == ("b", "time")
+
+
+# The power source
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, False),
+        ({"type": "Mains", "online": "1"}, False),
+        ({"type": "Battery", "status": "Discharging"}, True),
+        ({"type": "Battery", "status": "Charging"}, False),
+        ({"type": "Battery", "status": "Discharging", "scope": "Device"}, False),  # of a mouse
+        ({"type": "Battery"}, False),
+    ],
+)
+def test_a_discharging_battery_on_linux(
+    files: dict[str, str], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    (tmp_path / "BAT0").mkdir()
+    for name, text in files.items():
+        (tmp_path / "BAT0" / name).write_text(text + "\n")
+    assert Power(tmp_path).on_battery() == expected
+
+
+@pytest.mark.parametrize("source", ["AC Power", "Battery Power"])
+def test_the_source_on_macos_is_checked_once_a_minute(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        calls.append(command)
+        return SimpleNamespace(stdout=f"Now drawing from '{source}'\n -InternalBattery-0")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", run)
+    power = Power()
+    assert power.on_battery() == power.on_battery() == (source == "Battery Power")
+    assert len(calls) == 1

@@ -1,9 +1,12 @@
-"""The thread that completes: superseding, cancelling, failures, and how many passes they cost."""
+"""The thread that completes: superseding, cancelling, failures, and work ahead of requests."""
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from akunu_py.completion.completion_queue import (
     Ticket,
 )
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
+from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -26,11 +30,18 @@ from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import until
 from tests.support.complete import complete
+from tests.support.jobs import open_jobs
 from tests.support.scripted_loop import ScriptedLoop
+from tests.support.slow import slow
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
-PREFIX = "x = [[[["  # brackets that the random model never closes: it continues to max_tokens
+ASKED = CompletionRequest("x = [[[[", max_tokens=12)  # the random model never closes the brackets
+LONG = "value = [1, 2]\n" * 60 + "x = [[[["
+
+
+def typed(request: CompletionRequest, text: str, **changes: Any) -> CompletionRequest:
+    return replace(request, prefix=request.prefix + text, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +49,343 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([END]), end=END)
 
 
-def test_on_battery_nothing_is_made_ahead() -> None:
-    """Neither a prefill nor the next completion; what is asked for is completed."""
-    made: list[CompletionRequest] = []
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Engine:
+    return Engine.load(directory)
 
-    def complete(request: CompletionRequest, *_: Any) -> Completion:
-        made.append(request)
-        return Completion("text", "stop", Stats())
 
-    options = QueueOptions(pause_s=0.0, saves_power=lambda: True)
-    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+@dataclass
+class Asked:
+    """A request and its outcome."""
+
+    request: CompletionRequest
+    parts: list[str] = field(default_factory=list)
+    done: list[Completion | CompletionFailure] = field(default_factory=list)
+    thread: threading.Thread | None = None
+    ticket: Ticket = field(init=False)
+
+    @property
+    def completion(self) -> Completion:
+        (done,) = self.done
+        assert isinstance(done, Completion)
+        return done
+
+    @property
+    def reason(self) -> str:
+        return self.completion.finish_reason
+
+
+class Host:
+    """A queue with a tiny model. `on_pass` is called in its thread before each pass."""
+
+    def __init__(self, engine: Engine, options: QueueOptions | None = None) -> None:
+        self.changed = threading.Condition()
+        self.rows: list[int] = []  # of each pass
+        self.made: list[CompletionRequest] = []  # completed by at least one pass
+        self.states: list[str] = []
+        self.on_pass: Callable[[], None] = lambda: None
+        self.load: Callable[[], Completer] = lambda: self.counted(Completer(engine))
+        self.queue = CompletionQueue(
+            lambda: self.load(), options or QueueOptions(pause_s=0.0), on_state=self.states.append
+        )
+        self.passes_before = 0
+        submit = self.queue.host.submit
+
+        def noted(job: Any, on_event: Callable[[Any], None]) -> None:
+            def note(event: Any) -> None:
+                passes = self.passes
+                on_event(event)
+                if isinstance(event, Finished) and passes > self.passes_before:
+                    self.passes_before = passes
+                    with self.changed:
+                        self.made.append(job.request)
+                        self.changed.notify_all()
+
+            submit(job, note)
+
+        self.queue.host.submit = noted  # type: ignore[method-assign, assignment]
+
+    @property
+    def passes(self) -> int:
+        return len(self.rows)
+
+    def counted(self, completer: Completer) -> Completer:
+        target = completer.session.target
+        forward = target.forward
+
+        def count(tokens: Any, wanted: int | None = None) -> Any:
+            self.rows.append(tokens.size)
+            self.on_pass()
+            return forward(tokens, wanted)
+
+        target.forward = count  # type: ignore[method-assign]
+        return completer
+
+    def ask(
+        self,
+        request: CompletionRequest,
+        channel: str = "",
+        on_part: Callable[[Asked], None] = lambda asked: None,
+    ) -> Asked:
+        asked = Asked(request)
+
+        def on_text(text: str) -> None:
+            asked.parts.append(text)
+            on_part(asked)
+
+        def on_done(done: Completion | CompletionFailure) -> None:
+            with self.changed:
+                asked.done.append(done)
+                asked.thread = threading.current_thread()
+                self.changed.notify_all()
+
+        asked.ticket = Ticket(request, on_done, channel, on_text)
+        self.queue.submit(asked.ticket)
+        return asked
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 60)
+
+    def wait_made(self, number: int) -> None:
+        self.wait(lambda: len(self.made) == number)
+
+    def wait_done(self, *asked: Asked) -> None:
+        self.wait(lambda: all(each.done for each in asked))
+
+    def answer(self, request: CompletionRequest, channel: str = "") -> Completion:
+        asked = self.ask(request, channel)
+        self.wait_done(asked)
+        return asked.completion
+
+
+@contextlib.contextmanager
+def running(engine: Engine, pause_s: float = 0.0) -> Iterator[Host]:
+    host = Host(engine, QueueOptions(pause_s=pause_s))
+    host.queue.start()
+    yield host
+    assert host.queue.close(60)
+
+
+@pytest.fixture
+def host(engine: Engine) -> Iterator[Host]:
+    with running(engine) as host:
+        yield host
+
+
+@pytest.fixture
+def patient(engine: Engine) -> Iterator[Host]:
+    """A host whose pause never ends."""
+    with running(engine, 3600) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def whole(engine: Engine) -> Completion:
+    """The completion of ASKED by the model alone."""
+    done = complete(Completer(engine), ASKED)
+    assert len(done.text) == 12
+    return done
+
+
+# Superseding, cancelling, failures
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
+def test_any_requests_are_answered_once_and_as_the_model_alone_completes(
+    engine: Engine, host: Host, seed: int
+) -> None:
+    """Typing, accepting, undoing and cancelling in three documents at the same time."""
+    rng = random.Random(seed)
+    wholes: dict[str, str] = {}  # prefix -> the prefix with its completion
+
+    def whole(request: CompletionRequest) -> str:
+        if request.prefix not in wholes:
+            done = complete(Completer(engine), request)
+            wholes[request.prefix] = request.prefix + done.text
+        return wholes[request.prefix]
+
+    begun = [f"{name} = [[[[" for name in "xyz"]
+    asked: list[Asked] = []
+    for _ in range(40):
+        number = rng.randrange(3)
+        request = CompletionRequest(begun[number], max_tokens=5)
+        action = rng.random()
+        if action < 0.4:  # a part of the ghost is typed, or all of it accepted
+            text = whole(request)
+            request = replace(request, prefix=text[: rng.randint(len(request.prefix), len(text))])
+        elif action < 0.5:
+            request = typed(request, rng.choice("?!x "))
+        elif action < 0.6:
+            request = replace(request, max_tokens=0)
+        begun[number] = request.prefix
+        asked.append(host.ask(request, rng.choice(["", f"document {number}"])))
+        if rng.random() < 0.2:
+            rng.choice(asked).ticket.cancel()
+        if rng.random() < 0.3:
+            host.wait_done(rng.choice(asked))
+    host.wait_done(*asked)
+    for each in asked:
+        if each.reason == "cancelled" or not each.request.max_tokens:
+            continue
+        assert "".join(each.parts) == each.completion.text
+        answer = each.request.prefix + each.completion.text
+        whole(each.request)
+        following = [replace(each.request, prefix=text) for text in wholes.values()]
+        assert answer in wholes.values() or answer in map(whole, following)
+    assert [each.reason for each in asked].count("length") > 8
+
+
+def test_another_text_supersedes_a_completion_within_one_pass(host: Host, engine: Engine) -> None:
+    asked_at: list[int] = []
+    later: list[Asked] = []
+
+    def type_other(asked: Asked) -> None:
+        if len(asked.parts) == 3 and not later:
+            asked_at.append(host.passes)
+            later.append(host.ask(typed(ASKED, "!"), "buffer"))
+
+    first = host.ask(ASKED, "buffer", type_other)
+    host.wait_done(first)
+    assert first.reason == "cancelled"
+    assert first.completion.text
+    assert host.passes - asked_at[0] <= 2  # the current pass, and the first of the next request
+    host.wait_done(later[0])
+    assert later[0].completion.text == complete(Completer(engine), typed(ASKED, "!")).text
+
+
+def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
+    order: list[int] = []  # of the requests, by max_tokens
+    asked = [
+        host.ask(
+            replace(ASKED, max_tokens=number),
+            channel,
+            lambda asked: order.append(asked.request.max_tokens),
+        )
+        for number, channel in ((3, "1"), (4, "2"), (5, ""), (6, ""))
+    ]
+    host.wait_done(*asked)
+    assert list(dict.fromkeys(order)) == [3, 4, 5, 6]
+    assert {each.reason for each in asked} == {"length"}
+
+
+def test_a_burst_of_keys_costs_at_most_a_pass_each(host: Host, engine: Engine) -> None:
+    text = "abcdefghijklmnopqrstuvwxyz" * 2
+    requests = [typed(ASKED, text[:end], max_tokens=20) for end in range(len(text) + 1)]
+    asked = [host.ask(request, "buffer") for request in requests]
+    host.wait_done(*asked)
+    reasons = [each.reason for each in asked]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) <= {"cancelled", "length"}
+    assert host.passes <= 22 * reasons.count("length") + 2 * len(asked)
+    assert asked[-1].completion.text == complete(Completer(engine), requests[-1]).text
+
+
+def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None:
+    first = host.ask(ASKED, on_part=lambda asked: asked.ticket.cancel())
+    second = host.ask(typed(ASKED, "b"))
+    second.ticket.cancel()
+    host.wait_done(first, second)
+    first.ticket.cancel()  # too late, and harmless
+    assert (first.reason, second.reason) == ("cancelled", "cancelled")
+
+
+def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
+    def broken(asked: Asked) -> None:
+        raise RuntimeError("no reader")
+
+    bad = [host.ask(replace(ASKED, max_tokens=-1)), host.ask(ASKED, on_part=broken)]
+    good = host.ask(replace(ASKED, max_tokens=2))
+    host.wait_done(*bad, good)
+    expected = ["max_tokens must be from 0 to 1024, got -1", "RuntimeError: no reader"]
+    assert [each.done for each in bad] == [[CompletionFailure(text)] for text in expected]
+    assert good.reason == "length"
+
+
+def test_requests_fail_if_the_model_does_not_load(engine: Engine) -> None:
+    def refuse() -> Completer:
+        raise UsageError("no such model")
+
+    host = Host(engine)
+    host.load = refuse
+    early = host.ask(ASKED)
+    host.queue.start()
+    late = host.ask(ASKED)
+    assert host.queue.close(60, drain=True)
+    assert host.states == ["loading", "failed"]
+    assert early.done == late.done == [CompletionFailure("no such model")]
+
+
+def test_loading_is_tried_again_with_later_requests(engine: Engine) -> None:
+    now, tries, states = [0.0], [0], list[str]()
+
+    def load() -> Completer:
+        tries[0] += 1
+        states.append(queue.host.state)
+        if tries[0] < 5:
+            raise UsageError("no such model")
+        return Completer(engine)
+
+    queue = CompletionQueue(load, clock=lambda: now[0])
     queue.start()
-    assert queue.complete(CompletionRequest("a", max_tokens=0)).finish_reason == "cancelled"
-    assert queue.complete(CompletionRequest("b")).text == "text"
-    assert queue.complete(CompletionRequest("c")).text == "text"
-    queue.close(drain=True)
-    assert [request.prefix for request in made] == ["b", "c"]
+    failed = []
+    for wait in (0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
+        now[0] += wait
+        try:
+            queue.complete(ASKED)
+        except UsageError:
+            failed.append(wait)
+    assert queue.close(60)
+    assert failed == [0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9]
+    assert tries[0] == 5
+    assert states == ["loading"] * 5
+
+
+def test_closing_answers_every_request(engine: Engine) -> None:
+    host = Host(engine)
+    stop = threading.Thread(target=host.queue.close)
+
+    def close(asked: Asked) -> None:
+        if stop.ident is None:
+            stop.start()
+
+    asked = [host.ask(ASKED, on_part=close) for _ in range(5)]
+    host.queue.start()
+    host.wait_done(*asked)
+    stop.join(60)
+    assert {each.reason for each in asked} == {"cancelled"}
+
+
+@pytest.mark.long
+def test_an_idle_model_is_unloaded_and_loaded_again(
+    directory: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)
+    relieved: list[PromptCaches] = []
+    monkeypatch.setattr(memory_guard, "release_under_pressure", relieved.append)
+    loads: list[str] = []
+
+    def load() -> Completer:
+        loads.append("load")
+        return Completer(Engine.load(directory))
+
+    host = Host(engine, QueueOptions(0.2))
+    host.load = load
+    host.queue.start()
+    host.answer(ASKED)
+    until(lambda: host.queue.host.facts is None)
+    assert host.answer(typed(ASKED, "1")).finish_reason == "length"
+    assert len(loads) == 2
+    assert relieved
+    assert host.queue.close(60)
+    assert "failed" not in host.states
 
 
 def test_alternatives_come_together_and_supersede_nothing() -> None:
-    """Repeated and empty ones are dropped. A request that comes meanwhile is served instead."""
+    """Repeated and empty ones are dropped. A newer request is served instead of them."""
     texts = iter(["a", "b", "a", " ", "b", "c"])
-    done: dict[str, Completion | CompletionFailure] = {}
+    done: dict[str, Any] = {}
     newer = Ticket(CompletionRequest("newer"), lambda its: done.update(newer=its), "buffer")
 
     def complete(request: CompletionRequest, ended: EndCheck, _: Any) -> Completion:
@@ -76,203 +402,227 @@ def test_alternatives_come_together_and_supersede_nothing() -> None:
         submit_with_alternatives(queue, ticket, count)
         until(partial(done.__contains__, prefix))
     queue.close(drain=True)
-    whole, cut_off, last = done["whole"], done["cut off"], done["newer"]
-    assert isinstance(whole, Completion)
-    assert isinstance(cut_off, Completion)
-    assert isinstance(last, Completion)
-    assert (whole.text, whole.alternatives) == ("a", ("b",))
-    assert (cut_off.finish_reason, last.text) == ("cancelled", "new")
+    assert (done["whole"].text, done["whole"].alternatives) == ("a", ("b",))
+    assert (done["cut off"].finish_reason, done["newer"].text) == ("cancelled", "new")
 
 
-class Host:
-    """A thread with a tiny model, and what came of the requests; forward passes are counted."""
-
-    def __init__(self, directory: Path, break_it: Callable[[], None] = lambda: None) -> None:
-        self.done: dict[str, Completion | CompletionFailure] = {}
-        self.order: list[str] = []
-        self.passes_when: dict[str, int] = {}
-        self.passes = 0
-        self.states: list[str] = []
-        self.changed = threading.Condition()
-        self._directory, self._break_it = directory, break_it
-        self.queue = CompletionQueue(self._load, on_state=self.states.append)
-
-    def _load(self) -> Completer:
-        self._break_it()
-        completer = Completer(Engine.load(self._directory))
-        target = completer.session.target
-        forward = target.forward
-
-        def count(tokens: Any, wanted: int | None = None) -> Any:
-            self.passes += 1
-            return forward(tokens, wanted)
-
-        target.forward = count  # type: ignore[method-assign]
-        return completer
-
-    def ask(self, name: str, channel: str = "", prefix: str = PREFIX, **options: Any) -> Any:
-        def on_done(done: Completion | CompletionFailure) -> None:
-            with self.changed:
-                assert name not in self.done
-                self.done[name] = done
-                self.order.append(name)
-                self.passes_when[name] = self.passes
-                self.changed.notify_all()
-
-        on_text = options.pop("on_text", lambda text: None)
-        request = CompletionRequest(prefix, **options)
-        ticket = Ticket(request, on_done, channel, on_text)
-        self.queue.submit(ticket)
-        return ticket
-
-    def wait(self, *names: str) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: all(n in self.done for n in names), 60)
-
-    def reason(self, name: str) -> str:
-        done = self.done[name]
-        assert isinstance(done, Completion)
-        return done.finish_reason
-
-
-@pytest.fixture
-def host(directory: Path) -> Any:
-    made = Host(directory)
-    made.queue.start()
-    yield made
-    assert made.queue.close(60)
+# Completions made ahead
 
 
 @pytest.mark.long
-def test_a_newer_request_ends_the_older_within_one_pass(host: Host) -> None:
-    asked_at: list[int] = []
+def test_a_cached_answer_comes_at_once_while_another_request_runs(host: Host) -> None:
+    first = host.answer(ASKED)
+    pause, release = threading.Event(), threading.Event()
 
-    def supersede(text: str) -> None:
-        if not asked_at:
-            asked_at.append(host.passes)
-            host.ask("new", "buffer", PREFIX + "(", max_tokens=4)
+    def hold() -> None:
+        pause.set()
+        assert release.wait(60)
 
-    host.ask("old", "buffer", on_text=supersede)
-    host.wait("old")
-    # At most the pass that was under way already was run to its end.
-    assert host.reason("old") == "cancelled"
-    old = host.done["old"]
-    assert isinstance(old, Completion)
-    assert old.text
-    assert host.passes_when["old"] - asked_at[0] <= 1
-    host.wait("new")
-    assert host.reason("new") == "length"
-
-
-def test_other_channels_and_none_are_left_alone(host: Host) -> None:
-    for name, channel in [("a", "1"), ("b", "2"), ("c", ""), ("d", "")]:
-        host.ask(name, channel, max_tokens=3)
-    host.wait("a", "b", "c", "d")
-    assert host.order == ["a", "b", "c", "d"]
-    assert {host.reason(name) for name in "abcd"} == {"length"}
+    host.wait_made(2)
+    host.on_pass = hold
+    other = host.ask(CompletionRequest("y = ((((", max_tokens=5), "other")
+    assert pause.wait(60)
+    before = host.passes
+    cached = host.ask(typed(ASKED, first.text[:3]), "this")
+    assert cached.completion.text == first.text[3:] == "".join(cached.parts)
+    assert cached.completion.reused
+    assert cached.thread is threading.current_thread()
+    assert (host.passes, other.done) == (before, [])
+    release.set()
 
 
-def test_a_storm_costs_a_pass_a_request_at_most(host: Host, directory: Path) -> None:
-    text = PREFIX + "abcdefghijklmnopqrstuvwxyz" * 2
-    names = [str(end) for end in range(len(PREFIX), len(text) + 1)]
-    for name in names:
-        host.ask(name, "buffer", text[: int(name)], max_tokens=20)
-    host.wait(*names)
-    reasons = [host.reason(name) for name in names]
-    assert reasons[-1] == "length"
-    assert set(reasons[:-1]) <= {"cancelled", "length"}
-    last = host.done[names[-1]]
-    assert isinstance(last, Completion)
-    finished = reasons.count("length")
-    assert host.passes <= 22 * finished + 2 * len(names)
-    # Whatever went on before it, the last answer is the one that it alone would have had.
-    alone = complete(Completer(Engine.load(directory)), CompletionRequest(text, max_tokens=20))
-    assert last.text == alone.text
+def test_after_accepting_the_next_completion_is_there(host: Host) -> None:
+    asked = typed(ASKED, host.answer(ASKED).text)
+    for number in range(3):
+        host.wait_made(number + 2)
+        assert host.made[-1] == asked
+        following = host.ask(asked)
+        assert following.completion.reused
+        assert following.thread is threading.current_thread()
+        assert following.completion.text
+        asked = typed(asked, following.completion.text)
 
 
-def test_cancelling_before_and_while_it_runs(host: Host) -> None:
-    tickets: dict[str, Any] = {}
-    tickets["a"] = host.ask("a", on_text=lambda text: tickets["a"].cancel())
-    tickets["b"] = host.ask("b")
-    tickets["b"].cancel()
-    host.wait("a", "b")
-    tickets["a"].cancel()  # long over
-    assert (host.reason("a"), host.reason("b")) == ("cancelled", "cancelled")
-
-
-def test_a_bad_request_fails_alone(host: Host) -> None:
-    host.ask("bad", max_tokens=-1)
-    host.ask("good", max_tokens=2)
-    host.wait("bad", "good")
-    assert host.done["bad"] == CompletionFailure("max_tokens must be from 0 to 1024, got -1")
-    assert host.reason("good") == "length"
-
-
-def test_a_bug_costs_the_session_not_the_helper(host: Host) -> None:
-    def broken(text: str) -> None:
-        raise RuntimeError("no reader")
-
-    host.ask("bad", on_text=broken)
-    host.ask("good", max_tokens=2)
-    host.wait("bad", "good")
-    assert host.done["bad"] == CompletionFailure("RuntimeError: no reader")
-    assert host.reason("good") == "length"
-
-
-def test_a_model_that_does_not_load(directory: Path) -> None:
-    def refuse() -> None:
-        raise UsageError("no such model")
-
-    host = Host(directory, refuse)
-    host.ask("early")
-    host.queue.start()
-    host.ask("late")
-    assert host.queue.close(60, drain=True)
-    assert host.states == ["loading", "failed"]
-    failure = CompletionFailure("no such model")
-    assert host.done == {"early": failure, "late": failure}
-
-
-def test_closing_answers_everybody(directory: Path) -> None:
-    host = Host(directory)
-    stop = threading.Thread(target=host.queue.close)
-
-    def close(text: str) -> None:
-        if stop.ident is None:
-            stop.start()
-
-    names = [str(number) for number in range(5)]
-    for name in names:
-        host.ask(name, on_text=close)
-    host.queue.start()
-    host.wait(*names)
-    stop.join(60)
-    assert {host.reason(name) for name in names} == {"cancelled"}
-
-
-@pytest.mark.long
-def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_completion_that_is_being_made_ahead_is_taken_over(
+    host: Host, engine: Engine, whole: Completion
 ) -> None:
-    monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)
-    host = Host(directory)
-    loads: list[str] = []
-    relieved: list[PromptCaches] = []
-    monkeypatch.setattr(memory_guard, "release_under_pressure", relieved.append)
+    alone = complete(Completer(engine), typed(ASKED, whole.text)).text
+    accepted: list[Asked] = []
 
-    def load() -> Completer:
-        loads.append("load")
-        return host._load()
+    def accept() -> None:
+        if host.made and not accepted:  # the first answer has been sent
+            accepted.append(host.ask(typed(ASKED, whole.text), "buffer"))
 
-    host.queue = CompletionQueue(load, QueueOptions(0.2), on_state=host.states.append)
+    host.on_pass = accept
+    assert host.answer(ASKED, "buffer").text == whole.text
+    host.wait(lambda: accepted and accepted[0].done)
+    assert accepted[0].completion.text == alone == "".join(accepted[0].parts)
+    prefixes = [request.prefix for request in host.made[:2]]
+    assert prefixes == [ASKED.prefix, ASKED.prefix + whole.text]
+
+
+@pytest.mark.long
+def test_typing_the_running_completion_does_not_restart_it(
+    engine: Engine, whole: Completion
+) -> None:
+    """At every place in it, and letter by letter."""
+    text = whole.text
+    for at in range(1, len(text)):
+        later: list[Asked] = []
+        with running(engine) as host:
+
+            def type_on(
+                asked: Asked, at: int = at, later: list[Asked] = later, host: Host = host
+            ) -> None:
+                if len("".join(asked.parts)) >= at and not later:
+                    later.append(host.ask(typed(ASKED, text[:at]), "buffer"))
+
+            first = host.ask(ASKED, "buffer", type_on)
+            host.wait_made(2)
+        assert host.made == [ASKED, typed(ASKED, text)]  # the next completion is made ahead
+        assert later[0].completion.text == text[at:] == "".join(later[0].parts)
+        assert first.reason in ("cancelled", whole.finish_reason)
+
+
+def test_a_request_that_takes_over_work_ahead_has_its_own_time_limit(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that takes 20 ms a pass. Work ahead has no limit."""
+    now = [0.0]
+    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
+    accepted: list[tuple[float, Asked]] = []
+
+    def pass_time() -> None:
+        now[0] += 0.02
+        if host.made and not accepted:  # the first answer has been sent
+            asked = typed(ASKED, first[0].completion.text, seconds=0.1)
+            accepted.append((now[0], host.ask(asked, "buffer")))
+
+    host.on_pass = pass_time
+    first = [host.ask(ASKED, "buffer")]
+    host.wait(lambda: accepted and accepted[0][1].done)
+    began, second = accepted[0]
+    assert second.reason == "time"
+    assert second.completion.text
+    host.wait_made(3)  # and the next completion
+    assert first[0].reason == "length"
+    assert now[0] - began <= 0.1 + 0.02 * (1 + 2 + 12)  # one pass too many, and the third one's
+
+
+def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
+    text = ASKED.prefix
+    for letter in "abcdefghij" * 2:
+        text += letter
+        patient.answer(replace(ASKED, prefix=text, max_tokens=2), "buffer")
+    assert len(patient.made) <= 20
+    assert all(request.prefix in text for request in patient.made)
+
+
+def test_an_acceptance_makes_the_next_completion_once(patient: Host, whole: Completion) -> None:
+    patient.answer(ASKED)
+    patient.queue.accepted()
+    patient.wait_made(2)
+    assert patient.made[1].prefix == ASKED.prefix + whole.text
+    patient.queue.accepted()  # of the rest of it, for example
+    passes = patient.passes
+    assert patient.answer(typed(ASKED, whole.text)).reused
+    assert patient.passes == passes
+
+
+def test_a_prefill_elsewhere_replaces_the_next_completion(patient: Host) -> None:
+    """Otherwise the end of the pause would cancel the prefill."""
+    patient.answer(ASKED)
+    assert patient.answer(CompletionRequest(LONG, max_tokens=0)).finish_reason == "length"
+    patient.queue.accepted()
+    assert open_jobs(patient.queue.host) == (0, 0)
+
+
+def test_a_pause_makes_the_next_completion(engine: Engine, whole: Completion) -> None:
+    with running(engine, 0.01) as host:
+        host.answer(ASKED)
+        host.wait_made(2)
+        assert host.made[1].prefix == ASKED.prefix + whole.text
+
+
+def test_on_battery_nothing_is_made_ahead() -> None:
+    """Neither a prefill nor the next completion; requests of clients are completed."""
+    made: list[CompletionRequest] = []
+
+    def complete(request: CompletionRequest, *_: Any) -> Completion:
+        made.append(request)
+        return Completion("text", "stop", Stats())
+
+    options = QueueOptions(pause_s=0.0, saves_power=lambda: True)
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+    queue.start()
+    assert queue.complete(CompletionRequest("a", max_tokens=0)).finish_reason == "cancelled"
+    assert queue.complete(CompletionRequest("b")).text == "text"
+    assert queue.complete(CompletionRequest("c")).text == "text"
+    queue.close(drain=True)
+    assert [request.prefix for request in made] == ["b", "c"]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_does_not_wait_for_work_ahead(engine: Engine, drain: bool) -> None:
+    host = Host(engine)
+    closing = threading.Event()
+
+    def close() -> None:
+        if host.made and not closing.is_set():  # the next completion is being made
+            host.queue._draining = True
+            host.queue._closing = not drain
+            closing.set()
+
+    host.on_pass = close
     host.queue.start()
-    host.ask("first", max_tokens=3)
-    host.wait("first")
-    until(lambda: host.queue.host.facts is None)
-    host.ask("second", prefix=PREFIX + "1", max_tokens=3)
-    host.wait("second")
-    assert len(loads) == 2
-    assert relieved
-    assert isinstance(host.done["second"], Completion)
-    assert host.queue.close(60)
-    assert "failed" not in host.states
+    host.answer(ASKED)
+    assert closing.wait(60)
+    before = host.passes
+    assert host.queue.close(60, drain=drain)
+    assert host.passes - before <= 1
+
+
+# Prefills
+
+
+@pytest.mark.long
+def test_prefilled_tokens_are_not_prefilled_again(host: Host, engine: Engine) -> None:
+    request = CompletionRequest(LONG, max_tokens=4)
+    prefilled = host.answer(replace(request, max_tokens=0))
+    assert (prefilled.text, prefilled.finish_reason) == ("", "length")
+    assert prefilled.stats.generated_tokens == 0
+    done = host.answer(request)
+    assert done.stats.prompt_tokens - done.stats.cached_tokens <= 2
+    assert done.text == complete(Completer(engine), request).text
+    host.answer(CompletionRequest("other(1)\n" * 80, max_tokens=0))  # evicts nothing
+    again = host.answer(typed(request, "?"))
+    assert again.stats.prompt_tokens - again.stats.cached_tokens <= 4
+
+
+def test_a_request_interrupts_a_prefill_and_uses_its_tokens(host: Host) -> None:
+    request = CompletionRequest(LONG, max_tokens=4)
+    asked: list[Asked] = []
+
+    def ask() -> None:
+        if not asked:
+            asked.append(host.ask(request))
+
+    host.on_pass = ask
+    prefill = host.ask(replace(request, max_tokens=0))
+    host.wait(lambda: asked and asked[0].done)
+    assert prefill.reason == "cancelled"
+    assert asked[0].completion.stats.cached_tokens == host.rows[0]
+
+
+def test_only_the_last_place_is_prefilled_and_no_cached_one(host: Host) -> None:
+    release = threading.Event()
+    host.on_pass = lambda: None if release.wait(60) else pytest.fail("never released")
+    busy = host.ask(replace(ASKED, temperature=0.1), "other")  # nothing follows a sample
+    places = [host.ask(CompletionRequest(LONG + letter, max_tokens=0)) for letter in "abc"]
+    assert host.ask(CompletionRequest(LONG + "c", max_tokens=0)).reason == "cancelled"
+    release.set()
+    host.wait_done(busy, *places)
+    assert [place.reason for place in places] == ["cancelled", "cancelled", "length"]
+    host.answer(ASKED)
+    cached = host.ask(replace(ASKED, max_tokens=0))
+    assert cached.thread is threading.current_thread()

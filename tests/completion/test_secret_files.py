@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ import pytest
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions, Ticket
-from akunu_py.completion.request import BufferEdit, Completion, CompletionRequest, SourceFile
+from akunu_py.completion.request import BufferEdit, CompletionRequest, SourceFile
 from akunu_py.completion.secret_files import is_excluded
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.settings import SECRET_FILES
-from tests.support.command import AKUNU, assert_one_line_error, run_here
+from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -57,14 +56,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([END]), end=END)
 
 
-@pytest.mark.parametrize("path", SECRET)
-def test_files_with_secrets_are_excluded(path: str) -> None:
-    assert is_excluded(path, SECRET_FILES)
-
-
-@pytest.mark.parametrize("path", OPEN)
-def test_other_files_are_not(path: str) -> None:
-    assert not is_excluded(path, SECRET_FILES)
+@pytest.mark.parametrize(
+    ("path", "excluded"), [*((p, True) for p in SECRET), *((p, False) for p in OPEN)]
+)
+def test_only_files_with_secrets_are_excluded(path: str, excluded: bool) -> None:
+    assert is_excluded(path, SECRET_FILES) == excluded
 
 
 def test_a_pattern_with_a_slash_matches_the_end_of_a_path() -> None:
@@ -78,19 +74,15 @@ class Recorded:
 
     def __init__(self, directory: Path, exclude: Sequence[str] = SECRET_FILES) -> None:
         self.requests: list[CompletionRequest] = []
+        completer = Completer(Engine.load(directory))
+        begin = completer.begin
 
-        def load() -> Completer:
-            completer = Completer(Engine.load(directory))
-            begin = completer.begin
+        def record(session: Any, request: CompletionRequest, *more: Any) -> Any:
+            self.requests.append(request)
+            return begin(session, request, *more)
 
-            def record(session: Any, request: CompletionRequest, *more: Any) -> Any:
-                self.requests.append(request)
-                return begin(session, request, *more)
-
-            completer.begin = record  # type: ignore[method-assign, assignment]
-            return completer
-
-        self.queue = CompletionQueue(load, QueueOptions(exclude=tuple(exclude)))
+        completer.begin = record  # type: ignore[method-assign, assignment]
+        self.queue = CompletionQueue(lambda: completer, QueueOptions(exclude=tuple(exclude)))
         self.queue.start()
 
     def prefill(self, request: CompletionRequest) -> None:
@@ -126,21 +118,25 @@ def test_files_and_edits_with_secrets_are_no_context(directory: Path) -> None:
 
 def test_an_empty_list_excludes_nothing(directory: Path) -> None:
     recorded = Recorded(directory, ())
-    done = recorded.queue.complete(CompletionRequest("KEY=[[[", path="/app/.env", max_tokens=2))
+    recorded.queue.complete(CompletionRequest("KEY=[[[", path="/app/.env", max_tokens=2))
     assert recorded.queue.close(60)
-    assert isinstance(done, Completion)
     assert recorded.requests
 
 
-def test_the_filter_refuses_in_one_line_and_the_setting_allows(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "akunu").mkdir()
+    return tmp_path / "akunu" / "settings.toml"
+
+
+def test_the_filter_refuses_in_one_line_and_the_setting_allows(
+    directory: Path, settings: Path
+) -> None:
     options = ["--filter", "--offset", "4", "--path", "/app/.env", "--model", str(directory)]
     done = run_here("complete", *options, stdin="KEY=")
     assert_one_line_error(done, 2, "/app/.env", "completion_exclude")
-    (tmp_path / "akunu").mkdir(exist_ok=True)
-    (tmp_path / "akunu" / "settings.toml").write_text("completion_exclude = []\n")
+    settings.write_text("completion_exclude = []\n")
     done = run_here("complete", *options, "--max-tokens", "2", stdin="KEY=")
     assert done.returncode == 0, done.stderr
 
@@ -167,19 +163,13 @@ def test_the_filter_uses_no_imported_secrets(
     assert found == ["lib.sh"]
 
 
-def test_the_setting_reaches_json_lines(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "akunu").mkdir(exist_ok=True)
-    (tmp_path / "akunu" / "settings.toml").write_text('completion_exclude = ["*.private"]\n')
-    lines = [
-        {"id": 1, "prefix": "x = [[[[", "path": "/app/a.private", "max_tokens": 2},
-        {"id": 2, "prefix": "x = [[[[", "path": "/app/.env", "max_tokens": 2},
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    command = [*AKUNU, "complete", "--no-answer-cache", "--model", str(directory)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+def test_the_setting_reaches_json_lines(directory: Path, settings: Path) -> None:
+    settings.write_text('completion_exclude = ["*.private"]\n')
+    text = "".join(
+        json.dumps({"id": path, "prefix": "x = [[[[", "path": path, "max_tokens": 2}) + "\n"
+        for path in ("/app/a.private", "/app/.env")
+    )
+    done = run_here("complete", "--no-answer-cache", "--model", str(directory), stdin=text)
     replies = {reply["id"]: reply for reply in map(json.loads, done.stdout.splitlines())}
-    assert replies[1]["stats"]["generated_tokens"] == 0
-    assert replies[2]["stats"]["generated_tokens"] == 2
+    assert replies["/app/a.private"]["stats"]["generated_tokens"] == 0
+    assert replies["/app/.env"]["stats"]["generated_tokens"] == 2

@@ -1,6 +1,10 @@
-"""Where completions end: lines, blocks, brackets, and what is there already."""
+"""Where completions end: lines, blocks, brackets, strings, loops, and existing text."""
 
 from __future__ import annotations
+
+import textwrap
+from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,11 +14,26 @@ from akunu_py.completion.brackets import OpenBrackets
 from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 
+
+def kept(prefix: str, suffix: str, output: str, path: str = "", **more: Any) -> str:
+    """Return the completion, and check that each part of `output` streams a beginning of it."""
+    stops = CompletionStops(CompletionRequest(prefix, suffix, path, **more))
+    whole = stops.cut(output, final=True).text
+    assert output.startswith(whole)
+    for end in range(len(output) + 1):
+        cut = stops.cut(output[:end])
+        assert whole.startswith(cut.text)
+        if cut.done:
+            assert cut.text == whole
+            break
+    return whole
+
+
 FUNCTION = "def f(n):\n"
 
 
 @pytest.mark.parametrize(
-    ("prefix", "suffix", "output", "kept"),
+    ("prefix", "suffix", "output", "expected"),
     [
         # A line that is begun: this line, and the block that it opens.
         ("x = ", "", "1\ny = 2\n", "1"),
@@ -75,21 +94,93 @@ FUNCTION = "def f(n):\n"
         ("a = 1\n", "\nb = 2\n", "b = 22\n", "b = 22"),
         (FUNCTION + "    ", "\n    # It.\n    return a\n", "return a\n", ""),
         (FUNCTION + "    ", "\n    // A\n    // B\n    c()\n", "a()\n    // B\n", "a()"),
+        # A bracket behind the cursor is not closed again, and one that nothing opened ends it.
+        ("f(", ")", "a)", "a"),
+        ("f(\n    ", "\n)\n", "a\n)\nb", "a"),
+        ("f(() => {\n  ", "\n});\n", "g();\n});\nh();", "g();"),
+        ("class A {\n  void f() {\n    ", "\n}\n", "g();\n  }\n}\n", "g();\n  }"),
+        ("if (foo(", ") {", "a)) {", "a)"),
+        ('say("', '")', 'hello")', "hello"),
+        ('x = """', '"""', 'Doc."""\n', "Doc."),
+        ("    /** ", " */", "Doc. */", "Doc."),
+        *[("x = a b", "", f"c{closing}\n", "c") for closing in ")]}"],
     ],
 )
-def test_ends(prefix: str, suffix: str, output: str, kept: str) -> None:
-    assert CompletionStops(CompletionRequest(prefix, suffix)).cut(output, final=True).text == kept
+def test_ends(prefix: str, suffix: str, output: str, expected: str) -> None:
+    assert kept(prefix, suffix, output) == expected
 
 
-def test_what_is_over_is_known_at_once() -> None:
-    """Not a token more is asked of the model than is needed to know."""
-    assert CompletionStops(CompletionRequest("x = ", "")).cut("1\n").done
+@pytest.mark.parametrize(
+    ("path", "above", "expected", "more"),
+    [
+        ("a.sql", "", "CREATE VIEW a AS\n\nSELECT b\n\nFROM c;", "\nDROP d;"),
+        ("a.sql", "", "SELECT a\n\nFROM b\n\nWHERE c;", "\n\nSELECT d;"),
+        ("a.sql", "", "SELECT a", "\n\nSELECT b;"),
+        ("a.sql", "", "INSERT INTO a\nVALUES (1)\n\nON CONFLICT DO NOTHING;", "\nSELECT b;"),
+        ("a.sql", "AS 'a", "b'", "\nC;"),
+        ("a.rs", "", "#![allow(\n    dead_code, // (\n    b,\n)]", "\n\nuse c;"),
+        ("a.scss", "$x: 1;\n\n", ".a-#{$b} {\n  c: d;\n}", "\n\n.more {\n  a: b;\n}\n"),
+        (
+            "a.scss",
+            "$x: 1;\n\n",
+            '@include a("b") {\n  .c#{$d}-e { f: g; }\n}',
+            "\n\n.more {\n  a: b;\n}\n",
+        ),
+        (
+            "a.scss",
+            "$x: 1;\n\n",
+            "@each $a, $b in $c {\n  .#{$a} { d: $b; }\n}",
+            "\n\n.more {\n  a: b;\n}\n",
+        ),
+        (
+            "a.scss",
+            "$x: 1;\n\n",
+            "@media #{$a} and (b: c) {\n  d { e: f; }\n}",
+            "\n\n.more {\n  a: b;\n}\n",
+        ),
+        (
+            "a.scss",
+            "$x: 1;\n\n",
+            "@mixin a($b: 1px, $c...) {\n  @content;\n}",
+            "\n\n.more {\n  a: b;\n}\n",
+        ),
+        ("a.scss", "$x: 1;\n\n", "#{$a} {\n  b: c;\n}", "\n\n.more {\n  a: b;\n}\n"),
+    ],
+)
+def test_ends_in_languages(path: str, above: str, expected: str, more: str) -> None:
+    below = "\nC;  -- let's not\n"  # this apostrophe closes no string
+    assert kept(above, below if above.startswith("AS") else "\n", expected + more, path) == expected
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        'case "$1" in a) b ;; c | "d e") f ;; esac',
+        "case $x in '') usage ;; esac",
+        'case "$1" in\n  --help | --h )\n    a ;;\n  "b c" | \\?)\n    d ;;\nesac',
+        "sed 's/\"//' | cut -d' ' -f1\n",
+        'echo it\\\'s "$(b "c")"\n',
+        "cat <<eof\ndon't (\neof",
+    ],
+)
+def test_shell(output: str) -> None:
+    expected = output if "<<" in output else output.strip().replace("\n", "\n  ")
+    below = "\n  last\n}\n"
+    assert kept("f() {\n  a\n  ", below, expected + below, "a.sh").rstrip() == expected
+
+
+@pytest.mark.parametrize(
+    ("prefix", "output", "is_done"),
+    [
+        ("x = ", "1\n", True),
+        (FUNCTION + "    ", "a()\nb", True),
+        (FUNCTION + "    ", "a()\n", False),
+        ("if a:\n  b\n  ", "c\nen", False),  # maybe `end`
+    ],
+)
+def test_the_end_is_known_without_another_token(prefix: str, output: str, is_done: bool) -> None:
+    assert CompletionStops(CompletionRequest(prefix, "")).cut(output).done == is_done
     assert CompletionStops(CompletionRequest("f(", ")")).cut("1)").done
-    assert CompletionStops(CompletionRequest(FUNCTION + "    ", "")).cut("a()\nb").done
-    assert not CompletionStops(CompletionRequest(FUNCTION + "    ", "")).cut("a()\n").done
-    assert (
-        not CompletionStops(CompletionRequest("if a:\n  b\n  ", "")).cut("c\nen").done
-    )  # maybe `end`
 
 
 def test_max_lines() -> None:
@@ -100,16 +191,183 @@ def test_max_lines() -> None:
     assert (whole.text, whole.full) == ("a()\n    b()", False)
 
 
+# The line at whose end the cursor is, what belongs there, and what does not any more.
+BLOCKS = {
+    "ruby do": ("items.each do |x|", "\n  puts x\nend", "\nother\n"),
+    "ruby class": ("class Foo", "\n  def bar\n    1\n  end\nend", "\nclass Bar\n"),
+    "ruby begin": ("begin", "\n  a\nrescue Foo => e\n  b\nensure\n  c\nend", "\nd\n"),
+    "lua": ("function f(a)", "\n  if a then\n    b()\n  end\nend", "\nlocal x\n"),
+    "html": ("<ul>", "\n  <li>a</li>\n  <li>b</li>\n</ul>", "\n<p>\n"),
+    "allman": ("void f(int a)", "\n{\n  if (a)\n  {\n    b();\n  }\n}", "\nvoid g()\n"),
+    "csharp": ("class Foo", "\n{\n    int x;\n\n    int y;\n}", "\nclass Bar\n"),
+    "jsdoc": ("/**", "\n * Adds (a.\n * @param a\n */", "\nfunction f() {\n"),
+    "c comment": ("/*", "\n   Adds.\n\n   More.\n*/", "\nint x;\n"),
+    "chain": ("const x = items", "\n  .filter((y) => y)\n  .map(f);", "\nconst z = 1;\n"),
+    "flat chain": ("return items", "\n.filter(y)\n.map(f);", "\nnext();\n"),
+    "pipe": ("x", "\n|> f()\n|> g()", "\ny = 1\n"),
+    "sql": ("SELECT a, b", "\nFROM t\nJOIN u ON u.a = t.a\nWHERE a > 1;", "\nSELECT c\n"),
+    "sql indented": ("select a", "\n  from t\n where b\n order by c;", "\ndrop\n"),
+    "sql as": ("AS", "\n  OPERATOR 1 a,\n  STORAGE b;", "\nCREATE\n"),
+    "perl sub": ("sub add", "\n{\n  my $x;\n}", "\nsub b\n"),
+    "pod": ("=head2 new", "\n\n  my $x = f(1);", "\n\nMakes it.\n"),
+    "python try": ("try:", "\n    a()\nexcept Foo:\n    b()\nelse:\n    c()", "\nd()\n"),
+    "python with": ("with a as b:", "\n    c()\n\n    d()", "\ne()\n"),
+    "python class": ("class A(", "B):\n    x = 1\n\n    def f(self): ...", "\ny\n"),
+    "js try": ("try {", "\n  a();\n} catch (e) {\n  b();\n} finally {\n  c();\n}", "\nd();\n"),
+    "allman try": ("try", "\n{\n  a();\n}\ncatch (E e)\n{\n  b();\n}", "\nd();\n"),
+    "docstring": ('"""', '\nDoes (this.\n\nArgs:\n    n: it\n"""', "\nx = 1\n"),
+    "docstring text": ('"""', 'Does this.\n\nAnd that.\n"""', "\nx = 1\n"),
+    "go": ("func f() {", "\n\tif a {\n\t\tb()\n\t}\n}", "\nfunc g() {\n"),
+    "shell": ("for x in a; do", "\n  echo $x\ndone", "\nls\n"),
+    "rust": ("fn f() -> u8", "\n{\n    1\n}", "\nfn g()\n"),
+    "yaml": ("jobs:", "\n  test:\n    - a", "\nother:\n"),
+    "css": ("#main", "\n{\n  color: #fff;\n}", "\n#b {\n"),
+    "haskell": ("main = do", "\n  a\n  b", "\nf x = 1\n"),
+}
+# Between what an editor closed for the cursor.
+BETWEEN = {
+    "brace": ("function f() {", "\n  return 1;\n", "}"),
+    "call": ("f(() => {", "\n  g();\n\n  h();\n", "});"),
+    "list": ("x = [", "\n    1,\n    (2),\n", "]"),
+    "arguments": ("f(", "a,\n  b", ")"),
+    "tag": ("<ul>", "\n  <li>a</li>\n", "</ul>"),
+    "docstring": ('"""', "Does.\n\nArgs:\n    n: it\n", '"""'),
+    "comment": ("/**", "\n * Does.\n ", "*/"),
+}
+
+
+INDENTS = ["", "  ", "    ", "\t"]
+
+
+def indent(text: str, by: str) -> str:
+    """Indent `text`, apart from its first line, which continues a line."""
+    first, newline, rest = text.partition("\n")
+    return first + newline + textwrap.indent(rest, by)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_is_whole(name: str) -> None:
+    begun, block, after = BLOCKS[name]
+    for by, behind in product(INDENTS, ["", "\n", "\n\nzz(\n"]):
+        text = indent(block, by)
+        output = text + indent(after, by)
+        assert kept(f"{by}{begun}", behind, output) == text
+        assert CompletionStops(CompletionRequest(f"{by}{begun}", behind)).cut(output + "x\n").done
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_between_brackets_that_an_editor_closed(name: str) -> None:
+    begun, block, closing = BETWEEN[name]
+    for by, repeats in product(INDENTS, [False, True]):
+        text = indent(block, by)
+        text += by if text.endswith("\n") else ""  # before the closing bracket
+        output = text + closing + f"\n{by}other()\n" if repeats else text
+        whole = kept(f"{by}{begun}", f"{closing}\n{by}more()\n", output)
+        # A tag is no bracket: its line break stays, its indentation is the editor's.
+        assert whole in (text, text[: len(text) - len(by)] if name == "tag" else text)
+
+
+OPENING = {
+    "a.js": ("const page = ", "`", "`;"),
+    "a.ts": ("const page = html", "`", "`;"),
+    "a.tsx": ("f(", "`", "`);"),
+    "a.go": ("var page = ", "`", "`"),
+    "a.rs": ("let page = ", 'r#"', '"#;'),
+    "a.sh": ("usage=", '"', '"'),
+    "a.bash": ("awk ", "'", "' file"),
+    "a.sql": ("SELECT ", "'", "';"),
+    "a.cpp": ("auto page = ", 'R"x(', ')x";'),
+    "a.py": ("page = r", '"""', '"""'),
+}
+TEXT = "\nOne (of\n\ntwo} lines;\n  and it is deep\n"
+
+
+@pytest.mark.parametrize("path", OPENING)
+def test_a_string_over_lines_is_kept_whole_and_closed_once(path: str) -> None:
+    begun, opening, closing = OPENING[path]
+    whole = begun + opening + TEXT + closing
+    for cursor in (len(begun) - 1, len(begun), len(begun + opening)):
+        output = whole[cursor:]
+        assert kept(whole[:cursor], "\nrest()\n", f"{output}\nmore()\n", path) == output
+    below = f"\nthree\n{closing}\nrest()\n"
+    assert (
+        kept(f"{begun}{opening}\nOne\n", below, f"two\n{closing}\nmore()\n", path).strip() == "two"
+    )
+
+
+@pytest.mark.parametrize("path", ["a.js", "a.rs", "a.sh", "a.go"])
+def test_the_text_of_a_string_closes_no_bracket(path: str) -> None:
+    begun, opening, closing = OPENING[path]
+    quoted = "" if path == "a.go" else f"it's \\{opening[-1]}\n"
+    above = f"{begun}{opening}\n)]}}\n{quoted}{closing}\n"
+    assert kept(above, "", "f(a)\ng(b)\n", path) == "f(a)"
+
+
+def test_languages_are_known_by_name_and_by_first_line() -> None:
+    output = '"One\ntwo"'
+    for prefix, language in [("usage=", "shellscript"), ("#!/bin/bash\nusage=", ""), ("x=", "sh")]:
+        assert kept(prefix, "", f"{output}\nmore\n", language=language) == output
+    assert kept("usage=", "", f"{output}\nmore\n") == '"One'
+
+
+# Brackets that close nothing, as they stand in real files.
+PROSE = [
+    '"""Ways:\n\n1) do this\n2) do that\n"""\n',
+    "# 1) do this :)\n",
+    "// see a), b) and c]\n",
+    "/* 1) one\n * 2) two } */\n",
+    "-- 1) do this\n",
+    "<!-- :) -->\n",
+    'case "$x" in\n  a | b) run ;;\n  *) stop ;;\nesac\n',
+    "const closing = /[)\\]}]/g;\n",
+    "text.replace(/[)]/, '')\n",
+    "smile = ':)' + \")]}\"\n",
+    "c = ')'; d = '}';\n",
+    "Well :) then.\n",
+    "x = `)]}`\n",
+    "    s = '''\n) }\n'''\n",
+]
+# What is at the cursor, what the model says there, and what follows in the file.
+PLACES = [
+    ('print("hello ', 'world")', ""),
+    ("x = foo(a, ", "b)", ""),
+    ("    values = [1, ", "2, (3)]", ""),
+    ("foo({ a: ", "[1] });", ""),
+    ("if (a && ", "f(b)) {\n  c();\n}", ""),
+    ("items.map((x) => ", "x.y(1))", ""),
+    ("f(\n    a,\n    b", ")", ""),
+    ("echo $(date ", "+%s)", ""),
+    ("  a", ") run ;;", ""),
+    ("1", ") do this", ""),
+    ("# Note (see ", "a), b) and c)", ""),
+    ("foo(", "a, g(b)", ")"),
+    ("foo([", "1, (2)", "])"),
+    ('say("', "hello :)", '")'),
+    ("f(() => {", "\n  g();\n", "});"),
+    ("function f() {", "\n  return (1);\n", "}"),
+    ("if (x) {\n  ", "y(1);", "\n} else {\n  z();\n}"),
+    ("foo(\n  ", "a(1),", "\n)\n"),
+    ('x = """', "\n1) one\n", '"""'),
+    ("  /**", "\n   * :) (\n   ", "*/"),
+]
+
+
 @pytest.mark.long
-def test_quotes_without_an_end_take_no_time() -> None:
-    """Where each was looked for to the end of its line, this line took hours."""
-    for quote in "\"'":
-        text = (quote + "\\") * 100_000
-        assert (
-            CompletionStops(CompletionRequest(text, text)).cut("x = 1)", final=True).text == "x = 1"
-        )
-    assert depth("'" + "x" * 999 + "('") == 0
-    assert depth("'" + "x" * 9_999 + "('") == 1  # and so long ones are read as code
+@settings(max_examples=200)
+@given(
+    st.lists(st.sampled_from(PROSE), max_size=3).map("".join),
+    st.sampled_from(PLACES),
+    st.lists(st.sampled_from(PROSE), max_size=3).map("".join),
+    st.booleans(),
+)
+def test_brackets_in_prose_and_strings_do_not_count(
+    above: str, place: tuple[str, str, str], below: str, repeats: bool
+) -> None:
+    """repeats: the model also generates the text behind the cursor."""
+    begun, text, behind = place
+    more = behind if repeats and not behind.startswith("\n") else ""
+    whole = kept(above + begun, behind + "\n\n" + below, text + more)
+    assert whole.rstrip() == text.rstrip()
 
 
 def depth(text: str) -> int:
@@ -127,31 +385,111 @@ def test_brackets() -> None:
     assert depth("f(function() { a) b") == 2
 
 
+@pytest.mark.long
+def test_quotes_without_an_end_take_no_time() -> None:
+    """Searching each of these quotes up to the end of its line took hours."""
+    for quote in "\"'":
+        text = (quote + "\\") * 100_000
+        stops = CompletionStops(CompletionRequest(text, text))
+        assert stops.cut("x = 1)", final=True).text == "x = 1"
+    assert depth("'" + "x" * 999 + "('") == 0
+    assert depth("'" + "x" * 9_999 + "('") == 1  # such long strings count as code
+
+
+INIT = "class A:\n    def __init__(self, a, b):\n        "
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "output", "expected"),
+    [
+        # The same line, five times and more.
+        (INIT, "", "self.a = a\n        " * 40, "self.a = a"),
+        (
+            INIT,
+            "\n    x\n",
+            "self.b = b\n" + "        self.a = a\n" * 5,
+            "self.b = b\n        self.a = a",
+        ),
+        (INIT + "self.", "", "a = a\n        self.a = a\n" + "        self.a = a\n" * 9, "a = a"),
+        ("x = [\n", "\n]\n", "    1000,\n" * 30, "    1000,"),
+        # A few lines, five times.
+        ("def f(a):\n    ", "", ("x = a\n    y = a\n    " * 5), "x = a\n    y = a"),
+        (
+            "def f(a):\n    ",
+            "",
+            ("x = a\n\n    y = a\n    z(a)\n    " * 8),
+            "x = a\n\n    y = a\n    z(a)",
+        ),
+        # The same text within a line.
+        ("text = ", "", '"' + "very " * 60 + '"\n', '"very very very'),
+        ("x = [", "", "10, " * 50 + "]\n", "10, 10, 10, "),
+        ("# ", "", "ab" * 400, "ab" * 6),
+        # The lines above, said again.
+        ("total = price * count\n", "", "total = price * count\nprint(total)\n", ""),
+        (
+            "def f():\n    first(1)\n    second_one(2)\n    ",
+            "",
+            "first(1)\n    second_one(2)\n    third(3)\n",
+            "",
+        ),
+        ("import os\nimport sys\n", "", "\nimport os\nimport sys\n", ""),
+        # The markers of a conflict.
+        ("a = 1\n", "", "<<<<<<< HEAD\nb = 2\n=======\nb = 3\n>>>>>>> x\n", ""),
+        ("def f():\n    ", "", "a()\n<<<<<<< HEAD\n    b()\n", "a()"),
+        ("def f():\n    ", "", "a()\n>>>>>>>", "a()"),
+    ],
+)
+def test_loops_and_echoes_of_a_model_are_cut(
+    prefix: str, suffix: str, output: str, expected: str
+) -> None:
+    assert kept(prefix, suffix, output).rstrip() == expected.rstrip()
+    stops = CompletionStops(CompletionRequest(prefix, suffix))
+    assert stops.cut(output + "\nx\n").done  # before the model has spent its tokens
+    parts = [stops.cut(output[:end]).text for end in range(len(output))]
+    assert parts == sorted(parts, key=len)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "output"),
+    [
+        (INIT, "self.a = a\n        self.b = b\n        self.c = c\n        self.d = d"),
+        (INIT, "queue.pop()\n        queue.pop()\n        queue.pop()"),  # up to four times
+        ("x = [", "0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"),
+        ("rows = [\n    [0x00, 0x00, 0x00, 0x00],\n    ", "[" + "0x00, " * 20 + "],"),
+        ("line = ", '"' + "-" * 200 + '"'),
+        (
+            "<table>\n  ",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ),
+        ("def f():\n    pass\n\n\ndef g():\n    ", "pass"),
+        ("{\n  {\n  }\n", "}"),
+        ("a()\n<<<<<<< HEAD\nb()\n", "======="),
+        ("for a in b:\n", "    for a in b:\n        c()"),
+    ],
+)
+def test_repetitions_of_users_are_kept(prefix: str, output: str) -> None:
+    assert kept(prefix, "", output) == output
+
+
 WORDS = ["    ", "  ", "b = ", "def f", "end", "//", ", ", "done", '"' * 3, "/*", "*/", "try", "- "]
 PIECES = st.lists(
     st.sampled_from([*"\n\na()[]{}:\"'# x@\\\t/`;.|", *WORDS]),
     max_size=16,
 ).map("".join)
 
+LINES = st.sampled_from(["aa(b)", "  aa(b)", "c = 1", "", "<<<<<<<", "|||||||", "x", "}"])
+TEXTS = st.lists(
+    st.one_of(LINES, st.sampled_from(["ab" * 40, "ab" * 5, "1, " * 30])), max_size=14
+).map("\n".join)
+
 
 @pytest.mark.long
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=160)
 @example("'", "'", "a'x", 0)
-@given(PIECES, PIECES, PIECES, st.sampled_from([0, 2]))
-def test_streaming_is_a_beginning_of_the_whole(
+@example("total = price", "", "total = price  \nx", 0)
+@example("", "", "<<<<<<<<\nx", 0)
+@given(PIECES | TEXTS, PIECES, PIECES | TEXTS, st.sampled_from([0, 2]))
+def test_streaming_any_output_returns_beginnings_of_the_completion(
     prefix: str, suffix: str, output: str, max_lines: int
 ) -> None:
-    """Whatever pieces it comes in: nothing is given out that is not kept, `done` means done."""
-    stops = CompletionStops(CompletionRequest(prefix, suffix, max_lines=max_lines))
-    whole = stops.cut(output, final=True).text
-    given = ""
-    for end in range(len(output) + 1):
-        cut = stops.cut(output[:end])
-        assert whole.startswith(cut.text)
-        assert cut.text.startswith(given) or given.startswith(cut.text)
-        given = max(given, cut.text, key=len)
-        if cut.done:
-            assert cut.text == whole
-            break
-    assert whole.startswith(given)
-    assert output.startswith(whole)
+    kept(prefix, suffix, output, max_lines=max_lines)

@@ -15,7 +15,7 @@ import pytest
 from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, until
-from tests.support.lsp_ghost import GHOST as SERVER
+from tests.support.lsp_servers import GHOST as SERVER
 from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
@@ -50,43 +50,82 @@ def printed_config() -> str:
     return subprocess.run(PRINT_CONFIG, capture_output=True, text=True, check=True).stdout
 
 
-def start(terminal: Terminal, directory: Path) -> Path:
-    """Neovim on a file; returns its path as soon as the server has started."""
-    ready = (
-        "vim.o.ttimeoutlen = 50\n"
-        "vim.api.nvim_create_autocmd('LspProgress', {pattern = 'end', callback = function(its)\n"
-        "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
-        "end})\n"
-    )
-    (directory / "init.lua").write_text(printed_config() + ready)
-    path = directory / "a.py"
-    path.write_text(CODE)
-    nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua"
-    terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
-    terminal.wait_for("starter is ready", seconds=150)
-    return path
+class Neovim:
+    """Neovim in a terminal, and its file."""
+
+    def __init__(self, terminal: Terminal, directory: Path) -> None:
+        self.terminal, self.directory = terminal, directory
+        self.path = directory / "a.py"
+        self.type, self.wait_for = terminal.type, terminal.wait_for
+
+    def _start(self, init: str, text: str, name: str = "a.py", arguments: str = "") -> None:
+        (self.directory / "init.lua").write_text(init)
+        self.path = self.directory / name
+        self.path.write_text(text)
+        options = f"-n -i NONE -u {self.directory}/init.lua {arguments}"
+        command = f"XDG_STATE_HOME={self.directory} nvim {options} {self.path}; echo code=$?"
+        self.type(command, "Enter")
+
+    def open_with_starter(self) -> None:
+        """Open CODE, and wait until the server is ready."""
+        ready = (
+            "vim.o.ttimeoutlen = 50\n"
+            "vim.api.nvim_create_autocmd('LspProgress', {\n"
+            "pattern = 'end', callback = function(its)\n"
+            "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
+            "end})\n"
+        )
+        self._start(printed_config() + ready, CODE)
+        self.wait_for("starter is ready", seconds=150)
+
+    def open(
+        self,
+        options: str = "",
+        text: str = "first\nlast\n",
+        *,
+        name: str = "a.py",
+        init: str = "",
+        arguments: str = "",
+        at: str = "",
+        loads: bool = True,
+    ) -> None:
+        """Open a file with a scripted server.
+
+        init: lines before the plugin's in init.lua. at: text that is visible. loads: wait until the
+        model is loaded.
+        """
+        command = ", ".join(f"'{word}'" for word in [*SERVER, str(self.directory)])
+        lines = (
+            f"{init}\nvim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
+            f"require('akunu').setup({{ cmd = {{ {command} }}, {options} }})\n"
+            "vim.o.ttimeoutlen = 50\n"
+            "vim.o.statusline = \"%{v:lua.require'akunu'.status()}.\"\n"
+        )
+        if loads:
+            (self.directory / "model").touch()
+        self._start(lines, text, name, arguments)
+        self.wait_for(at or text.split()[-1])
+        if loads:
+            self.wait_for(r"ready\.")
+
+    def written(self) -> str:
+        """Return the file after leaving insert mode and Neovim."""
+        self.terminal.write_and_quit()
+        return self.path.read_text()
 
 
-def start_with_a_ghost(terminal: Terminal, directory: Path) -> Path:
-    path = start(terminal, directory)
-    terminal.type("G", "o")
-    terminal.wait_for(GHOST, seconds=150)
-    return path
+@pytest.fixture
+def nvim(terminal: Terminal, tmp_path: Path) -> Neovim:
+    return Neovim(terminal, tmp_path)
 
 
-def written(terminal: Terminal, path: Path) -> str:
-    """The buffer, after leaving insert mode and Neovim."""
-    terminal.write_and_quit()
-    return path.read_text()
-
-
-def test_a_ghost_from_the_starter_is_accepted_with_tab(
-    terminal: Terminal, tmp_path: Path, starter: StoredModel
-) -> None:
-    path = start_with_a_ghost(terminal, tmp_path)
-    assert path.read_text() == CODE
-    terminal.type("Tab")
-    assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+def test_a_ghost_from_the_starter_is_accepted_with_tab(nvim: Neovim, starter: StoredModel) -> None:
+    nvim.open_with_starter()
+    nvim.type("G", "o")
+    nvim.wait_for(GHOST, seconds=150)
+    assert nvim.path.read_text() == CODE
+    nvim.type("Tab")
+    assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", nvim.written())
 
 
 @pytest.mark.parametrize(
@@ -98,158 +137,112 @@ def test_a_ghost_from_the_starter_is_accepted_with_tab(
     ids=["words", "line"],
 )
 def test_a_ghost_is_accepted_in_parts_without_a_pause(
-    terminal: Terminal, tmp_path: Path, starter: StoredModel, steps: list[tuple[str, int]]
+    nvim: Neovim, starter: StoredModel, steps: list[tuple[str, int]]
 ) -> None:
-    path = start_with_a_ghost(terminal, tmp_path)
+    nvim.open_with_starter()
+    nvim.type("G", "o")
+    nvim.wait_for(GHOST, seconds=150)
     for key, column in steps:
-        terminal.type(key)
-        terminal.wait_for(f"at 5:{column}")
-    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+        nvim.type(key)
+        nvim.wait_for(f"at 5:{column}")
+    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", nvim.written())
 
 
-def test_without_a_ghost_the_keys_are_themselves(
-    terminal: Terminal, tmp_path: Path, starter: StoredModel
-) -> None:
-    path = start(terminal, tmp_path)
-    terminal.type(":lua vim.lsp.inline_completion.enable(false)", "Enter")
-    terminal.type("G", "o", "(", "C-l", "Tab", ")")
-    assert re.fullmatch(rf"{re.escape(CODE)} *\([ \t]+\)\n", written(terminal, path))
-
-
-def open_with_ghosts(
-    terminal: Terminal,
-    directory: Path,
-    options: str = "",
-    text: str = "first\nlast\n",
-    *,
-    name: str = "a.py",
-    init: str = "",
-    arguments: str = "",
-    at: str = "",
-) -> Path:
-    """Neovim on a file, with a server that is told by files what to do.
-
-    init: lines before the plugin's in init.lua. at: text that is visible.
-    """
-    command = ", ".join(f"'{word}'" for word in [*SERVER, str(directory)])
-    (directory / "init.lua").write_text(
-        f"{init}\nvim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
-        f"require('akunu').setup({{ cmd = {{ {command} }}, {options} }})\n"
-        "vim.o.ttimeoutlen = 50\n"
-        "vim.o.statusline = \"%{v:lua.require'akunu'.status()}.\"\n"
-    )
-    path = directory / name
-    path.write_text(text)
-    nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua {arguments}"
-    terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
-    terminal.wait_for(at or text.split()[-1])
-    return path
+def test_without_a_ghost_keys_keep_their_effect(nvim: Neovim, starter: StoredModel) -> None:
+    nvim.open_with_starter()
+    nvim.type(":lua vim.lsp.inline_completion.enable(false)", "Enter")
+    nvim.type("G", "o", "(", "C-l", "Tab", ")")
+    assert re.fullmatch(rf"{re.escape(CODE)} *\([ \t]+\)\n", nvim.written())
 
 
 def test_loading_is_shown_and_a_ghost_stays_while_it_is_accepted_in_parts(
-    terminal: Terminal, tmp_path: Path
+    nvim: Neovim, tmp_path: Path
 ) -> None:
     """Its rest is requested again each time, and that is never answered here."""
-    path = open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for("akunu: the model is being loaded")
-    terminal.wait_for(r"loading\.")
+    nvim.open(loads=False)
+    nvim.wait_for("akunu: the model is being loaded")
+    nvim.wait_for(r"loading\.")
     (tmp_path / "model").touch()
-    terminal.wait_for(r"ready\.")
-    terminal.type("o")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("one")  # some letters of it, and a key before it is requested again
-    terminal.type("C-f")
+    nvim.wait_for(r"ready\.")
+    nvim.type("o")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("one")  # some letters of it, and a key before it is requested again
+    nvim.type("C-f")
     for _ in range(5):  # it stays there, all the time
         time.sleep(0.1)
-        terminal.wait_for(r"first *\none two three *\nfour *\nlast", seconds=0)
-    terminal.type(" t")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("C-l")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("C-l", "C-l", "C-l")
-    assert written(terminal, path) == "first\none two three\nfour\nlast\n"
+        nvim.wait_for(r"first *\none two three *\nfour *\nlast", seconds=0)
+    nvim.type(" t")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("C-l")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("C-l", "C-l", "C-l")
+    assert nvim.written() == "first\none two three\nfour\nlast\n"
     (counts,) = read_counts(tmp_path / "counts").values()
     assert counts == {"shown": 1, "accepted": 1, "characters": len(" twohree\nfour")}
 
 
-def test_without_a_ghost_tab_keeps_its_mapping(terminal: Terminal, tmp_path: Path) -> None:
+def test_without_a_ghost_tab_keeps_its_mapping(nvim: Neovim) -> None:
     """The user's own, and Neovim's, which jumps in snippets."""
-    (tmp_path / "model").touch()
     init = "vim.keymap.set('i', '<C-F>', function() return '[own]' end, { expr = true })"
-    path = open_with_ghosts(terminal, tmp_path, init=init)
-    terminal.wait_for(r"ready\.")
+    nvim.open(init=init)
     snippet = ":lua vim.snippet.expand('f(${1:x}, ${2:y}) ')"
-    terminal.type("A", " ", "Escape", snippet, "Enter")
-    terminal.wait_for(r"firstf\(x, y\)")
-    terminal.type("a")
-    terminal.wait_for(r"firstf\(a, y\)")
-    terminal.type("Tab")
-    terminal.wait_for("-- SELECT --")
-    terminal.type("b", "C-f")
-    terminal.wait_for(r"firstf\(a, b\[own\]\)")
-    terminal.type("Tab", "!")
-    assert written(terminal, path) == "firstf(a, b[own]) ! \nlast\n"
+    nvim.type("A", " ", "Escape", snippet, "Enter")
+    nvim.wait_for(r"firstf\(x, y\)")
+    nvim.type("a")
+    nvim.wait_for(r"firstf\(a, y\)")
+    nvim.type("Tab")
+    nvim.wait_for("-- SELECT --")
+    nvim.type("b", "C-f")
+    nvim.wait_for(r"firstf\(a, b\[own\]\)")
+    nvim.type("Tab", "!")
+    assert nvim.written() == "firstf(a, b[own]) ! \nlast\n"
 
 
-def test_insert_mode_before_the_server_attached_has_a_ghost(
-    terminal: Terminal, tmp_path: Path
-) -> None:
-    (tmp_path / "model").touch()
-    open_with_ghosts(terminal, tmp_path, text="\nlast\n", arguments="+startinsert")
-    terminal.wait_for(r"one two three *\nfour *\nlast")
+def test_insert_mode_before_the_server_attached_has_a_ghost(nvim: Neovim) -> None:
+    nvim.open(text="\nlast\n", arguments="+startinsert")
+    nvim.wait_for(r"one two three *\nfour *\nlast")
 
 
-def test_a_letter_that_was_not_predicted_hides_the_ghost(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_letter_that_was_not_predicted_hides_the_ghost(nvim: Neovim) -> None:
     """At once: the next request is never answered here. Undo keeps what was typed before."""
-    (tmp_path / "model").touch()
-    path = open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for(r"ready\.")
-    terminal.type("o")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("on")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("x")
-    terminal.wait_for(r"first *\nonx *\nlast *\n~")
-    terminal.type("Tab")  # it is a key like any other
-    terminal.type("C-u")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("x", "Tab")  # faster than it can be hidden
-    assert re.fullmatch(r"first\nx[ \t]+\nlast\n", written(terminal, path))
+    nvim.open()
+    nvim.type("o")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("on")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("x")
+    nvim.wait_for(r"first *\nonx *\nlast *\n~")
+    nvim.type("Tab")  # it is a key like any other
+    nvim.type("C-u")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("x", "Tab")  # faster than it can be hidden
+    assert re.fullmatch(r"first\nx[ \t]+\nlast\n", nvim.written())
 
 
 @pytest.mark.parametrize("name", ["words", ""], ids=["without a type", "without a name"])
-def test_buffers_without_a_type_or_a_name_have_ghosts(
-    terminal: Terminal, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "model").touch()
-    open_with_ghosts(terminal, tmp_path, name=name or "a.py")
-    terminal.wait_for(r"ready\.")
-    terminal.type(*([] if name else [":enew", "Enter"]), "o")
-    terminal.wait_for(r"one two three *\nfour *\n")
+def test_buffers_without_a_type_or_a_name_have_ghosts(nvim: Neovim, name: str) -> None:
+    nvim.open(name=name or "a.py")
+    nvim.type(*([] if name else [":enew", "Enter"]), "o")
+    nvim.wait_for(r"one two three *\nfour *\n")
 
 
 def test_requests_have_recent_texts_and_files_that_are_not_loaded(
-    terminal: Terminal, tmp_path: Path
+    nvim: Neovim, tmp_path: Path
 ) -> None:
-    (tmp_path / "model").touch()
     (tmp_path / "never.py").write_text("never = 1\n")
-    open_with_ghosts(terminal, tmp_path, init=f"vim.cmd('badd {tmp_path}/never.py')")
-    terminal.wait_for(r"ready\.")
-    terminal.type("yy", "o")
-    terminal.wait_for("one two three")
-    terminal.type("s", "Escape", ":w", "Enter", "o")
-    terminal.wait_for(r"first *\ns *\none two three")
+    nvim.open(init=f"vim.cmd('badd {tmp_path}/never.py')")
+    nvim.type("yy", "o")
+    nvim.wait_for("one two three")
+    nvim.type("s", "Escape", ":w", "Enter", "o")
+    nvim.wait_for(r"first *\ns *\none two three")
     found = [json.loads(line) for line in (tmp_path / "requests").read_text().splitlines()]
     assert found[-1] == [[[f"{tmp_path}/never.py", "never = 1\n"]], ["first\ns\nlast", "first"]]
 
 
 def test_requests_have_the_files_that_define_names_at_the_cursor(
-    terminal: Terminal, tmp_path: Path
+    nvim: Neovim, tmp_path: Path
 ) -> None:
-    """As another language server tells, asked once for each name."""
-    (tmp_path / "model").touch()
+    """As another language server answers, with one request for each name."""
     (tmp_path / "area.py").write_text("def area(): ...\n")
     log = str(tmp_path / "asked")
     init = (
@@ -273,52 +266,45 @@ def test_requests_have_the_files_that_define_names_at_the_cursor(
         "  } end })\n"
         "end })"
     )
-    open_with_ghosts(terminal, tmp_path, init=init, text="x = area(x)\nlast\n")
-    terminal.wait_for(r"ready\.")
+    nvim.open(init=init, text="x = area(x)\nlast\n")
     until(lambda: Path(log).exists() and "area" in Path(log).read_text())
-    terminal.type("o")
-    terminal.wait_for("one two three")
+    nvim.type("o")
+    nvim.wait_for("one two three")
     found = json.loads((tmp_path / "requests").read_text().splitlines()[-1])
     assert found[0] == [[f"{tmp_path}/area.py", "def area(): ...\n"]]
     assert sorted(Path(log).read_text().split()) == ["area"]
 
 
-def test_ghosts_by_key_and_alternatives(terminal: Terminal, tmp_path: Path) -> None:
+def test_ghosts_by_key_and_alternatives(nvim: Neovim, tmp_path: Path) -> None:
     """No ghost before the key, nor with a popup menu."""
-    (tmp_path / "model").touch()
-    path = open_with_ghosts(
-        terminal, tmp_path, "trigger = 'key'", text="slow\nslower\n", at="slower"
-    )
-    terminal.wait_for(r"ready\.")
-    terminal.type("o")
+    nvim.open("trigger = 'key'", text="slow\nslower\n", at="slower")
+    nvim.type("o")
     time.sleep(0.4)  # longer than Neovim's delay
-    assert not (tmp_path / "requests").exists() or "one" not in terminal.screen()
-    terminal.type("C-Space")
-    terminal.wait_for(r"slow *\none two three *\nfour *\nslower")
-    terminal.type(
+    assert not (tmp_path / "requests").exists() or "one" not in nvim.terminal.screen()
+    nvim.type("C-Space")
+    nvim.wait_for(r"slow *\none two three *\nfour *\nslower")
+    nvim.type(
         "C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter"
     )  # which begins as the ghost does
-    terminal.wait_for(r"slow *\none *\n *one")
-    terminal.type("C-e")
-    terminal.wait_for(r"slow *\n *\nslower")
-    terminal.type("sl", "C-n")
-    terminal.wait_for(r"slow *\nslower *\nslower")
-    terminal.type("C-Space", "C-e", "C-u", "C-Space")
-    terminal.wait_for(r"slow *\none two three *\nfour *\nslower")
-    terminal.type("C-Space")
-    terminal.wait_for(r"slow *\nuno *\(2 of 2\) *\nslower")
-    terminal.type("C-Space")
-    terminal.wait_for(r"slow *\none two three *\nfour *\(1 of 2\) *\nslower")
-    terminal.type("C-Space", "C-f", "x")
-    assert written(terminal, path) == "slow\nunox\nslower\n"
+    nvim.wait_for(r"slow *\none *\n *one")
+    nvim.type("C-e")
+    nvim.wait_for(r"slow *\n *\nslower")
+    nvim.type("sl", "C-n")
+    nvim.wait_for(r"slow *\nslower *\nslower")
+    nvim.type("C-Space", "C-e", "C-u", "C-Space")
+    nvim.wait_for(r"slow *\none two three *\nfour *\nslower")
+    nvim.type("C-Space")
+    nvim.wait_for(r"slow *\nuno *\(2 of 2\) *\nslower")
+    nvim.type("C-Space")
+    nvim.wait_for(r"slow *\none two three *\nfour *\(1 of 2\) *\nslower")
+    nvim.type("C-Space", "C-f", "x")
+    assert nvim.written() == "slow\nunox\nslower\n"
 
 
-def test_entries_of_nvim_cmp_and_blink(terminal: Terminal, tmp_path: Path) -> None:
+def test_entries_of_nvim_cmp_and_blink(nvim: Neovim, tmp_path: Path) -> None:
     """As the documented interfaces of the two plugins call the source."""
-    (tmp_path / "model").touch()
     init = f"vim.keymap.set('i', '<C-B>', '<Cmd>luafile {tmp_path}/menus.lua<CR>')"
-    path = open_with_ghosts(terminal, tmp_path, "trigger = 'key'", text="é teh\nlast\n", init=init)
-    terminal.wait_for(r"ready\.")
+    nvim.open("trigger = 'key'", text="é teh\nlast\n", init=init)
     (tmp_path / "menus.lua").write_text(
         "local source, entries = require('akunu.source').new({}, {}), {}\n"
         "assert(source:is_available() and source:enabled())\n"
@@ -336,88 +322,76 @@ def test_entries_of_nvim_cmp_and_blink(terminal: Terminal, tmp_path: Path) -> No
         "local seen = { entries[1].label, entries[2].filterText, tostring(called) }\n"
         f"vim.fn.writefile(seen, '{tmp_path}/seen')\n"
     )
-    terminal.type("A", "C-b")
-    terminal.wait_for(r"é teh two four")
+    nvim.type("A", "C-b")
+    nvim.wait_for(r"é teh two four")
     until((tmp_path / "seen").exists)
     assert (tmp_path / "seen").read_text().splitlines() == ["teh two four", "teh", "3"]
-    assert written(terminal, path) == "é teh two four\nlast\n"
+    assert nvim.written() == "é teh two four\nlast\n"
     (counts,) = read_counts(tmp_path / "counts").values()
     assert counts["accepted"] == 1
 
 
-def test_the_next_edit_is_shown_and_made(terminal: Terminal, tmp_path: Path) -> None:
+def test_the_next_edit_is_shown_and_applied(nvim: Neovim, tmp_path: Path) -> None:
     """A name is changed in one line; the others follow with Tab, each a change to undo. What was
-    undone is not offered again."""
-    (tmp_path / "model").touch()
+    undone is not shown again."""
     text = "old = 1\nprint(old)\n\nlast = old\n"
-    path = open_with_ghosts(terminal, tmp_path, "next_edit = true", text)
-    terminal.wait_for(r"ready\.")
-    terminal.type("cw", "new")
-    terminal.wait_for(r"print\(old\)  → print\(new\)")  # what comes, beside what goes
-    terminal.type("Tab")  # in insert mode
-    terminal.wait_for(r"last = old  → last = new")
-    terminal.type("Escape")
-    terminal.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
-    terminal.type("Escape")  # hides it
-    terminal.wait_for(r"new = 1 *\nprint\(new\) *\n *\nlast = old *\n")
-    terminal.type("u")
+    nvim.open("next_edit = true", text)
+    nvim.type("cw", "new")
+    nvim.wait_for(r"print\(old\)  → print\(new\)")  # the new line, after the old one
+    nvim.type("Tab")  # in insert mode
+    nvim.wait_for(r"last = old  → last = new")
+    nvim.type("Escape")
+    nvim.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
+    nvim.type("Escape")  # hides it
+    nvim.wait_for(r"new = 1 *\nprint\(new\) *\n *\nlast = old *\n")
+    nvim.type("u")
     for _ in range(5):
-        terminal.wait_for(r"print\(old\) *\n *\nlast = old *\n")
+        nvim.wait_for(r"print\(old\) *\n *\nlast = old *\n")
         time.sleep(0.1)
-    terminal.type("C-r")
-    terminal.wait_for(r"last = old  → last = new")
-    terminal.type("Tab")  # in normal mode
-    terminal.wait_for(r"print\(new\) *\n *\nlast = new *\n")
-    assert written(terminal, path) == text.replace("old", "new")
+    nvim.type("C-r")
+    nvim.wait_for(r"last = old  → last = new")
+    nvim.type("Tab")  # in normal mode
+    nvim.wait_for(r"print\(new\) *\n *\nlast = new *\n")
+    assert nvim.written() == text.replace("old", "new")
     counts = read_counts(tmp_path / "counts")["python", "next edit"]
     assert counts["characters"] == 11 + 11
 
 
-def test_the_key_of_the_next_edit_keeps_its_mapping(terminal: Terminal, tmp_path: Path) -> None:
-    (tmp_path / "model").touch()
+def test_the_key_of_the_next_edit_keeps_its_mapping(nvim: Neovim) -> None:
     maps = "vim.keymap.set('n', '<Tab>', 'A!<Esc>'); vim.keymap.set('i', '<Tab>', '?')"
-    path = open_with_ghosts(terminal, tmp_path, "next_edit = true", "old = 1\n", init=maps)
-    terminal.wait_for(r"ready\.")
-    terminal.type("Tab")
-    terminal.wait_for("old = 1!")
-    terminal.type("A", "Tab")
-    terminal.wait_for(r"old = 1!\?")
-    assert written(terminal, path) == "old = 1!?\n"
+    nvim.open("next_edit = true", "old = 1\n", init=maps)
+    nvim.type("Tab")
+    nvim.wait_for("old = 1!")
+    nvim.type("A", "Tab")
+    nvim.wait_for(r"old = 1!\?")
+    assert nvim.written() == "old = 1!?\n"
 
 
-def test_a_next_edit_outside_the_window_is_a_jump_first(terminal: Terminal, tmp_path: Path) -> None:
-    (tmp_path / "model").touch()
+def test_a_next_edit_outside_the_window_is_a_jump_first(nvim: Neovim) -> None:
     text = "old = 1\n" + "\n" * 50 + "long = old" + " " * 10 + "# " + "x" * 50 + "\n"
-    path = open_with_ghosts(terminal, tmp_path, "next_edit = true", text, at="old")
-    terminal.wait_for(r"ready\.")
-    terminal.type("cw", "new")
-    terminal.wait_for(r"new = 1  ↓ next edit in line 52")
-    terminal.type("Tab")
-    terminal.wait_for(r"long = old +# x+ *\n *long = new +# x+")  # no room beside it
-    terminal.type("Tab")
-    terminal.wait_for(r"long = new +# x+ *\n[ ~]")
-    assert written(terminal, path) == text.replace("old", "new")
+    nvim.open("next_edit = true", text, at="old")
+    nvim.type("cw", "new")
+    nvim.wait_for(r"new = 1  ↓ next edit in line 52")
+    nvim.type("Tab")
+    nvim.wait_for(r"long = old +# x+ *\n *long = new +# x+")  # no room beside it
+    nvim.type("Tab")
+    nvim.wait_for(r"long = new +# x+ *\n[ ~]")
+    assert nvim.written() == text.replace("old", "new")
 
 
-def test_a_server_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:
-    (tmp_path / "model").touch()
-    open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for(r"ready\.")
-    terminal.type("o", "die")
-    terminal.wait_for("quit with exit code 0 and signal 9")
-    terminal.type("Enter", "C-w")  # Neovim's own message wants to be read
-    terminal.wait_for(r"failed: the helper ended with 9\.")
-    terminal.wait_for(r"ready\.")
-    terminal.type("x", "BSpace")
-    terminal.wait_for("one two three")
+def test_a_server_that_was_killed_comes_back_by_itself(nvim: Neovim) -> None:
+    nvim.open()
+    nvim.type("o", "die")
+    nvim.wait_for("quit with exit code 0 and signal 9")
+    nvim.type("Enter", "C-w")  # dismisses Neovim's own message
+    nvim.wait_for(r"failed: the helper ended with 9\.")
+    nvim.wait_for(r"ready\.")
+    nvim.type("x", "BSpace")
+    nvim.wait_for("one two three")
 
 
-def test_messages_that_come_at_once_do_not_ask_for_enter(
-    terminal: Terminal, tmp_path: Path
-) -> None:
-    (tmp_path / "model").touch()
-    open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for(r"ready\.")
+def test_simultaneous_messages_need_no_enter(nvim: Neovim, tmp_path: Path) -> None:
+    nvim.open()
     (tmp_path / "two.lua").write_text(
         "local client = vim.lsp.get_clients()[1]\n"
         "for _, text in ipairs({ 'one', 'two' }) do\n"
@@ -427,98 +401,90 @@ def test_messages_that_come_at_once_do_not_ask_for_enter(
         "  end)\n"
         "end\n"
     )
-    terminal.type(f":luafile {tmp_path}/two.lua", "Enter")
-    assert "Press ENTER" not in terminal.wait_for("akunu: two")
+    nvim.type(f":luafile {tmp_path}/two.lua", "Enter")
+    assert "Press ENTER" not in nvim.wait_for("akunu: two")
 
 
-def test_a_missing_program_is_told_without_enter(terminal: Terminal, tmp_path: Path) -> None:
-    path = open_with_ghosts(terminal, tmp_path, "cmd = { 'no-such-program' }")
-    terminal.wait_for(r"failed: no-such-program: no such program\.")
-    terminal.wait_for("akunu: no-such-program: no such program; install")
-    terminal.type("o", "x", "Escape", ":new", "Enter", "i", "y", "Escape", ":q!", "Enter")
-    assert written(terminal, path) == "first\nx\nlast\n"
+def test_a_missing_program_is_reported_without_a_prompt(nvim: Neovim) -> None:
+    nvim.open("cmd = { 'no-such-program' }", loads=False)
+    nvim.wait_for(r"failed: no-such-program: no such program\.")
+    nvim.wait_for("akunu: no-such-program: no such program; install")
+    nvim.type("o", "x", "Escape", ":new", "Enter", "i", "y", "Escape", ":q!", "Enter")
+    assert nvim.written() == "first\nx\nlast\n"
 
 
-def test_a_long_reason_for_a_missing_model_needs_no_enter(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_long_reason_for_a_missing_model_needs_no_enter(nvim: Neovim, tmp_path: Path) -> None:
     (tmp_path / "missing").write_text("no model called " + "x" * 200)
-    path = open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for("akunu: no model called x+ *\n?")
-    terminal.type("o", "x")
-    assert written(terminal, path) == "first\nx\nlast\n"
+    nvim.open(loads=False)
+    nvim.wait_for("akunu: no model called x+ *\n?")
+    nvim.type("o", "x")
+    assert nvim.written() == "first\nx\nlast\n"
 
 
-def test_a_model_that_is_missing_is_told_and_found_when_it_comes(
-    terminal: Terminal, tmp_path: Path
+def test_a_missing_model_is_reported_and_loaded_when_it_exists(
+    nvim: Neovim, tmp_path: Path
 ) -> None:
     (tmp_path / "missing").touch()
-    open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for(r"failed: no such model\.")
+    nvim.open(loads=False)
+    nvim.wait_for(r"failed: no such model\.")
     (tmp_path / "model").touch()
-    time.sleep(1)  # no sooner is it tried again
-    terminal.type("o")
-    terminal.wait_for(r"ready\.")
-    terminal.wait_for("one two three")
+    time.sleep(1)  # before that, loading is not tried again
+    nvim.type("o")
+    nvim.wait_for(r"ready\.")
+    nvim.wait_for("one two three")
 
 
-def test_a_ghost_grows_while_it_is_written_and_does_not_blink(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_ghost_grows_while_it_is_written_and_does_not_blink(nvim: Neovim, tmp_path: Path) -> None:
     """Each word comes when a file is there. Letters of it may be typed, a part of it accepted; the
     answer takes its place. What was shown before, and is not typed on, goes."""
-    (tmp_path / "model").touch()
-    path = open_with_ghosts(terminal, tmp_path)
-    terminal.wait_for(r"ready\.")
-    terminal.type("o")
-    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
-    terminal.type("slow")
+    nvim.open()
+    nvim.type("o")
+    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("slow")
     (tmp_path / "word1").touch()
-    terminal.wait_for(r"first *\nslowone *\nlast")
-    terminal.type("o")
+    nvim.wait_for(r"first *\nslowone *\nlast")
+    nvim.type("o")
     (tmp_path / "word2").touch()
-    terminal.wait_for(r"first *\nslowone two *\nlast")
-    terminal.type("C-f")
+    nvim.wait_for(r"first *\nslowone two *\nlast")
+    nvim.type("C-f")
     for _ in range(5):
         time.sleep(0.1)
-        terminal.wait_for(r"first *\nslowone two *\nlast", seconds=0)
+        nvim.wait_for(r"first *\nslowone two *\nlast", seconds=0)
     for word in (3, 4):
         (tmp_path / f"word{word}").touch()
-    terminal.wait_for(r"first *\nslowone two three *\nfour *\nlast")
+    nvim.wait_for(r"first *\nslowone two three *\nfour *\nlast")
     for _ in range(3):  # it stays there when the answer has come
         time.sleep(0.1)
-        terminal.wait_for(r"first *\nslowone two three *\nfour *\nlast", seconds=0)
-    terminal.type("C-l")
-    terminal.wait_for(r"first *\nslowone two three *\nfour *\nlast")
-    terminal.type("C-l")
-    assert written(terminal, path) == "first\nslowone two three\nfour\nlast\n"
+        nvim.wait_for(r"first *\nslowone two three *\nfour *\nlast", seconds=0)
+    nvim.type("C-l")
+    nvim.wait_for(r"first *\nslowone two three *\nfour *\nlast")
+    nvim.type("C-l")
+    assert nvim.written() == "first\nslowone two three\nfour\nlast\n"
     counts = read_counts(tmp_path / "counts")["python", "at the end of a line"]
     assert counts == {"shown": 1, "accepted": 1, "characters": len("ne two three\nfour")}
 
 
-def test_an_accepted_ghost_is_as_if_it_had_been_typed(terminal: Terminal, tmp_path: Path) -> None:
+def test_an_accepted_ghost_behaves_like_typed_text(nvim: Neovim) -> None:
     """Undone by itself, and repeated with what was typed around it. An abbreviation before it
     is expanded, and one at its end by the next key; inside it what was shown is inserted."""
-    (tmp_path / "model").touch()
-    path = open_with_ghosts(terminal, tmp_path, text="first\n  last\n")
-    terminal.wait_for(r"ready\.")
-    terminal.type(":iabbrev teh the|iabbrev two 2", "Enter", ":iabbrev four 4", "Enter")
-    terminal.type("G", "o", "teh")
-    terminal.wait_for(r"\n  teh two four *\n~")
-    terminal.type("Tab")
-    terminal.wait_for(r"\n  the two four *\n~")
-    terminal.type(".", "Escape")
-    terminal.wait_for(r"\n  the two 4\. *\n~")
-    terminal.type("u")  # the ghost, not what was typed before it
-    terminal.wait_for(r"first *\n  last *\n  the *\n~")
-    terminal.type("u")
-    terminal.wait_for(r"first *\n  last *\n~")
-    terminal.type("C-r", "C-r", "G", ".")
-    terminal.wait_for(r"(\n  the two 4\. *){2}\n~")
-    terminal.type("o", "teh")
-    terminal.wait_for(r"\n  teh two four *\n~")
-    terminal.type("C-f")
-    terminal.wait_for(r"\n  the two four *\n~")
-    terminal.type("C-f", ".")  # at once
+    nvim.open(text="first\n  last\n")
+    nvim.type(":iabbrev teh the|iabbrev two 2", "Enter", ":iabbrev four 4", "Enter")
+    nvim.type("G", "o", "teh")
+    nvim.wait_for(r"\n  teh two four *\n~")
+    nvim.type("Tab")
+    nvim.wait_for(r"\n  the two four *\n~")
+    nvim.type(".", "Escape")
+    nvim.wait_for(r"\n  the two 4\. *\n~")
+    nvim.type("u")  # the ghost, not what was typed before it
+    nvim.wait_for(r"first *\n  last *\n  the *\n~")
+    nvim.type("u")
+    nvim.wait_for(r"first *\n  last *\n~")
+    nvim.type("C-r", "C-r", "G", ".")
+    nvim.wait_for(r"(\n  the two 4\. *){2}\n~")
+    nvim.type("o", "teh")
+    nvim.wait_for(r"\n  teh two four *\n~")
+    nvim.type("C-f")
+    nvim.wait_for(r"\n  the two four *\n~")
+    nvim.type("C-f", ".")  # at once
     block = "  the two 4.\n"
-    assert written(terminal, path) == f"first\n  last\n{block * 3}"
+    assert nvim.written() == f"first\n  last\n{block * 3}"

@@ -1,11 +1,19 @@
-"""The VS Code extension in node, with the starter; VS Code itself is stood in for."""
+"""The VS Code extension in node, and in a window of code-server.
+
+The window is skipped unless AKUNU_VSCODE names a folder that `.ci/vscode FOLDER` made.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +23,7 @@ from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU
-from tests.support.lsp_ghost import GHOST
+from tests.support.lsp_servers import GHOST
 from tests.support.paths import EDITORS, ROOT
 
 DIRECTORY = EDITORS / "vscode" / "extension"
@@ -26,8 +34,31 @@ CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
 needs_node = pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 
 
+HERE: dict[str, Any] = {"text": CODE, "line": 4, "character": 0}
+
+
+def helper(directory: Path, code: str) -> list[str]:
+    """Return the command that runs `code`."""
+    (directory / "helper.py").write_text(code)
+    return [sys.executable, str(directory / "helper.py")]
+
+
+def node(code: str, *arguments: object) -> Any:
+    """Run JavaScript; return the JSON that it prints."""
+    command = ["node", "-e", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def next_edits(directory: Path, asked: dict[str, Any]) -> Any:
+    (directory / "model").touch()
+    (found,) = answers([*GHOST, str(directory), "--jsonl"], asked)
+    return found
+
+
 def answers(command: list[str], *asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """What VS Code would be given; the requests are made at the same time."""
+    """Return the answers to VS Code; the requests are sent at the same time."""
     done = subprocess.run(
         ["node", RUN, DIRECTORY / "extension.js", *command],
         input="\n".join(map(json.dumps, asked)),
@@ -40,15 +71,14 @@ def answers(command: list[str], *asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @needs_node
-def test_the_starter_completes_and_what_is_not_wanted_any_more_is_not_shown(
+def test_the_starter_completes_and_superseded_requests_show_nothing(
     starter: StoredModel,
 ) -> None:
-    here = {"text": CODE, "line": 4, "character": 0}
     word = {"start": {"line": 4, "character": 0}, "end": {"line": 4, "character": 2}}
     chosen = {"range": word, "text": "    return"}
-    cancelled = here | {"cancel": 1}
-    menu = here | {"text": CODE + "re", "character": 2, "chosen": chosen}
-    found = answers(HELPER, here, cancelled, menu)
+    cancelled = HERE | {"cancel": 1}
+    menu = HERE | {"text": CODE + "re", "character": 2, "chosen": chosen}
+    found = answers(HELPER, HERE, cancelled, menu)
     items = [[item["insertText"] for item in answer["items"]] for answer in found]
     assert sorted(items) == [[], [], ["    return a - b"]]
     (item,) = found[-1]["items"]  # the last one superseded the others
@@ -83,10 +113,8 @@ for line in sys.stdin:
 @needs_node
 def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> None:
     """And the editor asks again when that is there; loading is shown meanwhile."""
-    (tmp_path / "helper.py").write_text(SLOW_HELPER)
-    command = [sys.executable, str(tmp_path / "helper.py")]
-    here = {"text": CODE, "line": 4, "character": 0}
-    found = answers(command, here | {"whole": True})
+    command = helper(tmp_path, SLOW_HELPER)
+    found = answers(command, HERE | {"whole": True})
     items = [[item["insertText"] for item in answer["items"]] for answer in found]
     assert items == [["\n  one"], ["\n  one\ntwo"]]  # without a request to the helper
     assert found[0]["status"] == "akunu: the model is being loaded"
@@ -95,9 +123,8 @@ def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> No
 
 
 @needs_node
-def test_what_is_known_is_shown_whole_and_not_asked_for_again(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text(SLOW_HELPER)
-    command = [sys.executable, str(tmp_path / "helper.py")]
+def test_a_cached_completion_is_shown_whole_at_once(tmp_path: Path) -> None:
+    command = helper(tmp_path, SLOW_HELPER)
     (found,) = answers(command, {"text": CODE + "known?", "line": 4, "character": 6})
     assert [item["insertText"] for item in found["items"]] == ["one\ntwo"]
     assert found["again"] == []
@@ -108,16 +135,16 @@ def test_a_request_by_hand_has_alternatives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By key, others come only when the key is pressed again, and nothing comes by itself."""
-    (tmp_path / "helper.py").write_text(
+    command = helper(
+        tmp_path,
         "import json, sys\n"
         "for line in sys.stdin:\n"
         "    asked = json.loads(line)\n"
         "    others = [str(each) for each in range(asked.get('alternatives', 0))]\n"
         "    reply = {'id': asked['id'], 'text': 'first', 'alternatives': others}\n"
-        "    print(json.dumps(reply), flush=True)\n"
+        "    print(json.dumps(reply), flush=True)\n",
     )
-    command = [sys.executable, str(tmp_path / "helper.py")]
-    by_itself = {"text": CODE, "line": 4, "character": 0, "after": True}
+    by_itself = HERE | {"after": True}
     by_hand = by_itself | {"byHand": True}
     for trigger, expected in (
         ("auto", [["first", "0", "1"], ["first"], ["first", "0", "1"]]),
@@ -133,21 +160,19 @@ def test_a_request_by_hand_has_alternatives(
 
 
 @needs_node
-def test_what_is_accepted_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text(SLOW_HELPER)
-    command = [sys.executable, str(tmp_path / "helper.py")]
-    here = {"text": CODE, "line": 4, "character": 0, "accept": True}
+def test_acceptance_is_reported(tmp_path: Path) -> None:
+    command = helper(tmp_path, SLOW_HELPER)
+    here = HERE | {"accept": True}
     asked = {"text": CODE + "read?", "line": 4, "character": 5, "after": True}
     items = [answer["items"] for answer in answers(command, here, asked)]
     assert items[1][0]["insertText"] == "1:6"  # the first line, which was shown
 
 
 @needs_node
-def test_where_the_cursor_rests_is_read_ahead_but_not_in_languages_that_are_off(
+def test_changed_places_are_prefilled_except_in_disabled_languages(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "helper.py").write_text(SLOW_HELPER)
-    command = [sys.executable, str(tmp_path / "helper.py")]
+    command = helper(tmp_path, SLOW_HELPER)
     unchanged = {"text": CODE + "x", "line": 1, "character": 4, "rest": True}
     rests = {"text": CODE, "line": 1, "character": 4, "rest": True, "edited": True}
     asked = {"text": CODE + "read?", "line": 4, "character": 5}
@@ -162,13 +187,14 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
 ) -> None:
     """Tabs that were never shown are read from disk; of a large file, a part. So is the file that
     defines a name at the cursor, also after the language server failed at another name."""
-    (tmp_path / "helper.py").write_text(
+    command = helper(
+        tmp_path,
         "import json, sys\n"
         "for line in sys.stdin:\n"
         "    asked = json.loads(line)\n"
         "    files = [(each['path'], each['text']) for each in asked['files']]\n"
         "    text = json.dumps([asked['root'], files])\n"
-        "    print(json.dumps({'id': asked['id'], 'text': text}), flush=True)\n"
+        "    print(json.dumps({'id': asked['id'], 'text': text}), flush=True)\n",
     )
     small, large = tmp_path / "small.py", tmp_path / "large.py"
     small.write_text("small = 1\n")
@@ -178,7 +204,7 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     monkeypatch.setenv("DEFINES", str(tmp_path / "area.py"))
     here = {"text": CODE + "broken(area(", "line": 4, "character": 12}
     asked = (here | {"rest": True}, here, here | {"after": True})
-    found = answers([sys.executable, str(tmp_path / "helper.py")], *asked)
+    found = answers(command, *asked)
     root, files = json.loads(found[-1]["items"][0]["insertText"])
     assert root == "/tmp"
     paths = [str(tmp_path / "area.py"), str(small), str(large)]
@@ -221,9 +247,7 @@ console.log(JSON.stringify(found))
 @needs_node
 def test_the_delay_follows_typing_and_latency() -> None:
     """No request while the next key is likely to come before the answer."""
-    command = ["node", "-e", PACE, str(DIRECTORY / "pace.js")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    delays = json.loads(done.stdout)
+    delays = node(PACE, DIRECTORY / "pace.js")
     first, fast_answers, unanswered, slow_answers, *others = delays
     assert [first, fast_answers, *others] == [100, 100, 100, 100, 200]
     assert unanswered == 1.3 * 150
@@ -232,14 +256,13 @@ def test_the_delay_follows_typing_and_latency() -> None:
 
 @pytest.mark.long
 @needs_node
-def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
-    here = {"text": CODE, "line": 4, "character": 0}
+def test_a_failing_helper_is_reported_once() -> None:
     for command, message in (
         (["no-such-program"], "akunu: no-such-program: no such program; install akunu or set"),
         ([*HELPER[:-1], "nonesuch"], "akunu: no model called 'nonesuch'"),
         ([sys.executable, "-c", "print('hello'); input()"], "akunu: not an answer: hello"),
     ):
-        found = answers(command, here, here)
+        found = answers(command, HERE, HERE)
         assert [answer["items"] for answer in found] == [[], []]
         (warning,) = [warning for answer in found for warning in answer["warnings"]]
         assert message in warning
@@ -247,15 +270,15 @@ def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
 
 @pytest.mark.long
 @needs_node
-def test_the_next_edit_is_shown_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_edit_is_shown_and_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name is changed in one line, letter by letter; the other lines follow, one by one."""
-    (tmp_path / "model").touch()
     monkeypatch.setenv("NEXT_EDIT", "1")
     before = "old = 1\nprint(old)\nreturn old"
     typed = [word + before[3:] for word in ("ol", "o", "", "n", "ne", "new")]
     asked = {"text": before, "line": 0, "character": 3, "changes": typed, "times": 2}
-    found: Any
-    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], asked)
+    found = next_edits(tmp_path, asked)
     assert found == [
         {
             "rows": [[1, "old"], [1, "→ print(new)"]],
@@ -273,16 +296,14 @@ def test_the_next_edit_is_shown_and_made(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_node
-def test_a_next_edit_outside_the_window_is_a_jump_first_and_none_that_was_undone_is_shown(
+def test_a_next_edit_outside_the_window_is_a_jump_and_an_undone_one_stays_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model").touch()
     monkeypatch.setenv("NEXT_EDIT", "1")
     lines = "\n" * 20
     asked = {"text": f"old = 1{lines}print(old)", "line": 0, "character": 3, "times": 2}
     jump = asked | {"changes": [f"new = 1{lines}print(old)"]}
-    found: Any
-    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], jump)
+    found = next_edits(tmp_path, jump)
     assert [sorted(each["rows"]) for each in found] == [
         [[0, "↓ next edit in line 21"]],
         [[20, "old"], [20, "→ print(new)"]],
@@ -291,10 +312,10 @@ def test_a_next_edit_outside_the_window_is_a_jump_first_and_none_that_was_undone
     assert found[1]["text"] == f"new = 1{lines}print(new)"
     undone = {"text": "old = 1\nprint(old)\nold", "line": 0, "character": 3, "times": 2}
     undone |= {"changes": ["new = 1\nprint(old)\nold"], "undo": "new = 1\nprint()\nold"}
-    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], undone)
+    found = next_edits(tmp_path, undone)
     assert [each["rows"][0] for each in found] == [[1, "old"], [2, "old"]]
     later = undone | {"undo": "", "typed": "new = 1\nprint(new)\nold + 1"}
-    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], later)
+    found = next_edits(tmp_path, later)
     assert [each["rows"][0] for each in found] == [[1, "old"], [1, "old"]]
 
 
@@ -306,7 +327,7 @@ def test_the_manifest() -> None:
 
 
 @needs_node
-def test_what_is_known_of_other_files_is_bounded(tmp_path: Path) -> None:
+def test_the_context_of_other_files_is_bounded(tmp_path: Path) -> None:
     code = """
       const load = require('node:module')._load
       require('node:module')._load = (name, ...rest) =>
@@ -320,16 +341,14 @@ def test_what_is_known_of_other_files_is_bounded(tmp_path: Path) -> None:
         context.shown({ uri: path })
         context.moved({ uri: path, offsetAt: () => number }, null)
       }
-      console.log(context.used.length, context.offsets.size, context.read.size)
+      console.log(JSON.stringify([context.used.length, context.offsets.size, context.read.size]))
     """
-    command = ["node", "-e", code, str(DIRECTORY / "context.js"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("50 50 50\n", "")
+    assert node(code, DIRECTORY / "context.js", tmp_path) == [50, 50, 50]
 
 
 @needs_node
-def test_the_window_of_a_long_buffer_stays_while_one_types() -> None:
-    """Else nothing that the helper remembers would hold beyond it."""
+def test_the_window_of_a_long_buffer_stays_while_the_user_types() -> None:
+    """Otherwise no cached completion could be used beyond it."""
     code = """
       const { windowStart } = require(process.argv[1])
       const starts = []
@@ -341,22 +360,20 @@ def test_the_window_of_a_long_buffer_stays_while_one_types() -> None:
       }
       console.log(new Set(starts).size)
     """
-    command = ["node", "-e", code, str(DIRECTORY / "helper.js")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("9\n", "")
+    assert node(code, DIRECTORY / "helper.js") == 9
 
 
 @needs_node
 def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
     """After kill -9, and when a model that was missing is there; it waits longer each time."""
-    helper = tmp_path / "helper.py"
-    helper.write_text(
+    command = helper(
+        tmp_path,
         "import json, os, pathlib, sys\n"
         "if not pathlib.Path(sys.argv[1]).exists(): sys.exit('akunu: no model')\n"
         "for line in sys.stdin:\n"
         "    asked = json.loads(line)\n"
         "    if asked['prefix'] == 'die': os.kill(os.getpid(), 9)\n"
-        "    print(json.dumps({'id': asked['id'], 'text': 'x'}), flush=True)\n"
+        "    print(json.dumps({'id': asked['id'], 'text': 'x'}), flush=True)\n",
     )
     code = """
       const { Helper } = require(process.argv[1])
@@ -381,12 +398,142 @@ def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
       }
       run()
     """
-    command = ["node", "-e", code, str(DIRECTORY / "helper.js"), sys.executable, str(helper)]
-    command.append(str(tmp_path / "model"))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    answers, told, states = json.loads(done.stdout)
-    assert answers == [None] * 6 + ["x", None, None, "x"]
+    found, told, states = node(code, DIRECTORY / "helper.js", *command, tmp_path / "model")
+    assert found == [None] * 6 + ["x", None, None, "x"]
     assert told == ["no model", "it ended with SIGKILL"]
     ends = [*["idle", "failed"] * 2, "ready", "idle", "failed", "ready", "idle"]
     assert states == ends
+
+
+# In a window of VS Code: code-server in Chromium
+
+
+TOOLS = os.environ.get("AKUNU_VSCODE", "")
+NODE = Path(TOOLS, "node_modules", ".bin", "node")
+
+needs_window = pytest.mark.skipif(
+    not (TOOLS and NODE.exists() and shutil.which("chromium")),
+    reason="AKUNU_VSCODE is not a folder that .ci/vscode made",
+)
+
+# Logs every line; completes lines that are empty, the first line long before the second.
+WINDOW_HELPER = """
+import json, pathlib, sys, time
+with pathlib.Path(sys.argv[0]).with_name("log").open("a", buffering=1) as log:
+    for line in sys.stdin:
+        log.write(line)
+        asked = json.loads(line)
+        if "prefix" in asked:
+            known = asked["prefix"].split("\\n")[-1].strip() or asked.get("max_tokens") == 0
+            if not known:
+                print(json.dumps({"id": asked["id"], "delta": "one two\\n"}), flush=True)
+                time.sleep(0.3)
+            said = {"text": "" if known else "one two\\nthree", "finish_reason": "stop"}
+            print(json.dumps({"id": asked["id"]} | said), flush=True)
+"""
+SETTINGS = {
+    "chat.disableAIFeatures": True,
+    "security.workspace.trust.enabled": False,
+    "telemetry.telemetryLevel": "off",
+    "workbench.startupEditor": "none",
+}
+
+
+class Window:
+    """A window of VS Code with the extension and a helper."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        for name in ("user/User", "user/Machine", "extensions", "workspace"):
+            (directory / name).mkdir(parents=True)
+        extension = directory / "extensions" / "akunu.akunu-0.1.0"
+        shutil.copytree(EDITORS / "vscode" / "extension", extension)
+        (directory / "helper.py").write_text(WINDOW_HELPER)
+        (directory / "log").touch()
+        command = [sys.executable, str(directory / "helper.py")]
+        # VS Code drops a machine's settings from the user's when it reads them again.
+        for name, settings in (("User", SETTINGS), ("Machine", {"akunu.command": command})):
+            (directory / "user" / name / "settings.json").write_text(json.dumps(settings))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        script = ROOT / "tests" / "support" / "vscode_browser.js"
+        self._process = subprocess.Popen(
+            [NODE, script, TOOLS, directory, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def do(self, **asked: Any) -> str:
+        """Open a file, press keys or type; return the text that is shown."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return str(json.loads(self._process.stdout.readline())["text"])
+
+    def open(self, name: str, text: str) -> Path:
+        path = self.directory / "workspace" / name
+        path.write_text(text)
+        self.do(open=str(path))
+        self.wait_for(re.escape(text.splitlines()[0]))
+        return path
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> None:
+        """Wait until `pattern` matches all the text that is shown, up to spaces at the ends."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, text := self.do().rstrip()):
+            if time.monotonic() > end:
+                self.do(picture=str(self.directory / "window.png"))
+                raise AssertionError(f"no {pattern!r} in the editor:\n{text}")
+            time.sleep(0.05)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines that the helper got so far."""
+        log = self.directory / "log"
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Window]:
+    window = Window(tmp_path_factory.mktemp("vscode"))
+    yield window
+    window.close()
+
+
+@pytest.mark.e2e
+@needs_window
+def test_all_of_a_completion_is_shown_and_accepted_in_parts(window: Window) -> None:
+    """Its first line at first, all of it when the rest is there; parts are counted."""
+    path = window.open("a.txt", "first\nlast")
+    window.do(keys=["Control+End", "Enter"])
+    window.wait_for(r"last\none two\nthree$")
+    window.do(keys=["Control+ArrowRight"])
+    window.wait_for(r"last\none two\nthree$")
+    window.do(keys=["Tab", "Control+s"])
+    window.wait_for(r"last\none two\nthree$")
+    end = time.monotonic() + 60
+    while path.read_text() != "first\nlast\none two\nthree":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    counted = [line["characters"] for line in window.lines() if "accepted" in line]
+    assert counted == [len("one"), len(" two\nthree")]
+
+
+@pytest.mark.e2e
+@needs_window
+def test_nothing_is_read_ahead_before_a_change(window: Window) -> None:
+    """Requests have the root."""
+    before = len(window.lines())
+    window.open("b.txt", "".join(f"line {n}\n" for n in range(200)) + "end")
+    for _ in range(3):
+        window.do(keys=["PageDown"])
+        time.sleep(0.6)  # the cursor rests
+    assert window.lines()[before:] == []
+    window.do(keys=["Control+End", "Enter"])
+    window.wait_for(r"end\none two\nthree$")
+    assert window.lines()[-1]["root"] == str(window.directory / "workspace")

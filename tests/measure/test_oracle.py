@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,8 +19,12 @@ from tests.measure.oracle.score import (
     score_directory,
 )
 from tests.measure.oracle.source import Source, read_source
+from tests.support.paths import golden_sources
 
-SOURCES = Path(__file__).parents[1] / "golden" / "sources"  # written for this, MIT
+_DIRECTORY = TemporaryDirectory()
+SOURCES = Path(_DIRECTORY.name)
+for _name, _text in golden_sources().items():
+    (SOURCES / _name).write_text(_text, "utf-8")
 OURS = Path(__file__).parents[2] / "akunu_py" / "completion"
 
 

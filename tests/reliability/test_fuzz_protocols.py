@@ -1,4 +1,4 @@
-"""What editors may send, any bytes, any JSON: requests are answered, and nothing ends a server."""
+"""Any bytes and any JSON from editors and imports: answered or refused, and no server ends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from lsprotocol import types as lsp
 
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.export import as_markdown
+from akunu_py.chats.json import as_json, read_json
 from akunu_py.completion.protocols.json_lines import (
     BadLine,
     CancelLine,
@@ -23,10 +26,18 @@ from akunu_py.completion.protocols.json_lines import (
 from akunu_py.completion.protocols.lsp import OpenDocument, StrictCodec, read_frames, well_formed
 from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
-from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
+from tests.reliability.fuzz import (
+    NUMBERS,
+    TEXTS,
+    changed,
+    clear,
+    damaged,
+    explore,
+    json_like,
+    lengths,
+)
+from tests.support.chats import branched
 from tests.support.paths import ROOT
-
-pytestmark = pytest.mark.rotating
 
 ASKED = {
     "id": 1, "prefix": "def f(", "suffix": ")", "path": "a.py", "language": "python",
@@ -158,7 +169,7 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     shapes = st.one_of([changed(message) for message in MESSAGES])
     explore(note, examples, shapes | json_like(TEXTS))
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lsp_echo"],
+        [sys.executable, "-m", "tests.support.lsp_servers", "echo"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -186,3 +197,45 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     assert len(wanted) > examples // 16
     assert [id for id in wanted if answered.count(id) != 1] == []
     assert "end" in answered
+
+
+# Imported conversations
+
+
+def read_and_show(text: str, store: ConversationStore) -> None:
+    """Imports conversations, keeps them, loads them again and shows them in all forms."""
+    for tree in read_json(text, "file"):
+        store.save_tree(tree)
+        again = store.load(tree.conversation)
+        assert [message.id for message in again.messages]
+        as_markdown(again)
+        for message in again.messages:
+            if message.stats:
+                message.stats.as_dict()
+        assert read_json(as_json([again]), "again")
+        store.list()
+
+
+@lengths(125)
+def test_conversations(examples: int, tmp_path: Path) -> None:
+    store = ConversationStore.open(tmp_path / "conversations.db")
+    whole = json.loads(as_json([branched()]))
+
+    def check(value: Any) -> None:
+        with clear():
+            read_and_show(json.dumps(value), store)
+
+    explore(check, examples, changed(whole))
+    store.close()
+
+
+@lengths(30)
+def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
+    store = ConversationStore.open(tmp_path / "conversations.db")
+
+    def check(data: bytes) -> None:
+        with clear():
+            read_and_show(data.decode("utf-8", "replace"), store)
+
+    explore(check, examples, damaged(as_json([branched()]).encode()))
+    store.close()

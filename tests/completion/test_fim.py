@@ -58,7 +58,7 @@ def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]
 
 
 def request(family: FimFamily, *, files: bool) -> CompletionRequest:
-    """Without a path where it would stand in a comment, which is no maker's word."""
+    """Return a request without a path if the path would be in a comment, which no maker has."""
     other = BUFFER["other"]
     named = family.reads_files if files else "{path}" in family.prompt
     return CompletionRequest(
@@ -68,10 +68,6 @@ def request(family: FimFamily, *, files: bool) -> CompletionRequest:
         files=(SourceFile(other["path"], other["text"]),) if files else (),
         recent=("NAME",),
     )
-
-
-def test_every_family_has_its_golden_prompt() -> None:
-    assert list(load_families()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,8 +95,8 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_alone_has_its_path(name: str, tmp_path: Path) -> None:
-    """As the maker writes it where other files are read too, else in a comment."""
+def test_a_file_alone_has_its_path_and_its_markers_are_text(name: str, tmp_path: Path) -> None:
+    """The path is in the format's place for it, otherwise in a comment."""
     completer = completer_for(name, tmp_path, fim=name)
     family = load_families()[name]
     made = completer.prompt(CompletionRequest("x = ", "\n", "/nowhere/lib/a.py", root="/nowhere"))
@@ -112,30 +108,25 @@ def test_a_file_alone_has_its_path(name: str, tmp_path: Path) -> None:
         assert ("nowhere" in text) == ("{repository}" in family.repository)
     else:
         assert "# lib/a.py\nx = " in text
-    assert made.tokens != completer.prompt(CompletionRequest("x = ", "\n")).tokens
+    honest = completer.prompt(CompletionRequest("x = ", "\n"))
+    assert made.tokens != honest.tokens
+    markers = [marker for marker in family.markers if marker in completer.code]
+    said = "".join(markers)
+    hostile = completer.prompt(CompletionRequest("x = " + said, "\n" + said))
+    ids = {completer.code.token(marker) for marker in markers}
+    assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_order_of_markers_is_that_of_the_words_quoted(name: str) -> None:
+def test_markers_have_the_order_of_the_quoted_source(name: str) -> None:
+    assert list(load_families()) == NAMES
     family = load_families()[name]
     assert re.match(r"[\w.]+\.(com|co|org|dev)/\w", family.source)
     assert bool(family.quote) != name.startswith("codellama")  # published as code
     known = re.compile("|".join(map(re.escape, family.markers)))
     quoted = ",".join(known.findall(family.quote))
-    asked = [",".join(known.findall(text)) for text in (family.prompt_with_files, family.prompt)]
-    assert not quoted or any(run and run in quoted for run in asked)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_markers_in_the_buffer_are_text(name: str, tmp_path: Path) -> None:
-    completer = completer_for(name, tmp_path, fim=name)
-    markers = [m for m in load_families()[name].markers if m in completer.code]
-    honest = completer.prompt(CompletionRequest("a = ", "\n"))
-    hostile = completer.prompt(
-        CompletionRequest("a = " + "".join(markers), "\n" + "".join(markers))
-    )
-    ids = {completer.code.token(marker) for marker in markers}
-    assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
+    prompts = [",".join(known.findall(text)) for text in (family.prompt_with_files, family.prompt)]
+    assert not quoted or any(run and run in quoted for run in prompts)
 
 
 def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
@@ -166,8 +157,8 @@ def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
         ("some model", None),
     ],
 )
-def test_only_models_that_are_called_so_are_detected(model: str, family: str | None) -> None:
-    """Also where a vocabulary has the tokens of all families, as far as they go together."""
+def test_families_are_detected_by_model_name_and_vocabulary(model: str, family: str | None) -> None:
+    """Also if a vocabulary has the tokens of all compatible families."""
     tokens = {token for each in load_families().values() for token in each.tokens}
     tokens -= {"<fim_prefix>"} if model.startswith("granite-4") else set()
     found = find_family("auto", tokens, model)
@@ -176,7 +167,7 @@ def test_only_models_that_are_called_so_are_detected(model: str, family: str | N
     assert find_family("auto", set(), model) is None
 
 
-def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
+def test_unknown_and_unsupported_formats_are_refused(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, [PLAIN])
     with pytest.raises(
         UsageError, match=r"unknown fill-in-the-middle format 'qwen'; formats: auto"
@@ -186,7 +177,7 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
         Completer(engine, CompleteOptions(fim="starcoder2"))
 
 
-def test_repository_is_what_the_paths_share(tmp_path: Path) -> None:
+def test_the_repository_is_the_common_directory(tmp_path: Path) -> None:
     completer = completer_for("qwen2.5-coder", tmp_path, fim="qwen2.5-coder")
     for paths, name in [
         (("/home/me/app/src/a.py", "/home/me/app/lib/b.py"), "app"),
@@ -219,5 +210,5 @@ def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
     assert mark not in code.encode("x<mark>y")
 
 
-def test_the_byte_alphabet_is_that_of_the_tokenizers_library() -> None:
+def test_byte_tokens_are_spelled_as_in_the_tokenizers_library() -> None:
     assert set(layout._BYTES) == set(ByteLevel.alphabet())

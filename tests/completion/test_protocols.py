@@ -1,12 +1,14 @@
-"""The JSON lines protocol, against the real process over real pipes, on the starter."""
+"""JSON lines and `--filter`, with real processes: no request and no buffer is lost."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from akunu_py.completion.protocols.filter import find_cursor
 from akunu_py.completion.protocols.json_lines import BadLine, RequestLine, parse, read_lines
 from akunu_py.completion.request import CompletionRequest
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, assert_one_line_error, run_here
 from tests.support.paths import DOCS
@@ -264,3 +269,135 @@ def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel)
     done = run_here("complete", env=env)
     assert done.returncode == 0
     assert "starter is not known to fill in the middle" in done.stderr
+
+
+# The filter
+
+
+FILTER_PAGE = DOCS / "complete.md"
+
+needs_vim = pytest.mark.skipif(not shutil.which("vim"), reason="vim is not installed")
+
+
+def run(*options: str, buffer: bytes) -> subprocess.CompletedProcess[bytes]:
+    done = run_here("complete", "--filter", *options, stdin=buffer)
+    out, err = (text.encode(errors="surrogateescape") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+
+@pytest.mark.parametrize(
+    ("text", "cursor", "before"),
+    [
+        ("ab\ncd\n", "1:1", ""),
+        ("ab\ncd\n", "1:3", "ab"),
+        ("ab\ncd\n", "2:2", "ab\nc"),
+        ("ab\ncd\n", "3:1", "ab\ncd\n"),
+        ("ab\r\ncd\r\n", "1:3", "ab"),
+        ("é日😀x", "1:4", "é日😀"),
+        ("", "1:1", ""),
+    ],
+)
+def test_cursor(text: str, cursor: str, before: str) -> None:
+    assert text[: find_cursor(text, cursor, None)] == before
+    assert find_cursor(text, None, str(len(before))) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "offset", "words"),
+    [
+        ("3:1", None, "the buffer has 2 lines"),
+        ("1:4", None, "line 1 has 2 characters"),
+        ("0:1", None, "expected LINE:COL, both from 1, got '0:1'"),
+        ("1:0", None, "expected LINE:COL"),
+        ("12", None, "expected LINE:COL"),
+        ("1:-1", None, "expected LINE:COL"),
+        ("9" * 30 + ":1", None, "expected LINE:COL"),
+        (None, "6", "after the 5 characters"),
+        (None, "-1", "expected a number"),
+        (None, "x", "expected a number"),
+        (None, None, "needs the place"),
+        ("1:1", "0", "needs the place"),
+    ],
+)
+def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find_cursor("ab\ncd", cursor, offset)
+
+
+def test_the_whole_buffer_completed(loaded_starter: Engine) -> None:
+    buffer = b"import os\r\nimport numpy as n\r\n\r\nprint('\xc3\xa9')\r\n"
+    options = [
+        "--model",
+        str(loaded_starter.path),
+        "--no-answer-cache",
+        "--whole",
+        "--cursor",
+        "2:18",
+    ]
+    whole = run(*options, buffer=buffer)
+    assert whole.returncode == 0
+    assert whole.stdout == buffer.replace(b"as n", b"as np")
+    assert whole.stderr == b""  # an editor may put it into the buffer
+
+
+def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text("value = [1, 2]\n")
+    options = ["--model", str(tiny), "--no-answer-cache", "--file", str(other), "--max-tokens", "3"]
+    completed = run(*options, "--path", "notes", "--offset", "5", buffer=b"x = [\n")
+    assert (completed.returncode, len(completed.stdout), completed.stderr) == (0, 3, b"")
+    missing = run(*options, "--file", str(tmp_path / "none"), "--offset", "5", buffer=b"x = [\n")
+    assert missing.returncode == 1
+    assert b"No such file" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "buffer"),
+    [
+        (["--cursor", "9:9"], b"x = 1\n"),
+        ([], b"x = 1\n"),
+        (["--offset", "0"], b"\xff\xfe\x00 not UTF-8\n"),
+        (["--offset", "0", "--model", "no such model"], b"x = 1\n"),
+        (["--offset", "0", "--file", "no such file"], b"x = 1\r\n"),
+        (["--offset", "1", "--fim", "qwen"], b"x = 1\n"),
+        (["--offset", "1", "--temperature", "-1"], b"x = 1\n"),
+    ],
+)
+def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer: bytes) -> None:
+    model = [] if "--model" in options else ["--model", str(tiny)]
+    failed = run("--whole", *model, *options, buffer=buffer)
+    assert failed.returncode in (1, 2)
+    assert failed.stdout == buffer
+    assert failed.stderr.startswith(b"akunu: ")
+    assert failed.stderr.count(b"\n") == 1
+
+
+@pytest.mark.e2e
+@needs_vim
+@pytest.mark.parametrize("program", [f"{sys.executable} -m akunu_py", "/no/such/akunu"])
+@pytest.mark.parametrize("options", ["--max-tokens 3", "--no-such-option"])
+def test_the_documented_filter_in_vim(
+    tiny: Path, tmp_path: Path, program: str, options: str
+) -> None:
+    """Completed where it can be, and in no other case changed: Vim takes what a filter prints."""
+    documented = next(
+        line for line in FILTER_PAGE.read_text().splitlines() if ":execute '%!akunu" in line
+    )
+    command = documented.strip()[1:].replace(
+        "akunu complete", f"{program} complete --model {tiny} --no-answer-cache {options}"
+    )
+    (tmp_path / "a.py").write_text("# é😀\nx = [;\n", encoding="utf-8")
+    (tmp_path / "run.vim").write_text(f"call setcursorcharpos(2, 6)\n{command}\nwq\n")
+    vim = ["vim", "-Nu", "NONE", "-n", "-es", "--cmd", "set encoding=utf-8"]
+    subprocess.run([*vim, "-S", str(tmp_path / "run.vim"), str(tmp_path / "a.py")], timeout=120)
+    written = (tmp_path / "a.py").read_text(encoding="utf-8")
+    completion = written.removeprefix("# é😀\nx = [").removesuffix(";\n")
+    completed = "no/such" not in program and "no-such" not in options
+    assert written == f"# é😀\nx = [{completion};\n"
+    assert len(completion) == (3 if completed else 0)
+
+
+def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:
+    refused = run_here("complete", "--whole", "--model", str(tiny))
+    assert refused.returncode == 2
+    assert refused.stderr == "akunu: --whole requires --filter\n"

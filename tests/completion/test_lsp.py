@@ -1,0 +1,674 @@
+"""The language server: a client's session, wrong messages, documents, and frames."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+from pygls.lsp.client import LanguageClient
+
+from akunu_py.completion.acceptance import Acceptance, read_counts
+from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.protocols.lsp import (
+    CONTEXT,
+    MAX_FRAME_BYTES,
+    NEXT_EDIT,
+    PART,
+    InlineCompletions,
+    OpenDocument,
+    StrictCodec,
+    read_frames,
+)
+from akunu_py.completion.request import CompletionRequest
+from akunu_py.decoding.generate.model_host import ModelLoop
+from akunu_py.errors import UsageError
+from akunu_py.models.store.model_store import StoredModel
+from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost
+
+CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
+Edit = tuple[int, int, int, int, str]
+AUTOMATIC, INVOKED = (
+    lsp.InlineCompletionTriggerKind.Automatic,
+    lsp.InlineCompletionTriggerKind.Invoked,
+)
+
+
+def range_of(*at: int) -> lsp.Range:
+    return lsp.Range(lsp.Position(*at[:2]), lsp.Position(*at[2:]))
+
+
+def partial_change(text: str, *at: int) -> lsp.TextDocumentContentChangePartial:
+    return lsp.TextDocumentContentChangePartial(text=text, range=range_of(*at))
+
+
+# A client's session
+
+
+class Editor:
+    """A client, the server's process, and its notifications."""
+
+    def __init__(self) -> None:
+        self.client = LanguageClient("tests", "1")
+        self.progress: list[Any] = []
+        self.messages: list[str] = []
+        self.parts: asyncio.Queue[Any] = asyncio.Queue()
+        self.serving: asyncio.Task[bool] | None = None  # a server in this process
+        features: dict[str, Any] = {
+            lsp.WINDOW_WORK_DONE_PROGRESS_CREATE: lambda _: self.progress.append("create"),
+            lsp.PROGRESS: lambda params: self.progress.append(params.value),
+            PART: lambda params: self.parts.put_nowait(params),
+            lsp.WINDOW_SHOW_MESSAGE: lambda params: self.messages.append(params.message),
+        }
+        for name, handler in features.items():
+            self.client.feature(name)(handler)
+
+    async def start(self, command: list[str]) -> lsp.ServerCapabilities:
+        """Start a server in another process."""
+        await self.client.start_io(*command)
+        return await self._initialize()
+
+    async def serve(
+        self,
+        load: Callable[[], ModelLoop],
+        acceptance: Acceptance | None = None,
+        encodings: list[lsp.PositionEncodingKind | str] | None = None,
+        **options: Any,
+    ) -> lsp.ServerCapabilities:
+        """Start a server in this process."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await self.client.start_tcp(*listener.getsockname())
+            self.connection, _ = listener.accept()
+        base = CompletionRequest("", max_lines=7, seconds=200)
+        self.completions = InlineCompletions(load, base, acceptance)
+        streams: Any = self.connection.makefile("rb"), self.connection.makefile("wb")
+        self.serving = asyncio.create_task(self.completions.protocol.serve(*streams))
+        return await self._initialize(encodings, **options)
+
+    async def _initialize(
+        self, encodings: list[lsp.PositionEncodingKind | str] | None = None, **options: Any
+    ) -> lsp.ServerCapabilities:
+        capabilities = lsp.ClientCapabilities(
+            general=lsp.GeneralClientCapabilities(position_encodings=encodings),
+            window=lsp.WindowClientCapabilities(work_done_progress=True),
+        )
+        result = await self.client.initialize_async(
+            lsp.InitializeParams(capabilities, initialization_options=options or None)
+        )
+        self.client.initialized(lsp.InitializedParams())
+        return result.capabilities
+
+    def open(self, uri: str, text: str) -> None:
+        document = lsp.TextDocumentItem(uri, "python", 1, text)
+        self.client.text_document_did_open(lsp.DidOpenTextDocumentParams(document))
+
+    def close_document(self, uri: str) -> None:
+        document = lsp.TextDocumentIdentifier(uri)
+        self.client.text_document_did_close(lsp.DidCloseTextDocumentParams(document))
+
+    def change(self, uri: str, *changes: Edit | str) -> None:
+        """Replace the text between two positions, or all of it."""
+        document = lsp.VersionedTextDocumentIdentifier(2, uri)
+        events: list[lsp.TextDocumentContentChangeEvent] = [
+            lsp.TextDocumentContentChangeWholeDocument(change)
+            if isinstance(change, str)
+            else partial_change(change[4], *change[:4])
+            for change in changes
+        ]
+        self.client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, events))
+
+    async def complete(
+        self,
+        uri: str,
+        line: int,
+        character: int,
+        chosen: lsp.SelectedCompletionInfo | None = None,
+        kind: lsp.InlineCompletionTriggerKind = AUTOMATIC,
+    ) -> list[Any]:
+        context = lsp.InlineCompletionContext(kind, chosen)
+        document, position = lsp.TextDocumentIdentifier(uri), lsp.Position(line, character)
+        found = await self.client.text_document_inline_completion_async(
+            lsp.InlineCompletionParams(context, document, position)
+        )
+        assert isinstance(found, lsp.InlineCompletionList)
+        return list(found.items)
+
+    async def request(self, uri: str, line: int, character: int) -> dict[str, Any]:
+        """Return the request that the echo server sends to its model."""
+        (item,) = await self.complete(uri, line, character)
+        request: dict[str, Any] = json.loads(item.insert_text)
+        return request
+
+    async def execute(self, command: str, arguments: Any) -> None:
+        params = lsp.ExecuteCommandParams(command, arguments)
+        await self.client.workspace_execute_command_async(params)
+
+    async def leave(self) -> int | None:
+        """Shut the server down and return its exit code."""
+        await self.client.shutdown_async(None)
+        self.client.exit(None)
+        if self.serving is None:
+            return await asyncio.wait_for(self.process.wait(), 60)
+        return 0 if await asyncio.wait_for(self.serving, 60) else 1
+
+    async def close(self) -> None:
+        if self.serving is not None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait_for(self.serving, 60)
+            assert self.completions.queue.close(60)
+            self.connection.close()
+        elif self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        assert self.client._server is not None
+        return self.client._server
+
+
+@pytest.fixture
+async def editor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Editor]:
+    monkeypatch.setattr(CompletionCache, "find", lambda self, request: None)
+    editor = Editor()
+    yield editor
+    await editor.close()
+
+
+async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) -> None:
+    offered = await editor.start(STARTER)
+    assert offered.position_encoding == lsp.PositionEncodingKind.Utf16
+    assert isinstance(offered.text_document_sync, lsp.TextDocumentSyncOptions)
+    assert offered.text_document_sync.change == lsp.TextDocumentSyncKind.Incremental
+    assert offered.inline_completion_provider == lsp.InlineCompletionOptions()
+
+    editor.open("file:///tmp/a.py", CODE)  # while the model loads
+    (item,) = await editor.complete("file:///tmp/a.py", 4, 0)
+    assert (item.insert_text, item.range) == ("    return a - b", range_of(4, 0, 4, 0))
+    create, begin, end = editor.progress
+    assert (create, begin["kind"], end["kind"]) == ("create", "begin", "end")
+    assert end["message"] == "starter is ready"
+
+    editor.change("file:///tmp/a.py", (4, 0, 4, 0, "    return "))
+    (item,) = await editor.complete("file:///tmp/a.py", 4, 11)
+    assert item.insert_text == "a - b"
+    assert editor.messages == []
+    assert await editor.leave() == 0
+
+
+async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
+    """In UTF-16; other documents are the other files, the one used last first."""
+    await editor.serve(Echo().load)
+    uri = "file:///tmp/%C3%A9.py"
+    editor.open(uri, "s = '😀漢'\r\n\x0cend\n")
+    sent = await editor.request(uri, 0, 7)
+    assert (sent["prefix"], sent["suffix"]) == ("s = '😀", "漢'\r\n\x0cend\n")
+    assert (sent["path"], sent["language"]) == ("/tmp/é.py", "python")
+    assert (sent["max_lines"], sent["seconds"]) == (7, 200)
+    editor.change(uri, (0, 7, 0, 8, "字字"), (1, 1, 1, 4, "fin"), (0, 5, 0, 7, ""))
+    sent = await editor.request(uri, 1, 99)
+    assert sent["prefix"] + "|" + sent["suffix"] == "s = '字字'\r\n\x0cfin|\n"
+    editor.change(uri, "all new\n")
+    assert (await editor.request(uri, 99, 0))["prefix"] == "all new\n"
+    editor.close_document(uri)
+
+    for name in "abcd":
+        editor.open(f"file:///{name}", name)
+    editor.open("untitled:Untitled-1", "")  # empty
+    editor.close_document("file:///d")
+    for name, others in (("c", "ba"), ("a", "cb"), ("c", "ab")):
+        files = (await editor.request(f"file:///{name}", 0, 0))["files"]
+        assert [file["text"] for file in files] == list(others)
+    editor.change("file:///b", (0, 0, 0, 0, "B"))
+    sent = await editor.request("file:///c", 0, 0)
+    assert sent["files"] == [{"path": "/b", "text": "Bb"}, {"path": "/a", "text": "a"}]
+
+    with pytest.raises(JsonRpcException, match="not open: file:///d") as refused:
+        await editor.complete("file:///d", 0, 0)
+    assert refused.value.code == lsp.ErrorCodes.InvalidParams.value
+    editor.change("file:///d", "x")  # a notification, because no client waits for an answer
+    await editor.request("file:///c", 0, 0)
+    assert ["not open: file:///d" in message for message in editor.messages] == [True]
+    assert await editor.leave() == 0
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen", "width"),
+    [
+        (["utf-8"], "utf-8", 4),
+        (["ucs-2", "utf-32", "utf-16"], "utf-32", 1),
+        (["ucs-2"], "utf-16", 2),
+    ],
+)
+async def test_the_position_encoding_is_negotiated(
+    editor: Editor, offered: list[lsp.PositionEncodingKind | str], chosen: str, width: int
+) -> None:
+    capabilities = await editor.serve(Echo().load, encodings=offered)
+    assert capabilities.position_encoding == chosen
+    editor.open("file:///a", "x = 😀\r\ny\n")
+    assert (await editor.request("file:///a", 0, 4 + width))["prefix"] == "x = 😀"
+    for place, end in (
+        ((0, 2), (0, 2)),
+        ((0, 99), (0, 4 + width)),
+        ((1, 5), (1, 1)),
+        ((9, 9), (2, 0)),
+    ):
+        (item,) = await editor.complete("file:///a", *place)
+        assert item.range == range_of(*end, *end)
+
+
+async def test_documents_are_prefilled_when_opened_and_where_they_changed(
+    editor: Editor, tmp_path: Path
+) -> None:
+    log = tmp_path / "prefixes"
+
+    async def prefilled(number: int) -> str:
+        """Wait for the prefix with this number."""
+        for _ in range(500):
+            lines = log.read_text().splitlines() if log.exists() else []
+            if len(lines) >= number:
+                break
+            await asyncio.sleep(0.02)
+        assert len(lines) == number
+        text: str = json.loads(lines[-1])
+        return text
+
+    await editor.serve(Echo(log).load)
+    text = "".join(f"line {number} 😀\n" for number in range(2000))
+    editor.open("file:///a", text)
+    first = await prefilled(1)
+    assert text.startswith(first)
+    assert first.endswith("\n")
+    assert 4000 < len(first) <= 4096
+    for column in (7, 8, 9):  # while the user types a word, nothing is prefilled
+        editor.change("file:///a", (1, column, 1, column, "xyz"[column - 7]))
+    assert await prefilled(2) == "line 0 😀\nline 1 xyz"
+    editor.open("file:///c", "")
+    editor.change("file:///a", "all new")  # the place of the cursor is unknown
+    editor.change("file:///b", "not open")
+    editor.change("file:///a", (0, 3, 0, 4, "\n\u2028\r\n"))
+    assert await prefilled(3) == "all\n\u2028\r\n"
+
+
+async def test_accepted_completions_are_counted(editor: Editor, tmp_path: Path) -> None:
+    acceptance = Acceptance(tmp_path / "counts")
+    await editor.serve(Echo().load, acceptance)
+    editor.open("file:///a.py", "x = \n")
+    accepted = 0
+    for column, parts in ((4, 1), (5, 2), (6, 0)):  # whole, in two parts, not at all
+        (item,) = await editor.complete("file:///a.py", 0, column)
+        editor.change("file:///a.py", (0, 0, 0, 0, "y"))
+        number, whole = item.command.arguments
+        assert whole == len(item.insert_text)
+        for _ in range(parts):
+            await editor.execute(item.command.command, [number, whole // parts])
+            accepted += whole // parts
+    await editor.execute("akunu.accepted", [99, 1])  # unknown
+    assert await editor.leave() == 0
+    acceptance.save()
+    (counts,) = read_counts(tmp_path / "counts").values()
+    assert counts == {"shown": 3, "accepted": 2, "characters": accepted}
+
+
+async def test_a_client_can_show_and_accept_parts_of_an_answer(
+    editor: Editor, tmp_path: Path
+) -> None:
+    """One ghost is counted for all parts. Nothing comes after the answer."""
+    (tmp_path / "model").touch()
+    acceptance = Acceptance(tmp_path / "counts")
+    await editor.serve(Ghost(tmp_path).load, acceptance, inlineCompletionParts=True)
+    editor.open("file:///a.py", "é slow")
+    asked = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
+    for number, text in enumerate(("one", "one two", "one two three"), start=1):
+        (tmp_path / f"word{number}").touch()
+        part = await asyncio.wait_for(editor.parts.get(), 60)
+        assert (part.text, part.position.character) == (text, 6)
+    (tmp_path / "word4").touch()
+    (item,) = await asked
+    assert item.insert_text == "one two three\nfour"
+    for command, characters in ((part.command, 4), (item.command, 9)):
+        await editor.execute(command.command, [command.arguments[0], characters])
+    await editor.complete("file:///a.py", 0, 6)  # cached
+    assert await editor.leave() == 0
+    acceptance.save()
+    (counts,) = read_counts(tmp_path / "counts").values()
+    assert counts == {"shown": 1, "accepted": 1, "characters": 13}
+    assert editor.parts.empty()
+
+
+async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path: Path) -> None:
+    (tmp_path / "model").touch()
+    acceptance = Acceptance(tmp_path / "counts")
+    await editor.serve(Ghost(tmp_path).load, acceptance)
+    editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
+
+    async def ask(**params: Any) -> Any:
+        sent = {"textDocument": {"uri": "file:///a.py"}, "position": lsp.Position(0, 1)}
+        return await editor.client.protocol.send_request_async(NEXT_EDIT, sent | params)
+
+    assert await ask() is None
+    editor.change("file:///a.py", (0, 3, 0, 6, "new"))
+    edit = await ask()
+    assert (edit.first, edit.last, edit.lines) == (2, 3, ["new = 1"])
+    await editor.execute(edit.command.command, edit.command.arguments)
+    editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
+    assert await ask() is None
+    for line, character in ((-1, 0), (0, -1), (-7, -7), (2**31, 0), (0, 2**40), ("x", 0), (1.5, 0)):
+        with pytest.raises(JsonRpcException, match="expected a textDocument, and a position") as no:
+            await ask(position={"line": line, "character": character})
+        assert "Traceback" not in str(no.value.to_response_error())
+    for wrong in ({"textDocument": None}, {"textDocument": {"uri": "file:///b"}}, {"position": 3}):
+        with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
+            await ask(**wrong)
+    assert await editor.leave() == 0
+    acceptance.save()
+    counts = read_counts(tmp_path / "counts")["python", "next edit"]
+    assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
+
+
+async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Path) -> None:
+    """Files are read from disk, unless they are open or unreadable; garbage is ignored."""
+    (tmp_path / "model").touch()
+    await editor.serve(Ghost(tmp_path).load)
+    closed = tmp_path / "closed.py"
+    closed.write_text("old")
+    (tmp_path / "binary").write_bytes(b"\0\xff")
+    editor.open("file:///a.py", "\n")
+    paths = [str(closed), "/a.py", str(tmp_path / "none"), str(tmp_path / "binary"), "\0", 3]
+    seen = []
+    for sent in (None, {"recent": 3}, {"recent": ["r", 1], "files": paths}):
+        editor.client.protocol.notify(CONTEXT, sent)
+        await editor.complete("file:///a.py", 0, 0)
+        seen.append(json.loads((tmp_path / "requests").read_text().splitlines()[-1]))
+    assert seen == [[[], []], [[], []], [[[str(closed), "old"]], ["r"]]]
+    assert await editor.leave() == 0
+
+
+@pytest.mark.long
+async def test_a_manual_request_has_alternatives_and_an_entry_of_a_menu_counts_as_typed(
+    editor: Editor,
+) -> None:
+    await editor.start(ECHO)
+    editor.open("file:///a", "x = ")
+    for expected in ([(0.0, 0), (0.8, 1)], [(0.0, 1), (0.8, 2)]):  # each once
+        items = await editor.complete("file:///a", 0, 4, kind=INVOKED)
+        texts = [json.loads(item.insert_text) for item in items]
+        assert [(text["temperature"], text["sample"]) for text in texts] == expected
+        assert (texts[0]["max_lines"], texts[0]["seconds"]) == (7, 3.0)
+        assert len({str(item.command) for item in items}) == len(items)
+    editor.open("file:///b", "os.pa\n")
+    word = range_of(0, 3, 0, 5)
+    (item,) = await editor.complete("file:///b", 0, 5, lsp.SelectedCompletionInfo(word, "path"))
+    assert item.range == word
+    sent = json.loads(item.insert_text.removeprefix("path"))
+    assert (sent["prefix"], sent["suffix"]) == ("os.path", "\n")
+    editor.open("file:///c", "print")  # which the model's thread prints to stdout
+    for _ in range(2):
+        assert (await editor.request("file:///c", 0, 5))["prefix"] == "print"
+
+
+async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
+    await editor.serve(Echo().load)
+    editor.open("file:///a", "wait")
+    editor.open("file:///b", "wait")
+    waiting = [asyncio.ensure_future(editor.complete("file:///a", 0, 4)) for _ in range(20)]
+    other = asyncio.ensure_future(editor.complete("file:///b", 0, 4))
+    await asyncio.sleep(0)
+    last = next(reversed(editor.client.protocol._request_futures))
+    editor.client.cancel_request(lsp.CancelParams(last))
+    with pytest.raises(JsonRpcException) as cancelled:
+        await other
+    assert cancelled.value.code == lsp.LSPErrorCodes.RequestCancelled.value
+    editor.change("file:///a", (0, 0, 0, 0, "x"), (0, 5, 0, 5, "!"))
+    assert (await editor.request("file:///a", 0, 6))["prefix"] == "xwait!"
+    for request in waiting:
+        with pytest.raises(JsonRpcException) as superseded:
+            await request
+        assert superseded.value.code == lsp.LSPErrorCodes.ContentModified.value
+    editor.client.cancel_request(lsp.CancelParams(last))  # late, and harmless
+    assert await editor.leave() == 0
+    assert editor.messages == []
+
+
+async def test_a_model_that_does_not_load_is_named_once(editor: Editor) -> None:
+    def refuse() -> ModelLoop:
+        raise UsageError("no model called 'x'")
+
+    await editor.serve(refuse)
+    editor.open("file:///a", "x")
+    with pytest.raises(JsonRpcException, match="no model called 'x'"):
+        await editor.complete("file:///a", 0, 1)
+    assert ["no model called 'x'" in message for message in editor.messages] == [True]
+    assert await editor.leave() == 0
+
+
+# Messages byte by byte
+
+
+def frame(message: object) -> bytes:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def request(id: int | None, method: str, params: object = None) -> bytes:
+    message = {"jsonrpc": "2.0", "method": method, "params": params}
+    return frame(message if id is None else message | {"id": id})
+
+
+INITIALIZE: dict[str, Any] = {"capabilities": {}, "processId": None, "rootUri": None}
+SHUTDOWN = request(2, "shutdown")
+EXIT = request(None, "exit")
+
+
+def talk(data: bytes, command: list[str]) -> tuple[list[tuple[int | None, int | None]], int, str]:
+    """Return the id and error code of each reply to `data`, the exit code and stderr."""
+    done = subprocess.run(command, input=data, capture_output=True, timeout=60)
+    replies = [json.loads(body) for body in read_frames(io.BytesIO(done.stdout))]
+    codes = [(each["id"], each.get("error", {}).get("code")) for each in replies if "id" in each]
+    return codes, done.returncode, done.stderr.decode()
+
+
+@pytest.mark.long
+def test_every_wrong_message_is_answered() -> None:
+    position = {"textDocument": {"uri": "file:///a"}, "context": {"triggerKind": 1}}
+    inline = "textDocument/inlineCompletion"
+    document = {"uri": "file:///a", "languageId": "x", "version": 1, "text": ""}
+    errors, code, _ = talk(
+        request(1, inline, position)  # before initialize
+        + request(None, "textDocument/didOpen", {"textDocument": document})  # ignored
+        + b"\xff\x00 some garbage\nmore of it\n"
+        + frame(b'{"jsonrpc": "2.0", ')
+        + frame(b"\xff")
+        + frame(b"[" * 100_000)
+        + frame([])
+        + frame({"id": 2, "method": "x"})
+        + frame({"jsonrpc": "2.0", "id": 3})
+        + request(4, "initialize", INITIALIZE)
+        + request(5, "initialize", INITIALIZE)
+        + request(6, "textDocument/nonesuch", position)
+        + request(7, inline, position | {"position": {"line": "x", "character": 0}})
+        + request(8, inline, position | {"position": {"line": -1, "character": 0}})
+        + request(None, "workspace/didSomething", {})
+        + frame({"jsonrpc": "2.0", "id": "unknown", "result": None}),
+        ECHO,
+    )
+    assert errors[:8] == [(1, -32002), *[(None, -32700)] * 4, *[(None, -32600)] * 3]
+    assert errors[8:] == [(4, None), (5, -32600), (6, -32601), (7, -32602), (8, -32602)]
+    assert code == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        (["initialize", "initialized", "exit"], 1),
+        (["initialize", "shutdown"], 1),  # and then the end of the stream
+        ([], 1),
+    ],
+)
+def test_exit_codes_while_the_model_loads(
+    methods: list[str], expected: int, starter: StoredModel
+) -> None:
+    answered = [(id, None) for id, name in enumerate(methods) if name in ("initialize", "shutdown")]
+    data = b"".join(
+        request(
+            id if (id, None) in answered else None,
+            method,
+            INITIALIZE if method == "initialize" else {},
+        )
+        for id, method in enumerate(methods)
+    )
+    codes, code, stderr = talk(data, STARTER)
+    assert (codes, code) == (answered, expected)
+    # If loading had to be aborted, nothing is printed.
+    assert stderr in ("", "akunu: expected shutdown before exit from the client\n")
+
+
+@pytest.mark.long
+def test_initialize_waits_for_no_model_and_no_import() -> None:
+    """No library that runs models is imported before the client has its answer."""
+    command = [sys.executable, "-X", "importtime", *STARTER[1:]]
+    data = request(1, "initialize", INITIALIZE) + SHUTDOWN + EXIT
+    codes, code, stderr = talk(data, command)
+    assert (codes, code) == ([(1, None), (2, None)], 0)
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in stderr.splitlines()}
+    assert "pygls" in imported
+    assert not imported & {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy"}
+
+
+@pytest.mark.long
+def test_after_shutdown_only_exit_is_served() -> None:
+    data = request(1, "initialize", INITIALIZE) + SHUTDOWN + request(3, "shutdown") + EXIT
+    codes, code, _ = talk(data, ECHO)
+    assert codes == [(1, None), (2, None), (3, -32600)]
+    assert code == 0
+
+
+# Open documents
+
+
+TEXT = st.text(st.sampled_from("ab \t\r\n\x0c\u2028é漢😀👩‍🚀"), max_size=12)
+ENCODING = st.sampled_from(["utf-8", "utf-16", "utf-32"])
+
+
+def units(text: str, encoding: str) -> int:
+    codec = encoding if encoding == "utf-8" else f"{encoding}-le"
+    return len(text.encode(codec)) // {"utf-8": 1, "utf-16": 2, "utf-32": 4}[encoding]
+
+
+def positions(text: str, encoding: str) -> list[tuple[int, int]]:
+    """Count the line and column of every index of `text` and of its end."""
+    found = []
+    line = column = 0
+    for index, character in enumerate(text):
+        found.append((line, column))
+        column += units(character, encoding)
+        if character == "\n" or (character == "\r" and text[index + 1 : index + 2] != "\n"):
+            line, column = line + 1, 0
+    return [*found, (line, column)]
+
+
+def document(text: str, encoding: str = "utf-16") -> OpenDocument:
+    return OpenDocument("file:///a.py", text, position_codec=StrictCodec(encoding))
+
+
+def indices(text: str) -> list[int]:
+    """Return the indices with a position; CR LF has none inside."""
+    return [at for at in range(len(text) + 1) if text[max(0, at - 1) : at + 1] != "\r\n"]
+
+
+@given(TEXT, TEXT, ENCODING, st.data())
+@example("x = '😀漢' + y\x0c\nz", "a", "utf-16", None)
+def test_positions_and_changes_agree_with_counting(
+    text: str, inserted: str, encoding: str, data: st.DataObject | None
+) -> None:
+    where, good = positions(text, encoding), indices(text)
+    for index in good:
+        position = lsp.Position(*where[index])
+        assert document(text, encoding).offset_at_position(position) == index
+    first = data.draw(st.sampled_from(good)) if data else 0
+    last = data.draw(st.sampled_from([i for i in good if i >= first])) if data else good[-1]
+    changed = document(text, encoding)
+    changed.apply_change(partial_change(inserted, *where[first], *where[last]))
+    assert changed.source == text[:first] + inserted + text[last:]
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "index"),
+    [
+        (0, 99, 3),  # past the end of a line: the end of the line
+        (0, 4, 3),
+        (2, 9, 8),
+        (7, 0, 8),  # past the last line: the end of the text
+        (1, 1, 5),  # in the middle of a character: its beginning
+        (1, 2, 6),
+    ],
+)
+def test_positions_outside_the_text(line: int, column: int, index: int) -> None:
+    position = lsp.Position(line, column)
+    assert document("abc\r\n😀\na").offset_at_position(position) == index
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
+    changed = document("")
+    changed.apply_change(partial_change("a\ud83d\U0001f600b\ude00", 0, 0, 0, 0))
+    assert changed.source == "a\ufffd\U0001f600b\ufffd"
+
+
+# Frames
+
+
+def frames(data: bytes) -> list[bytes]:
+    return [
+        b"garbage" if isinstance(found, str) else found for found in read_frames(io.BytesIO(data))
+    ]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), max_size=5))
+def test_frames_are_parsed_as_they_were_written(bodies: list[bytes]) -> None:
+    assert frames(b"".join(map(frame, bodies))) == bodies
+
+
+@given(st.lists(st.text("ab{}: \n", min_size=1, max_size=30), min_size=1, max_size=4))
+def test_garbage_between_frames_loses_no_frame(pieces: list[str]) -> None:
+    data = b"".join(piece.encode() + frame(number) for number, piece in enumerate(pieces))
+    parsed = [found for found in frames(data) if found != b"garbage"]
+    assert parsed == [b"%d" % number for number in range(len(pieces))]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"content-LENGTH:2\nContent-Type: x; charset=utf-8\n\nab", [b"ab"]),
+        (b"Content-Type: x\r\n" + frame(b"ab"), [b"ab"]),
+        (b"hello\nthere\n" + frame(b"ab"), [b"garbage", b"ab"]),
+        (frame(b"ab") + b"too much" + frame(b"cd"), [b"ab", b"garbage", b"cd"]),
+        (b"Content-Length: -1\r\n\r\n" + frame(b"ab"), [b"ab"]),
+        (b"Content-Length: %d\r\n\r\n" % (MAX_FRAME_BYTES + 1) + frame(b"ab"), [b"garbage", b"ab"]),
+        (b"\x00\xff" * 5000 + b"\n" + frame(b"ab"), [b"garbage", b"ab"]),
+        (frame(b"") + frame(b"ab"), [b"garbage", b"ab"]),
+        (frame(b"ab")[:-1], []),
+        (b"Content-Length: 2", [b"garbage"]),
+        (b"", []),
+    ],
+)
+def test_frames_among_garbage(data: bytes, expected: list[bytes]) -> None:
+    assert frames(data) == expected
+
+
+def test_garbage_is_answered_with_the_expected_header() -> None:
+    (found,) = read_frames(io.BytesIO(b'{"jsonrpc": "2.0"}\n'))
+    assert isinstance(found, str)
+    assert re.search("expected .* Content-Length", found)
