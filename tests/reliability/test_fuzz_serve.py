@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import dialect_for_path
 from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
-from tests.support.serving import Reply, Served, ask, served, write_served_model
+from tests.support.serving import Reply, Served, fetch, served, write_served_model
 
 pytestmark = pytest.mark.rotating
 
@@ -93,7 +93,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def check(model: Served, path: str, body: bytes, headers: dict[str, str] | None = None) -> None:
     """Such a request is answered, or refused in the shape of its dialect."""
-    reply = asyncio.run(ask(model.app, path, body, headers=headers or {}))
+    reply = asyncio.run(fetch(model.app, path, body, headers=headers or {}))
     if reply.status == 200:
         if reply.headers["content-type"] == "application/x-ndjson":
             assert all(json.loads(line) for line in reply.body.splitlines())
@@ -110,7 +110,7 @@ def check(model: Served, path: str, body: bytes, headers: dict[str, str] | None 
 
 def right(model: Served) -> Reply:
     body = {"messages": SAID, "seed": 1, "temperature": 1.0}
-    reply = asyncio.run(ask(model.app, "/v1/chat/completions", body))
+    reply = asyncio.run(fetch(model.app, "/v1/chat/completions", body))
     assert reply.status == 200
     return reply
 
@@ -118,7 +118,7 @@ def right(model: Served) -> Reply:
 def test_bodies_that_are_right_are_answered(tiny: Served) -> None:
     """Those that the others are made of."""
     for path, body in ASKED.items():
-        reply = asyncio.run(ask(tiny.app, path, body))
+        reply = asyncio.run(fetch(tiny.app, path, body))
         assert reply.status == 200, (path, reply.body)
         assert b'"error":{' not in reply.body, (path, reply.body)
 

@@ -32,7 +32,7 @@ from akunu_py.serve.own.client import matching_server
 from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions, LoadOptions
-from tests.support.serving import Reply, ask, at_a_socket, write_served_model
+from tests.support.serving import Reply, at_a_socket, fetch, write_served_model
 from tests.support.tiny import write_tiny_llama
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
@@ -127,7 +127,7 @@ def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
             app = app_of(pool)
             for path in (CHAT, MESSAGES, COMPLETIONS):
                 for text in "xyz":
-                    reply = asyncio.run(ask(app, path, body_of(path, directory.name, text)))
+                    reply = asyncio.run(fetch(app, path, body_of(path, directory.name, text)))
                     name, said = text_of(reply)
                     assert name == directory.name
                     found[path, name, text] = said
@@ -155,10 +155,10 @@ async def test_each_model_answers_as_if_it_was_alone(
                 await asyncio.sleep(0)
             path, model, text = asked(choose)
             leaves = choose.random() < 0.2
-            hung_up = asyncio.Event()
+            left = asyncio.Event()
             if leaves:
-                asyncio.get_running_loop().call_later(choose.random() / 20, hung_up.set)
-            reply = await ask(app, path, body_of(path, model, text), hung_up=hung_up)
+                asyncio.get_running_loop().call_later(choose.random() / 20, left.set)
+            reply = await fetch(app, path, body_of(path, model, text), left=left)
             if not leaves:
                 assert text_of(reply) == (model, alone[path, model, text])
 
@@ -192,7 +192,7 @@ def watch_memory(pool: ModelPool) -> list[int]:
 
 
 async def ask_hello(app: ASGIApp, model: str, **options: Any) -> Reply:
-    return await ask(app, CHAT, body_of(CHAT, model, "x"), **options)
+    return await fetch(app, CHAT, body_of(CHAT, model, "x"), **options)
 
 
 @contextmanager
@@ -232,7 +232,7 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
             third = asyncio.create_task(ask_hello(app, "a"))
             await until(lambda: len(pool._waiting) == 2)
             assert (a.memory > 0, b.loads) == (True, 0)
-            text = (await ask(app, "/metrics")).body.decode()
+            text = (await fetch(app, "/metrics")).body.decode()
             assert 'akunu_model_loaded{model="a"} 1' in text
             assert 'akunu_model_batched{model="a"} 1' in text
             assert 'akunu_model_requests{model="a"} 2' in text
@@ -244,14 +244,14 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
 async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
     directories: list[Path], size: int
 ) -> None:
-    hung_up = asyncio.Event()
+    left = asyncio.Event()
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            second = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
+            second = asyncio.create_task(ask_hello(app, "b", left=left))
             await until(lambda: a.unloading)
             third = asyncio.create_task(ask_hello(app, "a"))
             await until(lambda: len(pool._waiting) == 2)
-            hung_up.set()
+            left.set()
             assert (await second).status == 0
             assert text_of(await third)[0] == "a"
         assert (a.loads, b.loads, a.requests, b.requests) == (1, 0, 0, 0)
@@ -261,15 +261,15 @@ async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
     directories: list[Path], size: int
 ) -> None:
     """Ending a request waits for no model, and reaches all of them."""
-    hung_up = asyncio.Event()
+    left = asyncio.Event()
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            waiting = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
+            waiting = asyncio.create_task(ask_hello(app, "b", left=left))
             await until(lambda: a.unloading)
-            reply = await asyncio.wait_for(ask(app, "/akunu/end", {"id": "first"}), 30)
+            reply = await asyncio.wait_for(fetch(app, "/akunu/end", {"id": "first"}), 30)
             assert reply.status == 200
             assert "first" in a.service().ending
-            hung_up.set()
+            left.set()
             await waiting
         async with pool.use(b):
             assert "first" in b.service().ending
@@ -282,14 +282,14 @@ async def test_heartbeats_while_another_model_is_to_be_unloaded(
         (a, b), beats = pool.models, asyncio.Event()
         app = app_of(pool, heartbeat_s=0.001)
 
-        def gone(reply: Reply) -> bool:
+        def leave(reply: Reply) -> bool:
             if len(reply.frames) >= 5:
                 beats.set()
             return False
 
         async with pool.use(a):
             body = body_of(CHAT, "b", "x") | {"stream": True}
-            waiting = asyncio.create_task(ask(app, CHAT, body, gone=gone))
+            waiting = asyncio.create_task(fetch(app, CHAT, body, leave=leave))
             await asyncio.wait_for(beats.wait(), 30)
             await until(lambda: a.unloading)
             assert b.loads == 0
@@ -305,8 +305,8 @@ async def test_the_embedding_model_shares_the_memory_limit(
     """It is unloaded for the others, and they for it."""
     texts = {"input": ["x", "a b c"]}
     with pool_of(directories[2:], embedding=directories[1]) as pool:  # no limit: all fit
-        alone = (await ask(app_of(pool), EMBEDDINGS, texts)).json()
-        await ask(app_of(pool), CHAT, body_of(CHAT, "c", "x"))
+        alone = (await fetch(app_of(pool), EMBEDDINGS, texts)).json()
+        await fetch(app_of(pool), CHAT, body_of(CHAT, "c", "x"))
         assert all(model.memory for model in pool.all_models)
     with pool_of(directories[:1], *limited(size), embedding=directories[1]) as pool:
         most = watch_memory(pool)
@@ -314,7 +314,7 @@ async def test_the_embedding_model_shares_the_memory_limit(
         for loads in range(1, 3):
             assert text_of(await ask_hello(app, "a"))[0] == "a"
             assert (chat.memory > 0, embedding.memory) == (True, 0)
-            assert (await ask(app, EMBEDDINGS, texts)).json() == alone
+            assert (await fetch(app, EMBEDDINGS, texts)).json() == alone
             assert (chat.memory, embedding.memory > 0) == (0, True)
             assert (chat.loads, embedding.loads) == (loads, loads)
         async with pool.use(embedding):
@@ -323,17 +323,19 @@ async def test_the_embedding_model_shares_the_memory_limit(
             assert embedding.memory
         assert text_of(await waiting)[0] == "a"
         assert max(most) <= 1.2 * size
-        assert 'akunu_model_loads_total{model="b"} 2' in (await ask(app, "/metrics")).body.decode()
-        listed = (await ask(app, "/v1/models")).json()["data"]
+        assert (
+            'akunu_model_loads_total{model="b"} 2' in (await fetch(app, "/metrics")).body.decode()
+        )
+        listed = (await fetch(app, "/v1/models")).json()["data"]
         assert [each["id"] for each in listed] == ["a"]
-        assert (await ask(app, "/health")).json()["models"] == {"a": "ready", "b": "unloaded"}
+        assert (await fetch(app, "/health")).json()["models"] == {"a": "ready", "b": "unloaded"}
 
 
 async def test_a_client_disconnects_while_its_model_loads(
     directories: list[Path], size: int
 ) -> None:
     loading, go_on = threading.Event(), threading.Event()
-    hung_up = asyncio.Event()
+    left = asyncio.Event()
     with two_models(directories, size) as (_, app, a, b):
         load = b._load
 
@@ -343,14 +345,14 @@ async def test_a_client_disconnects_while_its_model_loads(
             return load(reserved)
 
         b._load = slow
-        first = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
+        first = asyncio.create_task(ask_hello(app, "b", left=left))
         assert await asyncio.to_thread(loading.wait, 60)
         other = asyncio.create_task(ask_hello(app, "a"))
-        hung_up.set()
+        left.set()
         await first
         go_on.set()
         assert text_of(await other)[0] == "a"
-        assert (await ask(app, "/v1/models")).json()["data"][0]["state"] == "ready"
+        assert (await fetch(app, "/v1/models")).json()["data"][0]["state"] == "ready"
         assert (a.requests, b.requests) == (0, 0)
 
 
@@ -368,9 +370,9 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
         assert message.startswith("cannot load broken: ")
         assert "nonesuch" in message
         assert text_of(replies[1])[0] == "a"
-        states = (await ask(app, "/health")).json()["models"]
+        states = (await fetch(app, "/health")).json()["models"]
         assert states == {"a": "ready", "broken": "failed"}
-        listed = (await ask(app, "/v1/models")).json()
+        listed = (await fetch(app, "/v1/models")).json()
         assert [each["state"] for each in listed["data"]] == ["ready", "failed"]
         assert (listed["first_id"], listed["last_id"]) == ("a", "broken")
 
@@ -401,14 +403,14 @@ async def test_unknown_names_are_answered_by_the_first_model(
         app = app_of(pool, RequestRecords(seen.append))
         names = {"gpt-4o": "a", "claude-haiku": "b", "b": "b", "b:latest": "b", "gpt-9": "a"}
         for name, answering in names.items():
-            assert text_of(await ask(app, path, body_of(path, name, "x")))[0] == answering
+            assert text_of(await fetch(app, path, body_of(path, name, "x")))[0] == answering
         assert [record.model for record in seen] == list(names.values())
         assert f"{path} 200 · b · " in seen[1].line()
         strict = app_of(pool, strict=True)
-        reply = await ask(strict, path, body_of(path, "gpt-9", "x"))
+        reply = await fetch(strict, path, body_of(path, "gpt-9", "x"))
         assert reply.status == 404
         assert "serves a, b, not 'gpt-9'" in reply.json()["error"]["message"]
-        assert text_of(await ask(strict, path, body_of(path, "b", "x")))[0] == "b"
+        assert text_of(await fetch(strict, path, body_of(path, "b", "x")))[0] == "b"
 
 
 def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:

@@ -155,7 +155,7 @@ def served(
 
 @contextmanager
 def at_a_socket(app: ASGIApp) -> Iterator[str]:
-    """Has the application answer at a real socket; gives its address."""
+    """Serve the application at a real socket; yield its address."""
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -198,31 +198,47 @@ class Reply:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    def values(self) -> list[dict[str, Any]]:
+        """Return the JSON values of a stream in any dialect, or the one value of another reply.
+
+        Checks the ends of events, and that `type` in the data equals the name of its event.
+        """
+        if self.headers.get("content-type") == "application/json":
+            return [self.json()]
+        text, found = self.body.decode(), []
+        separator = "\n" if "ndjson" in self.headers.get("content-type", "") else "\n\n"
+        assert not text or text.endswith(separator)
+        for event in text.split(separator)[:-1]:
+            name, newline, data = event.rpartition("\n")
+            if event.startswith(":") or data == "data: [DONE]":
+                continue
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert not newline or name == f"event: {found[-1]['type']}"
+        return found
+
     def chunks(self) -> list[dict[str, Any]]:
-        """Return the data of unnamed server-sent events."""
-        events = self.body.decode().split("\n\n")[:-1]
-        data = [event.removeprefix("data: ") for event in events if not event.startswith(":")]
-        assert data.pop() == "[DONE]"
-        return [json.loads(each) for each in data]
+        """Return the values of a stream of OpenAI's completions."""
+        assert self.body.endswith(b"\n\ndata: [DONE]\n\n")
+        return self.values()
 
 
-async def ask(
+async def fetch(
     app: ASGIApp,
     path: str,
     body: Any = None,
     *,
     method: str = "",
     headers: Mapping[str, str] = {},
-    gone: Callable[[Reply], bool] = lambda reply: False,
-    hung_up: asyncio.Event | None = None,
+    leave: Callable[[Reply], bool] = lambda reply: False,
+    left: asyncio.Event | None = None,
 ) -> Reply:
     """Send a request and return its reply. body: JSON or bytes; None for a GET.
 
-    gone: called after every message; True disconnects. hung_up: set on a disconnect; a test may set
+    leave: called after every message; True disconnects. left: set on a disconnect; a test may set
     it, too.
     """
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply, hung_up, sent = Reply(), hung_up or asyncio.Event(), False
+    reply, left, sent = Reply(), left or asyncio.Event(), False
     all_headers = {"host": "127.0.0.1:8012", "content-length": str(len(data))} | dict(headers)
 
     async def receive() -> MutableMapping[str, Any]:
@@ -230,11 +246,11 @@ async def ask(
         if not sent:
             sent = True
             return {"type": "http.request", "body": data, "more_body": False}
-        await hung_up.wait()
+        await left.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        if hung_up.is_set():
+        if left.is_set():
             return  # as uvicorn does
         if message["type"] == "http.response.start":
             reply.status = message["status"]
@@ -245,8 +261,8 @@ async def ask(
         else:
             reply.frames.append(message.get("body", b""))
             reply.ended = not message.get("more_body", False)
-        if gone(reply) or reply.ended:
-            hung_up.set()
+        if leave(reply) or reply.ended:
+            left.set()
 
     scope = {
         "type": "http",
