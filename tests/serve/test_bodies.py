@@ -208,7 +208,9 @@ def test_results_of_functions_belong_to_their_calls() -> None:
     assert (result.role, result.content, result.name) == ("tool", "seen", "look")
     assert result.tool_call_id == called.tool_calls[0].id != other.tool_call_id
 
-    calls = [{"function": {"name": name, "arguments": {}}} for name in ("look", "find", "look")]
+    calls: list[Any] = [
+        {"function": {"name": name, "arguments": {}}} for name in ("look", "find", "look")
+    ]
     results = [{"role": "tool", "content": "1", "tool_name": "find"}]
     results += [{"role": "tool", "content": each} for each in "23"]
     call_turn, *found = ollama(messages=[{"role": "assistant", "tool_calls": calls}, *results])

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode, Message
+from tests.support.complete import complete
 from tests.support.dialects import (
     DIALECTS,
     WITH_ROLES,
@@ -157,7 +160,7 @@ async def test_a_turn_in_another_dialect_prefills_only_new_tokens(tiny: Served) 
         assert data.prompt - data.cached < len(first.text) + 60
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
 SCHEMA |= {"additionalProperties": False}
 FORM = {"type": "json_schema", "schema": SCHEMA}
 NAMED_FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
@@ -264,6 +267,34 @@ async def test_options_of_ollama(tiny: Served) -> None:
     assert raw.prompt == 1
     assert infill.prompt == len("x)") + 3  # and three markers
     assert images.prompt > with_system.prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_infill_ends_at_stop_texts_and_limits(tiny: Served, stream: bool) -> None:
+    """The time limit applies once the completion has a line break."""
+    fields = {"input_prefix": "def f(", "prompt": "ab", "input_suffix": ")", "stream": stream}
+
+    async def infill(**more: Any) -> ReplyData:
+        body = {**fields, "n_predict": 24, **more}
+        return DIALECTS["infill"].parse(await fetch(tiny.app, "/infill", body))
+
+    request = CompletionRequest("def f(ab", ")", max_tokens=24)
+    expected = tiny.in_thread(
+        lambda engine: complete(Completer(engine, CompleteOptions(draft="off")), request)
+    ).text
+    assert (await infill()).text == expected
+    stop = expected[5:7]
+    ended = await infill(stop=[stop, ""])
+    assert (ended.text, ended.reason) == (expected[: expected.index(stop)], "word")
+    few = await infill(n_predict=2, input_prefix="def g(")
+    assert (few.generated, few.reason) == (2, "limit")
+    for seed in (-1, 5):
+        sampled = {"temperature": 1.0, "top_k": -1, "seed": seed, "input_prefix": f"def h{seed}("}
+        assert (await infill(**sampled)).generated > 0
+    if "\n" not in expected:
+        assert (await infill(t_max_predict_ms=0, input_suffix=")")).text == expected
+    nothing = await infill(n_predict=0, input_prefix="class A")
+    assert (nothing.text, nothing.generated) == ("", 0)
 
 
 async def test_paths_for_get(tiny: Served) -> None:

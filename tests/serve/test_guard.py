@@ -25,16 +25,16 @@ from akunu_py.serve.http.server import listen
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.serving import Served, at_a_socket, fetch
 
-OURS = ("localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "[::1]")
 NAMES = st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True) | st.text(
     st.characters(codec="latin-1", categories=("L", "N", "P", "S", "Zs")), max_size=20
 )
 NO = RequestError("no")
 
 
-@given(st.sampled_from(OURS), st.sampled_from(["", ":8012", ":1"]))
-def test_loopback_host_names_are_accepted(name: str, port: str) -> None:
-    assert AccessRules().refusal(Headers({"host": name + port}), "/v1/models") is None
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "[::1]"])
+def test_loopback_host_names_are_accepted(name: str) -> None:
+    for port in ("", ":8012"):
+        assert AccessRules().refusal(Headers({"host": name + port}), "/v1/models") is None
 
 
 @settings(max_examples=40)
@@ -42,13 +42,8 @@ def test_loopback_host_names_are_accepted(name: str, port: str) -> None:
 def test_other_host_names_are_refused(name: str, port: int) -> None:
     """As sent by a web page whose name resolves to 127.0.0.1."""
     assume(not is_loopback(name.partition(":")[0]))
-    for host in (
-        name,
-        f"{name}:{port}",
-        f"{name}:127.0.0.1",
-        f"127.0.0.1.{name}x",
-        f"{name}@[::2]",
-    ):
+    others = (f"{name}:{port}", f"{name}:127.0.0.1", f"127.0.0.1.{name}x", f"{name}@[::2]")
+    for host in (name, *others):
         error = AccessRules().refusal(Headers({"host": host}), "/v1/models")
         assert error is not None, host
         assert error.status == 403
@@ -99,19 +94,18 @@ async def test_allowed_origin_may_send_requests(tiny: Served) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
-@settings(max_examples=5)
-@given(st.booleans())
+@pytest.mark.parametrize("keep", [False, True])
 async def test_content_is_recorded_only_if_enabled(tiny: Served, keep: bool) -> None:
     seen: list[RequestRecord] = []
     records = RequestRecords(seen.append, keep_content=keep)
     app = create_app(tiny.backend(records), AccessRules())
     body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 3}
     reply = await fetch(app, "/v1/chat/completions", body)
-    said = reply.json()["choices"][0]["message"]["content"]
+    text = reply.json()["choices"][0]["message"]["content"]
     [record] = seen
-    assert (record.body, record.answer) == ((json.dumps(body), said) if keep else ("", ""))
-    for text in (record.line(), records.metrics(SharedPasses())):
-        assert "secret" not in text
+    assert (record.body, record.answer) == ((json.dumps(body), text) if keep else ("", ""))
+    for printed in (record.line(), records.metrics(SharedPasses())):
+        assert "secret" not in printed
     assert 'requests_total{path="/v1/chat/completions",status="200"} 1' in records.metrics(
         SharedPasses()
     )
@@ -170,7 +164,7 @@ def raw_deflate(data: bytes) -> bytes:
 
 ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
-    "X-GZIP": gzip.compress,
+    "x-gzip": gzip.compress,
     "deflate": zlib.compress,
     "Deflate ": raw_deflate,
     "identity": bytes,
@@ -178,7 +172,7 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-async def test_compressed_bodies_are_read(tiny: Served, encoding: str) -> None:
+async def test_compressed_bodies_are_accepted(tiny: Served, encoding: str) -> None:
     compress = ENCODINGS[encoding]
     path, body = "/v1/completions", json.dumps({"prompt": "hello" * 9, "max_tokens": 4}).encode()
     headers = {"content-encoding": encoding}

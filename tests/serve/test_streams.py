@@ -299,7 +299,7 @@ async def test_failure_before_first_frame_has_its_own_status(
     tiny: Served, begun: bool, stream: bool
 ) -> None:
     failed = Failed(PromptTooLong("too long", 9, 8))
-    job = ScriptedJob(*([BEGUN, TextDelta("x")] if begun else []), failed)
+    job = ScriptedJob(*([BEGUN, TextDelta("x"), failed] if begun else [failed]))
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert job.closed.is_set()
     assert reply.status == (200 if begun and stream else 400)
@@ -311,7 +311,7 @@ async def test_failure_before_first_frame_has_its_own_status(
 async def test_unexpected_failure_is_reported_without_details(
     tiny: Served, begun: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = ScriptedJob(*([BEGUN] if begun else []), Failed(ZeroDivisionError("a secret")))
+    job = ScriptedJob(*[BEGUN][: int(begun)], Failed(ZeroDivisionError("a secret")))
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": True})
     assert (reply.status, reply.ended) == (200 if begun else 500, True)
     assert b"internal error; see the server" in reply.body

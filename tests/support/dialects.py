@@ -108,7 +108,7 @@ def accumulate_chat(chunks: list[Value]) -> Value:
             if choice["index"] == len(choices):
                 assert delta == {"role": "assistant", "content": ""}
                 message = {**delta, "reasoning_content": "", "tool_calls": [], "refusal": None}
-                empty = {"content": [], "refusal": None}
+                empty: Value = {"content": [], "refusal": None}
                 choices.append({"index": len(choices), "message": message, "logprobs": empty})
             whole = choices[choice["index"]]
             assert "finish_reason" not in whole
@@ -371,8 +371,9 @@ def _infill_data(reply: Value) -> ReplyData:
 
 
 def _own_data(reply: Value) -> ReplyData:
-    counts = (reply["stats"][f"{kind}_tokens"] for kind in ("prompt", "cached", "generated"))
-    return ReplyData(reply["text"], *counts, drafted=reply["stats"]["drafted"])
+    stats = reply["stats"]
+    prompt, cached, generated = (stats[f"{k}_tokens"] for k in ("prompt", "cached", "generated"))
+    return ReplyData(reply["text"], prompt, cached, generated, stats["drafted"])
 
 
 def _run(
