@@ -19,71 +19,8 @@ from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import dialect_for_path
 from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
 from tests.support.command import AKUNU, until
-from tests.support.serving import Served, fetch, served, write_served_model
+from tests.support.serving import BODIES, TURNS, Served, fetch, served, write_served_model
 
-TURNS = [{"role": "user", "content": "hello"}]
-FUNCTION = {"name": "look", "description": "d", "parameters": {"type": "object"}}
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        "model": "alias", "messages": [
-            {"role": "system", "content": [{"type": "text", "text": "be brief"}]}, *TURNS,
-            {"role": "assistant", "content": "x", "reasoning_content": "y"}, *TURNS],
-        "max_tokens": 4, "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
-        "seed": 1, "stop": ["a"], "presence_penalty": 0.1, "frequency_penalty": 0.1,
-        "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "stream": True,
-        "stream_options": {"include_usage": True}, "user": "me",
-        "logprobs": True, "top_logprobs": 2, "tool_choice": "none", "parallel_tool_calls": False,
-        "tools": [{"type": "function", "function": FUNCTION}],
-        "prediction": {"type": "content", "content": [{"type": "text", "text": "p"}]},
-        "response_format": {"type": "json_schema", "json_schema": {
-            "name": "n", "schema": {"type": "object"}, "strict": True}},
-    },
-    "/v1/completions": {
-        "prompt": ["abc", "de"], "max_tokens": 4, "n": 2, "echo": True, "stop": "x",
-        "guided_regex": "[ab]+", "stream": False,
-    },
-    "/v1/messages": {
-        "model": "alias", "max_tokens": 4, "system": [{"type": "text", "text": "s"}],
-        "messages": [*TURNS, {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
-                     {"role": "user", "content": [{"type": "text", "text": "x"}]}],
-        "temperature": 0.5, "top_k": 3, "top_p": 0.9, "stop_sequences": ["a"], "stream": True,
-    },
-    "/v1/messages/count_tokens": {"model": "alias", "messages": TURNS, "system": "s"},
-    "/v1/responses": {
-        "model": "alias", "input": [{"role": "user", "content": [
-            {"type": "input_text", "text": "x"}]}],
-        "instructions": "i", "max_output_tokens": 4, "temperature": 0.5, "stream": True,
-        "text": {"format": {"type": "json_object"}},
-    },
-    "/infill": {
-        "input_prefix": "def f(", "input_suffix": "):", "n_predict": 4, "prompt": "a",
-        "input_extra": [{"filename": "a.py", "text": "x = 1"}], "stop": ["b"], "seed": 1,
-        "temperature": 0.1, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "stream": False,
-    },
-    "/api/chat": {
-        "model": "alias", "stream": True, "think": True, "format": "json", "options": {
-            "num_predict": 4, "seed": 1, "temperature": 0.5, "stop": ["a"], "num_ctx": 99},
-        "messages": [*TURNS, {"role": "assistant", "tool_calls": [
-            {"function": {"name": "look", "arguments": {"a": 1}}}]},
-            {"role": "tool", "content": "x", "tool_name": "look"}, *TURNS],
-    },
-    "/api/generate": {"prompt": "x", "system": "s", "raw": True, "suffix": "y", "stream": False,
-                      "options": {"num_predict": 4}},
-    "/api/show": {"model": "alias"},
-    "/akunu/chat": {
-        "id": "1", "messages": [*TURNS, {"role": "assistant", "content": "x"}, *TURNS], "options": {
-            "max_tokens": 4, "draft": "fixed", "draft_tokens": 3, "stop": ["a"], "sampling": {
-                "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 1,
-                "repetition_penalty": 1.1, "logit_bias": [[1, 1.0]]}},
-    },
-    "/akunu/complete": {
-        "id": "2", "request": {
-            "prefix": "def f(", "suffix": "):", "path": "a.py", "max_tokens": 4, "max_lines": 1,
-            "temperature": 0.1, "files": [{"path": "b.py", "text": "x = 1"}], "recent": ["f"]},
-        "options": {"fim": "none", "draft": "off", "prefix_tokens": 99, "suffix_tokens": 9},
-    },
-    "/akunu/end": {"id": "3"},
-}  # fmt: skip
 REFUSALS = {400, 401, 403, 404, 405, 413, 503}
 
 

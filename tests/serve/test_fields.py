@@ -25,66 +25,27 @@ from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.types import GenerateOptions
-from tests.support.serving import Reply, Served, fetch
+from tests.support.serving import BODIES, Reply, Served, fetch
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES, INFILL, OLLAMA = "/v1/responses", "/infill", "/api/chat"
 USER = {"role": "user", "content": "hello"}
-LOOK = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+STREAMED = ("stream", "stream_options", "logprobs", "top_logprobs")  # logprobs depend on the batch
 WHOLE: dict[str, dict[str, Any]] = {
-    CHAT: {
-        "messages": [
-            {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
-            USER,
-            {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "seen"}]},
-            USER],
-        "tools": [{"type": "function", "function": LOOK}],
-        "response_format": {"type": "text"}, "thinking": {"type": "enabled"},
-        "structured_outputs": {"choice": ["yes", "no"]}, "reasoning": {"effort": "low"},
-        "prediction": {"type": "content", "content": [{"type": "text", "text": "p"}]},
-        "max_tokens": 4, "tool_choice": "none",
-    },
-    COMPLETIONS: {"prompt": ["abc", "de"], "max_tokens": 4},
-    MESSAGES: {
-        "model": "alias", "max_tokens": 4, "system": [{"type": "text", "text": "s"}],
-        "messages": [
-            USER,
-            {"role": "assistant", "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "a", "content": [
-                    {"type": "text", "text": "seen"}]},
-                {"type": "text", "text": "and?"}]}],
-        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "none"}, "thinking": {"type": "enabled", "budget_tokens": 9},
-        "output_config": {"effort": "low"}, "context_management": {"edits": [
-            {"type": "clear_thinking_20251015"}]},
-    },
-    RESPONSES: {
-        "model": "alias", "max_output_tokens": 4, "tools": [{"type": "function", "name": "look"}],
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
-            {"type": "reasoning", "summary": [], "content": [
-                {"type": "reasoning_text", "text": "t"}]},
-            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "a", "output": [
-                {"type": "input_text", "text": "seen"}]}],
-        "text": {"format": {"type": "text"}}, "tool_choice": "none",
-    },
-    OLLAMA: {
-        "messages": [USER, {"role": "assistant", "tool_calls": [
-            {"function": {"name": "look", "arguments": {}}}]}, {"role": "tool", "content": "x"}],
-        "tools": [{"type": "function", "function": LOOK}], "stream": False,
-        "options": {"num_predict": 1, "temperature": 0.0},
-    },
-    INFILL: {"input_prefix": "def f(", "input_extra": [{"filename": "a.py", "text": "x = 1"}],
-             "n_predict": 2},
-}  # fmt: skip
+    path: {name: value for name, value in BODIES[path].items() if name not in STREAMED}
+    for path in (CHAT, COMPLETIONS, MESSAGES, RESPONSES, OLLAMA, INFILL)
+}
+WHOLE[OLLAMA]["stream"] = False
 # Below these fields clients send anything; it reaches the model, or is copied to the reply.
-FREE = {"parameters", "input_schema", "arguments", "metadata", "chat_template_kwargs"}
+FREE = {
+    "logit_bias",
+    "schema",
+    "parameters",
+    "input_schema",
+    "arguments",
+    "metadata",
+    "chat_template_kwargs",
+}
 ENDPOINTS: dict[str, Endpoint] = {each.path: each for one in DIALECTS for each in one.endpoints}
 
 
