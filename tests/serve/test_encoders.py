@@ -168,9 +168,8 @@ def expected(name: str, events: list[Event]) -> ReplyData:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ENCODERS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
 async def test_accumulated_stream_equals_complete_reply(
     tiny: Served, name: str, data: st.DataObject
