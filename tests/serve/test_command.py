@@ -84,8 +84,8 @@ def test_text_equals_run(server: Server) -> None:
     words = ("run", "Say hello.", "--max-tokens", "12")
     more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-answer-cache")
     expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
-    said = [{"role": "user", "content": "Say hello."}]
-    body = {"messages": said, "max_tokens": 12, "temperature": 0.8, "seed": 7}
+    turns = [{"role": "user", "content": "Say hello."}]
+    body = {"messages": turns, "max_tokens": 12, "temperature": 0.8, "seed": 7}
     whole = server.ask(CHAT, body)
     assert whole["choices"][0]["message"]["content"] == expected["text"]
     assert whole["usage"]["completion_tokens"] == len(expected["tokens"])

@@ -386,8 +386,8 @@ def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
                 client, facts = found
                 assert facts.name == path.name
                 user, options = {"role": "user", "content": "x"}, {"max_tokens": 4}
-                said = {"messages": [user], "options": options, "id": "1"}
-                frames = [*client.frames("/akunu/chat", said, lambda: None)]
+                body = {"messages": [user], "options": options, "id": "1"}
+                frames = [*client.frames("/akunu/chat", body, lambda: None)]
                 assert "AnnotatedEnd" in frames[-1]
             assert matching_server(directories[2], LoadOptions()) is None
         assert [model.loads for model in pool.models] == [1, 1]
