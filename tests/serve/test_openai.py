@@ -87,8 +87,10 @@ async def test_chat_equals_run(
     assert whole["usage"]["prompt_tokens"] == expected[0].stats.prompt_tokens
 
 
-@settings(max_examples=5)
-@given(st.lists(WORDS, min_size=1, max_size=3), st.booleans(), st.booleans(), st.booleans())
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+@settings(max_examples=2)
+@given(prompts=st.lists(WORDS, min_size=1, max_size=3), as_tokens=st.booleans())
 async def test_completions_of_several_prompts(
     tiny: Served, prompts: list[str], as_tokens: bool, echo: bool, stream: bool
 ) -> None:

@@ -278,7 +278,9 @@ async def test_prefilled_tokens_stay_cached_after_disconnect(tiny: Served) -> No
 
 async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> None:
     """Many clients close the connection before its end."""
-    job, records = ScriptedJob(BEGUN, TextDelta("x"), END, proceed=False), RequestRecords()
+    done: list[RequestRecord] = []
+    job = ScriptedJob(BEGUN, TextDelta("x"), END, proceed=False)
+    records = RequestRecords(done.append)
 
     def leave(reply: Reply) -> bool:
         job.proceed.set()
@@ -291,6 +293,7 @@ async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> Non
     metrics = records.metrics(SharedPasses())
     assert 'status="200"} 1' in metrics
     assert 'status="499"' not in metrics
+    assert "tokens/s" not in done[0].line()  # no decode step
 
 
 @pytest.mark.parametrize("begun", [False, True])
