@@ -1,12 +1,8 @@
 """`python -m tests.reliability.endurance`: long conversations and many completions, watched.
 
-Each run takes samples on the way: memory of the process and of MLX, open files, threads, and passes
-per second of the process's own time. The chats run on a model with random weights, which answers
-in no time and has next to no KV cache, so that what grows is what somebody forgot to give back;
-`--model` names a real one.
-
-What a process holds and does not use is told apart: glibc keeps what was freed, ever larger pieces
-of it while a conversation grows, and MLX keeps buffers for the next pass.
+Each run samples the memory of the process and of MLX, open files, threads, and passes per second of
+CPU time. The chats run on a fast model with random weights and a small KV cache, so growth means a
+leak; `--model` names a real model. Freed memory that glibc and MLX keep is counted separately.
 """
 
 from __future__ import annotations
@@ -56,25 +52,21 @@ CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At one moment. done: turns or requests; passes and seconds: since the sample before, of the
-    process's own time, which others on the machine do not slow down. In bytes, rss: of the process;
-    used: of these, without what malloc only keeps to give out again; active: of MLX; cached: what
-    MLX keeps to use again."""
+    """One sample of a run."""
 
-    done: int
-    rss: int
-    used: int
-    active: int
-    cached: int
+    done: int  # turns or requests
+    rss: int  # bytes of the process
+    used: int  # bytes of the process, without freed memory that malloc keeps
+    active: int  # bytes of MLX
+    cached: int  # bytes that MLX keeps for the next pass
     files: int
     threads: int
-    passes: int
-    seconds: float
+    passes: int  # since the last sample
+    seconds: float  # of CPU time since the last sample
 
 
 class Watch:
-    """Takes samples of a run of `total` steps: SAMPLES of them, at even distances, or `every` so
-    many steps."""
+    """Takes SAMPLES samples of a run of `total` steps, or one after `every` steps."""
 
     def __init__(self, total: int, every: int = 0) -> None:
         self.samples: list[Sample] = []
@@ -110,26 +102,26 @@ class Watch:
 
 
 def resident() -> int:
-    """Bytes of memory that the process has now."""
+    """Return the resident bytes of the process."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except FileNotFoundError:  # a Mac
         import subprocess
 
-        told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True)
-        return int(told.stdout) << 10
+        done = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True)
+        return int(done.stdout) << 10
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> None:
-    """Makes glibc return what was freed to the system; others do as they like."""
+    """Return freed memory to the system, with glibc."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def tiny_model(directory: Path) -> Path:
-    """Bytes are its tokens; its context holds 300 turns."""
+    """Write a model with bytes as tokens and a context of 300 turns."""
     write_model(directory, byte_level(MARKERS), end=MARKERS[0])
     config = (directory / "config.json").read_text()
     (directory / "config.json").write_text(config.replace("4096", "32768"))
@@ -138,7 +130,7 @@ def tiny_model(directory: Path) -> Path:
 
 
 def prompts(count: int) -> Iterator[str]:
-    """Short, each a little different."""
+    """Yield short prompts that differ a little."""
     words = ("red", "green", "blue", "one", "two", "three", "north", "south")
     for number in range(count):
         yield f"{number} {words[number % 8]} {words[number * 5 % 7]}?"
@@ -161,8 +153,7 @@ def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
 
 
 def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
-    """Whether a session tires: SHORT turns behind a conversation of `turns`, in the session that
-    had it all, and in a new one that has only read it."""
+    """Compare SHORT turns after a conversation of `turns` in its session and in a new one."""
     old, messages = _session(model), list[Message]()
     for prompt in prompts(turns):
         _turn(old, messages, prompt, tokens)
@@ -184,7 +175,7 @@ def _session(model: Path) -> Session:
 
 
 def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:
-    """Adds a prompt and its answer to `messages`; how many passes it took."""
+    """Add a prompt and its answer to `messages`; return the number of passes."""
     messages.append(Message("user", prompt))
     answer = chat_request(session, messages, options(tokens)).answer()
     messages.append(Message("assistant", answer.text or "."))
@@ -193,7 +184,7 @@ def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -
 
 
 def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
-    """The chat with its threads and its database, typed into."""
+    """Type into the chat with its threads and its database."""
     return asyncio.run(_chat_in_the_app(model, paths.conversations_file(), turns, tokens))
 
 
@@ -235,7 +226,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
 
 
 def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
-    """A buffer that is typed into, as an editor asks: at every few letters, each time anew."""
+    """Complete a buffer after every few typed letters, as an editor does."""
     completer = Completer(Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY)))
     watch = Watch(requests)
     for number in range(1, requests + 1):

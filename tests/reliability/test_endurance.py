@@ -1,8 +1,7 @@
-"""Long runs leave nothing behind: no memory of MLX, no open files, no threads.
+"""Long runs leak no memory, open files or threads.
 
-The long form has 300 turns and 5,000 completions, and looks at the memory of the process too, in
-which a short run sees only what is loaded on the way. `python -m tests.reliability.endurance`
-prints the figures.
+The slow form has 300 turns and 5,000 completions. `python -m tests.reliability.endurance` prints
+the figures.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def quick_and_long(quick: int, long: int) -> pytest.MarkDecorator:
 
 
 def nothing_is_left(samples: list[Sample], active: int) -> None:
-    """active: bytes that MLX may hold at the end beyond what it held after the warm-up, and beyond
-    the caches of earlier texts."""
+    """active: bytes that MLX may allocate after the warm-up, without the caches of texts."""
     first, last = samples[1], samples[-1]
     assert last.files <= first.files
     assert last.threads <= first.threads
@@ -51,7 +49,7 @@ def nothing_is_left(samples: list[Sample], active: int) -> None:
 def test_one_conversation(count: int, model: Path) -> None:
     samples = chat(model, count, 12)
     nothing_is_left(samples, CACHE * (A_TURN * count + 512))
-    # What it holds grows with the conversation, by a kilobyte a token.
+    # The conversation grows by a kilobyte a token.
     assert samples[-1].used - samples[1].used < 0.06 * MEGABYTE * count + 6 * MEGABYTE
 
 

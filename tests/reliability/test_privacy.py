@@ -1,5 +1,5 @@
-"""What SECURITY.md promises: nothing leaves the machine unasked, and what was said is for its
-owner's eyes only. What no source of ours may do is in `test_privacy_sources`."""
+"""Promises of SECURITY.md: akunu makes no connection unless a command needs one, and only the owner
+can read conversations. `test_privacy_sources` checks the sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Where somebody imported a model, was answered by it, and kept the session."""
+    """A home with an imported model."""
     home = Home(tmp_path_factory.mktemp("home"))
     write_tiny(home.directory / "tiny.gguf")
     directory = write_model(home.directory / "plain", byte_level(["<|end|>"]), end="<|end|>")
@@ -41,34 +41,35 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return home
 
 
-ASKED = json.dumps({"id": 1, "prefix": "def f(", "max_tokens": 4}).encode() + b"\n"
-COMMANDS: list[tuple[list[str], bytes]] = [
-    (["models", "list"], b""),
-    (["models", "show", "tiny"], b""),
-    (["models", "verify"], b""),
-    (["models", "gc"], b""),
-    (["models", "import", "plain", "--name", "copy"], b""),
-    (["run", "--model", "tiny", "--raw", "--max-tokens", "8", "--prompt-cache",
-      "kept.safetensors", "Once"], b""),
-    (["run", "--model", "plain", "--max-tokens", "8", "Once"], b""),
-    (["complete", "--model", "tiny"], ASKED),
-    (["chats", "list"], b""),
-    (["bench", "replay", "trace.json"], b""),
-    (["info"], b""),
+COMMANDS = [
+    ["models", "list"],
+    ["models", "show", "tiny"],
+    ["models", "verify"],
+    ["models", "gc"],
+    ["models", "import", "plain", "--name", "copy"],
+    ["run", "--model", "tiny", "--raw", "--max-tokens", "8", "--prompt-cache",
+     "kept.safetensors", "Once"],
+    ["run", "--model", "plain", "--max-tokens", "8", "Once"],
+    ["complete", "--model", "tiny"],
+    ["chats", "list"],
+    ["bench", "replay", "trace.json"],
+    ["info"],
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "data"), COMMANDS, ids=[" ".join(words[:3]) for words, _ in COMMANDS]
-)
-def test_nothing_leaves_the_machine(words: list[str], data: bytes, home: Home) -> None:
-    done = home.akunu(*words, data=data)
+def test_commands_make_no_connection(home: Home) -> None:
+    """All in one process, which the watches follow."""
+    script = f"from akunu_py import cli\nfor words in {COMMANDS}: print(words, cli.main(words))"
+    request = json.dumps({"id": 1, "prefix": "def f(", "max_tokens": 4}).encode() + b"\n"
+    done = home.run(sys.executable, "-c", script, data=request)
     assert done.returncode == 0, done.stderr
+    for words in COMMANDS:
+        assert f"{words} 0\n".encode() in done.stdout, (words, done.stderr)
     assert home.attempts == []
 
 
 @needs_tmux
-def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None:
+def test_the_chat_makes_no_connection(terminal: Terminal, home: Home) -> None:
     script = home.directory / "chat.sh"
     own = (f"export {name}='{value}'" for name, value in home.own.items())
     plain = str(home.directory / "plain")
@@ -88,8 +89,7 @@ def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None
     assert "Hello" in kept
 
 
-def test_a_pull_is_what_asks_the_network(tmp_path: Path) -> None:
-    """The watch sees what it is there to see."""
+def test_the_watch_sees_the_connection_of_a_pull(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with home.start(sys.executable, "-m", "akunu_py", "models", "pull", "owner/name") as pull:
         while not home.attempts and pull.poll() is None:
@@ -99,8 +99,7 @@ def test_a_pull_is_what_asks_the_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not watch here")
-def test_the_watch_sees_native_code_too(tmp_path: Path) -> None:
-    """What Python does not know of: a connection of the C library."""
+def test_the_watch_sees_native_code(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.run(
         sys.executable,
@@ -117,8 +116,8 @@ def mode(path: Path) -> str:
     return oct(stat.S_IMODE(path.stat().st_mode))
 
 
-def test_what_was_said_is_for_its_owner_alone(home: Home) -> None:
-    """With a mask that lets everybody read."""
+def test_only_the_owner_can_read_conversations_and_caches(home: Home) -> None:
+    """Under a mask that permits everyone."""
     done = home.akunu("run", "--model", "tiny", "--raw", "--max-tokens", "4", "--prompt-cache",
                       "modes.safetensors", "Twice")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -146,9 +145,7 @@ def test_what_was_said_is_for_its_owner_alone(home: Home) -> None:
     assert {mode(path) for path in kept} == {"0o600"}
 
 
-def test_settings_are_for_their_owner_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_owner_can_read_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from akunu_py.settings import save_settings, settings_file
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -160,10 +157,10 @@ def test_settings_are_for_their_owner_alone(
     assert mode(settings_file()) == "0o600"
 
 
-def test_kernels_are_compiled_in_a_directory_of_ones_own(
+def test_kernels_are_compiled_in_a_private_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLX loads the libraries that it finds below TMPDIR, so they must be nobody else's."""
+    """MLX loads the libraries that it finds below TMPDIR."""
 
     def where() -> Path:
         monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -191,6 +188,6 @@ def test_kernels_are_compiled_in_a_directory_of_ones_own(
     assert mode(other) == "0o700"
 
 
-def test_nothing_else_is_left_in_the_directory_for_temporary_files(home: Home) -> None:
+def test_temporary_files_are_removed(home: Home) -> None:
     kept = {path.name for path in (home.directory / "tmp").iterdir()}
     assert {name for name in kept if not name.startswith("tmux")} <= {"mlx"}

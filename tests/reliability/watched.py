@@ -1,7 +1,7 @@
-"""A home in which nothing leaves the machine unseen: programs are started there and watched.
+"""A home directory whose programs are watched for connections.
 
-Two watches: Python's audit events, which refuse each outward connection and log it; and, where
-strace may be used, the system calls of everything that runs, native code too.
+Python's audit events refuse and log each outward connection. strace, if available, logs the system
+calls of native code too.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _STRACE = ("strace", "--follow-forks", "--seccomp-bpf", "--output-append-mode", 
 
 
 class Home:
-    """Folders of a person, and how programs are started there. own: the variables that lead
-    there. command: what akunu is started with."""
+    """Directories of a user, with `own` environment variables and the `command` of akunu."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -58,7 +57,7 @@ class Home:
         self.command = [*self._watched, sys.executable, "-m", "akunu_py"]
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Any program, in a process group of its own."""
+        """Start a program in its own process group."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -76,7 +75,7 @@ class Home:
         )
 
     def run(self, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """Any program, to its end."""
+        """Run a program to its end."""
         with self.start(*words) as process:
             out, err = process.communicate(data, timeout=180)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
@@ -86,7 +85,7 @@ class Home:
 
     @property
     def attempts(self) -> list[str]:
-        """Every outward connection that was tried."""
+        """Every attempted outward connection."""
         calls = self._calls.read_text().splitlines() if self._calls.exists() else []
         seen = self._log.read_text().splitlines() if self._log.exists() else []
         return [*seen, *(line for line in calls if "AF_INET" in line)]
@@ -94,7 +93,7 @@ class Home:
 
 @cache
 def can_trace() -> bool:
-    """Whether strace is here, and allowed to watch."""
+    """Return whether strace is installed and permitted."""
     if shutil.which("strace") is None:
         return False
     done = subprocess.run([*_STRACE, "--output=/dev/null", "true"], capture_output=True)

@@ -53,21 +53,21 @@ def openai_responses(url: str, model: str) -> None:
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    asked: list[Any] = [{"role": "user", "content": QUESTION}]
+    turns: list[Any] = [{"role": "user", "content": QUESTION}]
     tools: list[Any] = [{"type": "function", **WEATHER}]
     common: dict[str, Any] = {"model": model, "instructions": "Be short.", "tools": tools}
     named: Any = {"type": "function", "name": "weather"}
     with client.responses.stream(
-        input=asked, max_output_tokens=64, tool_choice=named, **common
+        input=turns, max_output_tokens=64, tool_choice=named, **common
     ) as stream:
         names = [event.type for event in stream]
         answer = stream.get_final_response()
     assert "response.function_call_arguments.delta" in names
     (call,) = [item for item in answer.output if item.type == "function_call"]
     assert json.loads(call.arguments)["city"] in CITIES
-    asked += answer.output
-    asked += [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT}]
-    whole = client.responses.create(input=asked, max_output_tokens=8, store=False, **common)
+    turns += answer.output
+    turns += [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT}]
+    whole = client.responses.create(input=turns, max_output_tokens=8, store=False, **common)
     assert whole.status in ("completed", "incomplete")
     assert whole.usage.input_tokens_details.cached_tokens > 0
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a" | "b"'}

@@ -54,10 +54,10 @@ from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.recorded import REQUESTS
 from tests.support.serving import LONG_CONTEXT, write_long_model
 
 MODEL = "tiny"
+REQUESTS = Path(__file__).with_name("requests")
 _AGENTS = ("claude", "codex", "codex_by_hand", "opencode", "opencode_messages", "pi")
 _WORDS = 9  # pieces of an answer
 _CALLS = 2  # tool calls of a session

@@ -1,7 +1,8 @@
-"""`akunu serve` as a process: sockets and signals."""
+"""`akunu serve` as a process: sockets, signals, an idle event loop, defaults of the model."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -9,13 +10,23 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
 
+from akunu_py.decoding.sampling import Sampler
+from akunu_py.serve.http.server import _Server, model_defaults
+from akunu_py.types import SamplingOptions
+from tests.reliability.fuzz import SCALARS
 from tests.support.command import AKUNU, run_here
 
 KEY = {"x-api-key": "sesame"}
@@ -73,8 +84,8 @@ def test_text_equals_run(server: Server) -> None:
     words = ("run", "Say hello.", "--max-tokens", "12")
     more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-answer-cache")
     expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
-    said = [{"role": "user", "content": "Say hello."}]
-    body = {"messages": said, "max_tokens": 12, "temperature": 0.8, "seed": 7}
+    turns = [{"role": "user", "content": "Say hello."}]
+    body = {"messages": turns, "max_tokens": 12, "temperature": 0.8, "seed": 7}
     whole = server.ask(CHAT, body)
     assert whole["choices"][0]["message"]["content"] == expected["text"]
     assert whole["usage"]["completion_tokens"] == len(expected["tokens"])
@@ -150,3 +161,61 @@ def test_signal_stops_server_after_running_answer(server: Server) -> None:
     assert b"service_unavailable_error" in long.getresponse().read()
     assert server.process.wait(60) == 0
     assert "Traceback" not in server.printed()
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def test_the_event_loop_has_no_timer_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a reply has the date of its own second, and the first signal ends it."""
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+    server, finished = _Server(config, "ready", lambda: finished.append(1)), list[int]()
+    seen: list[object] = []
+
+    async def use(address: str) -> None:
+        loop: Any = asyncio.get_running_loop()
+        while not server.started:
+            await asyncio.sleep(0)
+        for _ in range(20):  # whatever starting left is done
+            await asyncio.sleep(0)
+        seen.append([each for each in loop._scheduled if not each.cancelled()])
+        dates = []
+        for now in (1_000_000_000.0, 1_000_000_001.0):
+            monkeypatch.setattr(time, "time", lambda now=now: now)
+            async with httpx.AsyncClient(trust_env=False) as client:
+                reply = await client.get(address)
+            dates.append(parsedate_to_datetime(reply.headers["date"]).timestamp())
+        monkeypatch.undo()
+        assert dates == [1_000_000_000.0, 1_000_000_001.0]
+        signal.raise_signal(signal.SIGTERM)
+
+    async def both(listening: socket.socket) -> None:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        await asyncio.gather(server.serve([listening]), use(address))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asyncio.run(both(listening))
+    assert finished == [1]
+    assert seen == [[]]
+
+
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
+
+
+def test_generation_config_sets_defaults(tmp_path: Path) -> None:
+    assert model_defaults(tmp_path, SamplingOptions()).temperature == 1.0
+    settings = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "x": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    requested = SamplingOptions(seed=3)
+    expected = SamplingOptions(0.7, 0.8, top_k=20, repetition_penalty=1.05, seed=3)
+    assert model_defaults(tmp_path, requested) == expected
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), SCALARS) | SCALARS)
+def test_any_generation_config_gives_valid_defaults(content: object) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "generation_config.json"
+        file.write_text(json.dumps(content))
+        Sampler(model_defaults(file.parent, SamplingOptions()))

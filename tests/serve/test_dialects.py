@@ -1,69 +1,123 @@
-"""Messages and Responses on a tiny model: prefilled tokens, and the errors of each dialect."""
+"""Promises that hold in every dialect, on a tiny model: the same text as a session without drafts,
+cached prompts, structured answers, continued answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+import copy
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
+from akunu_py.serve.http.model_pool import ModelPool
+from akunu_py.serve.http.record import RequestRecords
+from akunu_py.types import DraftMode, Message
+from tests.support.complete import complete
+from tests.support.dialects import (
+    DIALECTS,
+    WITH_ROLES,
+    DialectClient,
+    DialectRequest,
+    ReplyData,
 )
-from akunu_py.decoding.generate.job import Job
-from akunu_py.types import Stats
-from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectRequest
-from tests.support.serving import (
-    STRICT_TEMPLATE,
-    Served,
-    ask,
-    scripted_app,
-    served,
-    write_served_model,
-)
-from tests.support.sse_reader import named_events
+from tests.support.jobs import open_jobs
+from tests.support.serving import STRICT_TEMPLATE, Served, fetch, served, write_served_model
 
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-TOKENS = 16
+DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+SEEDS = [(0.0, 0), (0.9, 1), (0.9, 2**32 - 1)]
+MODES = [*itertools.product((False, True), DRAFTS)]  # streamed or not, with drafts or without
+USER = {"role": "user", "content": "x"}
 
 
-def text_of_message(message: dict[str, Any]) -> str:
-    return "".join(block["text"] for block in message["content"])
+@pytest.fixture(scope="module")
+def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
+    """Applications on the same model, by draft mode."""
+
+    @cache
+    def app(draft: DraftMode) -> ASGIApp:
+        backend, service = tiny.backend(RequestRecords()), tiny.model.service()
+        changed = replace(service, defaults=replace(service.defaults, draft=draft))
+        model = copy.copy(tiny.model)
+        model.service = lambda: changed  # type: ignore[method-assign]
+        backend = replace(backend, pool=ModelPool([model]))
+        return create_app(backend, AccessRules(), heartbeat_s=60)
+
+    return app
 
 
-def text_of_response(response: dict[str, Any]) -> str:
-    return "".join(part["text"] for item in response["output"] for part in item["content"])
+def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) -> DialectRequest:
+    """Return a request that no other test sends; the answer cache would answer it."""
+    temperature, seed = rng.choice(SEEDS) if dialect.seeded else SEEDS[0]
+    text = "".join(rng.choices("ab(\n", k=rng.randrange(1, 30))) * 2
+    return DialectRequest((f"{text}x{rng.random()}",), 24, temperature, seed, draft)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_text_equals_run_without_drafts(
+    tiny: Served, app_with: Callable[[DraftMode], ASGIApp], name: str
+) -> None:
+    """Streamed or not, with and without drafts, alone and in a batch with three other clients."""
+    rng, drafted = random.Random(f"{name} 1"), dict.fromkeys(DRAFTS, 0)
+
+    def expected_reply(dialect: DialectClient, request: DialectRequest) -> ReplyData:
+        data: ReplyData = tiny.in_thread(partial(dialect.expected, request))
+        return data
+
+    async def send(dialect: DialectClient, request: DialectRequest, *, stream: bool) -> ReplyData:
+        body = dialect.request_body(request, stream=stream)
+        return dialect.parse(await fetch(app_with(request.draft), dialect.path, body))
+
+    def check(reply: ReplyData, expected: ReplyData, draft: DraftMode) -> None:
+        assert (reply.text, reply.prompt) == (expected.text, expected.prompt)
+        drafted[draft] += reply.drafted
+
+    for stream, draft in MODES:
+        request = new_request(DIALECTS[name], rng, draft)
+        expected = expected_reply(DIALECTS[name], request)
+        check(await send(DIALECTS[name], request, stream=stream), expected, draft)
+    others = rng.sample([each for each in DIALECTS if each != name], 3)
+    requests = [
+        (DIALECTS[each], new_request(DIALECTS[each], rng, draft), stream)
+        for each, (stream, draft) in zip([name, *others], rng.sample(MODES, 4), strict=True)
+    ]
+    expected_replies = [expected_reply(dialect, request) for dialect, request, _ in requests]
+
+    def hold(engine: object) -> None:
+        while open_jobs(tiny.scheduler)[0] < 4:
+            threading.Event().wait(0.001)
+
+    before = tiny.model.shared.passes
+    tiny.scheduler.call(hold)
+    replies = [send(dialect, request, stream=stream) for dialect, request, stream in requests]
+    for (_, request, _), reply, expected in zip(
+        requests, await asyncio.gather(*replies), expected_replies, strict=True
+    ):
+        check(reply, expected, request.draft)
+    assert tiny.model.shared.passes > before
+    assert not drafted["off"]
+    assert drafted["fixed"] or name == "infill"  # completions may end before their first draft
 
 
 async def test_count_tokens_equals_usage(tiny: Served) -> None:
     body: dict[str, Any] = {"model": "alias", "system": "be brief"}
     body["messages"] = [{"role": "user", "content": "a b\n"}]
-    counted = (await ask(tiny.app, f"{MESSAGES}/count_tokens", body)).json()
-    used = (await ask(tiny.app, MESSAGES, body | {"max_tokens": 3})).json()["usage"]
+    counted = (await fetch(tiny.app, "/v1/messages/count_tokens", body)).json()
+    used = (await fetch(tiny.app, "/v1/messages", body | {"max_tokens": 3})).json()["usage"]
     assert counted == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
     assert used["output_tokens"] == 3
-
-
-async def test_next_turn_prefills_only_new_tokens(tiny: Served) -> None:
-    """In each dialect, whichever dialect the first turn used."""
-    long = "a tale of many words " * 20
-    turns: list[dict[str, Any]] = [{"role": "user", "content": long}]
-    body: dict[str, Any] = {"model": "alias", "max_tokens": TOKENS, "messages": turns}
-    first = (await ask(tiny.app, MESSAGES, body)).json()
-    turns += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": "b"}]
-    usage = (await ask(tiny.app, MESSAGES, body)).json()["usage"]
-    assert usage["cache_read_input_tokens"] > len(long)
-    assert usage["input_tokens"] < len(text_of_message(first)) + 60
-    asking = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-    asking[1] = {"role": "assistant", "content": text_of_message(first)}
-    response = (await ask(tiny.app, RESPONSES, {"model": "alias", "input": asking})).json()
-    details = response["usage"]["input_tokens_details"]
-    assert details["cached_tokens"] >= response["usage"]["input_tokens"] - 1
 
 
 @pytest.fixture(scope="module")
@@ -75,196 +129,199 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield model
 
 
-@pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "completions"])
+@pytest.mark.parametrize("name", WITH_ROLES)
 async def test_late_system_messages_join_turns_and_keep_the_prompt_cached(
     name: str, strict: Served
 ) -> None:
-    """Wherever they stand, if the template refuses them; in every dialect with roles."""
-    dialect, before, said = DIALECTS[name], 0, "a tale of many words " * 20
+    """Wherever they stand, if the template refuses them."""
+    dialect, before, text = DIALECTS[name], 0, "a tale of many words " * 20
     turns: list[tuple[str, str]] = []
     for number, roles in enumerate(["us", "asu", "aus", "asssu"]):
-        words = {"u": ("user", said), "a": ("assistant", "Yes."), "s": ("system", "Mind.")}
+        words = {"u": ("user", text), "a": ("assistant", "Yes."), "s": ("system", "Mind.")}
         turns += [(words[role][0], f"{number} {words[role][1]}") for role in roles]
-        body = dialect.request_body(DialectRequest((said,), 2), stream=False)
+        body = dialect.request_body(DialectRequest((text,), 2), stream=False)
         key = "input" if "input" in body else "messages"
         body[key] = [{"role": role, "content": text} for role, text in turns]
-        reply = dialect.parse(await ask(strict.app, dialect.path, body))
+        reply = dialect.parse(await fetch(strict.app, dialect.path, body))
         assert reply.cached >= before > 0 or number == 0
         before = reply.prompt - 1
 
 
-async def test_too_long_prompt_error_has_its_length(tiny: Served) -> None:
-    body = {
-        "model": "alias",
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": "a" * 9999}],
-    }
-    for stream in (False, True):
-        reply = await ask(tiny.app, MESSAGES, body | {"stream": stream})
-        assert reply.status == 400
-        error = reply.json()["error"]
-        assert error["type"] == "invalid_request_error"
-        assert error["message"].startswith("prompt is too long: ")
-        reply = await ask(
-            tiny.app, RESPONSES, {"model": "alias", "input": "a" * 9999, "stream": stream}
-        )
-        assert (reply.status, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+async def test_a_turn_in_another_dialect_prefills_only_new_tokens(tiny: Served) -> None:
+    long = "a tale of many words " * 20
+    turns: list[dict[str, Any]] = [{"role": "user", "content": long}]
+    body: dict[str, Any] = {"model": "alias", "max_tokens": 16, "messages": turns}
+    first = DIALECTS["messages"].parse(await fetch(tiny.app, "/v1/messages", body))
+    turns += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "b"}]
+    for name, expected in (("chat", len(long)), ("responses", 0)):
+        key = "input" if name == "responses" else "messages"
+        reply = await fetch(tiny.app, DIALECTS[name].path, {"model": "alias", key: turns})
+        data = DIALECTS[name].parse(reply)
+        assert data.cached >= (expected or data.prompt - 1)
+        assert data.prompt - data.cached < len(first.text) + 60
+
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+SCHEMA |= {"additionalProperties": False}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+NAMED_FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+COMPACT = {"structured_outputs": {"disable_any_whitespace": True}}
+WORDS = ("left", "right")
+JSON = ('{"a":"b"}',)
 
 
 @pytest.mark.parametrize(
-    ("path", "more", "names"),
+    ("name", "more", "answers"),
     [
-        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
-        (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice"),
-        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
-        (RESPONSES, {"background": True}, "background"),
-        (RESPONSES, {"conversation": "c"}, "conversation"),
-        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
+        ("chat", {"response_format": NAMED_FORM}, JSON),
+        ("chat", COMPACT | {"response_format": NAMED_FORM}, JSON),
+        ("chat", {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, JSON),
+        ("chat", {"guided_choice": WORDS}, WORDS),
+        ("chat", {"structured_outputs": {"choice": WORDS}}, WORDS),
+        ("chat", {"guided_regex": "left|right"}, WORDS),
+        ("chat", {"guided_grammar": 'start: "left" | "right"'}, WORDS),
+        ("responses", {"text": {"format": FORM | {"name": "n", "strict": True}}}, JSON),
+        ("messages", {"output_config": {"format": FORM}}, JSON),
+        ("messages", {"output_format": FORM}, JSON),
+        ("ollama chat", {"format": SCHEMA}, JSON),
+        ("ollama chat", {"format": {"enum": ["yes", "no"]}}, ('"yes"', '"no"')),
     ],
 )
-async def test_refusals(tiny: Served, path: str, more: dict[str, Any], names: str) -> None:
-    bodies: dict[str, dict[str, Any]] = {
-        MESSAGES: {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
-        RESPONSES: {"input": "x"},
-    }
-    reply = await ask(tiny.app, path, {"model": "alias"} | bodies[path] | more)
-    assert reply.status in (400, 404)
-    assert names in reply.json()["error"]["message"]
-    assert ("type" in reply.json()) == (path == MESSAGES)
-
-
-@pytest.mark.parametrize(
-    ("path", "beat"),
-    [(MESSAGES, "content_block_delta"), (RESPONSES, "response.in_progress")],
-)
-async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
-    """Heartbeats start before the first event and repeat until it arrives.
-
-    They are events that clients' timeouts count, not comments or pings.
-    """
-
-    async def slow(job: Job) -> AsyncGenerator[Event]:
-        await asyncio.sleep(0.1)
-        yield PromptProcessed(9, 4)
-        await asyncio.sleep(0.1)
-        yield TextDelta("x")
-        yield Finished("stop", Stats(prompt_tokens=9, cached_tokens=4, generated_tokens=1))
-
-    body: dict[str, Any] = {"model": "alias", "stream": True}
-    if path == MESSAGES:
-        body |= {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    else:
-        body["input"] = "x"
-    reply = await ask(scripted_app(slow, tiny, 0.01), path, body)
-    kinds = [event["type"] for event in named_events(reply.frames)]
-    assert kinds.count(beat) > 2
-    assert kinds.count("message_start") == (path == MESSAGES)
-    assert kinds[-1] in ("message_stop", "response.completed")
-
-
-CHAT, OLLAMA = "/v1/chat/completions", "/api/chat"
-USER = {"role": "user", "content": "x"}
-HIDDEN: list[tuple[str, dict[str, Any], bool]] = [
-    *((path, {}, False) for path in (CHAT, MESSAGES, RESPONSES, OLLAMA)),
-    *((path, {"include_reasoning": False}, True) for path in (CHAT, MESSAGES, RESPONSES)),
-    *((path, {"reasoning": {"exclude": True}}, True) for path in (CHAT, RESPONSES)),
-    (MESSAGES, {"thinking": {"type": "adaptive", "display": "omitted"}}, True),
-    (MESSAGES, {"thinking": {"type": "disabled"}}, True),
-    (OLLAMA, {"think": False}, True),
-]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "more", "hidden"), HIDDEN)
-async def test_thinking_is_left_out_of_the_reply_on_request(
-    tiny: Served, path: str, more: dict[str, Any], hidden: bool, stream: bool
+async def test_structured_answers(
+    tiny: Served, name: str, more: dict[str, Any], answers: tuple[str, ...]
 ) -> None:
-    """Some models think even if thinking is disabled."""
-
-    async def think(job: Job) -> AsyncGenerator[Event]:
-        yield PromptProcessed(9, 4)
-        yield ThinkingDelta("secret")
-        yield TextDelta("said")
-        yield Finished("stop", Stats(prompt_tokens=9, generated_tokens=2))
-
-    body = {"model": "alias", "messages": [USER], "max_tokens": 9}
-    if path == RESPONSES:
-        body = {"model": "alias", "input": "x"}
-    reply = await ask(scripted_app(think, tiny, 60), path, body | {"stream": stream} | more)
-    assert reply.status == 200, reply.body
-    assert (b"secret" not in reply.body, b"said" in reply.body) == (hidden, True)
+    spaces = tiny.in_thread(lambda engine: engine.tokens.encode(" \n\t\r"))
+    fields = {"logit_bias": dict.fromkeys(map(str, spaces), -99.0)}
+    body = DIALECTS[name].request_body(DialectRequest(("x",), 60), stream=False)
+    if name == "ollama chat":
+        body["options"] |= fields
+    else:
+        body |= {} if more.keys() & COMPACT.keys() else fields
+    data = DIALECTS[name].parse(await fetch(tiny.app, DIALECTS[name].path, body | more))
+    assert data.text in answers
+    assert data.reason in ("stop", "end_turn", "completed")
 
 
-async def test_structured_output(tiny: Served) -> None:
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {"a": {"enum": ["b"]}},
-        "required": ["a"],
-    }
-    schema |= {"additionalProperties": False}
-    form = {"type": "json_schema", "schema": schema}
-    asking: dict[str, Any] = {
+async def test_a_custom_tool_takes_input_of_its_grammar(tiny: Served) -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " ("x" | "y")'}
+    body = {
         "model": "alias",
         "input": "x",
-        "max_output_tokens": 400,
-        "temperature": 0.5,
+        "tools": [{"type": "custom", "name": "patch", "format": grammar}],
+        "tool_choice": {"type": "custom", "name": "patch"},
     }
-    asking["text"] = {"format": form | {"name": "n", "strict": True}}
-    response = (await ask(tiny.app, RESPONSES, asking)).json()
-    assert "".join(text_of_response(response).split()).startswith('{"a":"b"')
-    turn = {"role": "user", "content": "x"}
-    body = {"model": "alias", "max_tokens": 400, "temperature": 0.5, "messages": [turn]}
-    for more in ({"output_config": {"format": form}}, {"output_format": form}):
-        message = (await ask(tiny.app, MESSAGES, body | more)).json()
-        assert "".join(text_of_message(message).split()).startswith('{"a":"b"')
-    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " ("x" | "y")'}
-    custom = {"type": "custom", "name": "patch", "format": grammar}
-    choice = {"type": "custom", "name": "patch"}
-    del asking["text"]
-    response = (
-        await ask(tiny.app, RESPONSES, asking | {"tools": [custom], "tool_choice": choice})
-    ).json()
-    (item,) = response["output"]
+    (item,) = (await fetch(tiny.app, "/v1/responses", body)).json()["output"]
     assert item["type"] == "custom_tool_call"
     assert item["input"] in ("*** x", "*** y")
 
 
+BEGUN = [USER, {"role": "assistant", "content": "Once upon "}]
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_ROLES if name != "own chat"])
+@pytest.mark.parametrize("turns", [BEGUN, BEGUN[:1]], ids=["answer", "question"])
+async def test_an_answer_at_the_end_is_continued(
+    tiny: Served, name: str, turns: list[dict[str, Any]]
+) -> None:
+    """Fields that request something else are named; completions have no final message."""
+    dialect, continues = DIALECTS[name], turns is BEGUN
+    body = dialect.request_body(DialectRequest(("x",), 9), stream=False)
+    body |= {"input" if name == "responses" else "messages": turns}
+    happens = {"continue_final_message": continues, "add_generation_prompt": not continues}
+    plain = dialect.parse(await fetch(tiny.app, dialect.path, body)).text
+    for more in (happens, {field: not value for field, value in happens.items()}):
+        reply = await fetch(tiny.app, dialect.path, body | more)
+        assert dialect.parse(reply).text == plain
+        ignored = "" if more is happens else ", ".join(more)
+        assert reply.headers.get(IGNORED_HEADER, "") == ignored
+    messages = [Message(turn["role"], turn["content"]) for turn in turns]
+    prompt = tiny.in_thread(lambda engine: engine.tokens.encode_chat(messages))
+    completion = DIALECTS["completions"].request_body(DialectRequest((), 9), stream=False)
+    reply = await fetch(tiny.app, "/v1/completions", completion | {"prompt": prompt} | happens)
+    assert DIALECTS["completions"].parse(reply).text == plain
+    assert reply.headers[IGNORED_HEADER] == ", ".join(happens)
+
+
+async def test_options_of_ollama(tiny: Served) -> None:
+    body = {"model": "alias", "messages": [USER], "options": {"num_predict": 3, "num_ctx": 64}}
+    reply = await fetch(tiny.app, "/api/chat", body)
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert reply.headers[IGNORED_HEADER] == "options.num_ctx"
+    data = DIALECTS["ollama chat"].parse(reply)
+    assert (data.reason, data.generated) == ("length", 3)
+    top = {"prompt": "x", "logprobs": True, "top_logprobs": 2, "stream": False}
+    answer = (await fetch(tiny.app, "/api/generate", top)).json()
+    assert len(answer["logprobs"]) == answer["eval_count"]
+    assert len(answer["logprobs"][0]["top_logprobs"]) == 2
+    for path in ("/api/chat", "/api/generate"):  # without a prompt, they load the model
+        answer = (await fetch(tiny.app, path, {"model": "alias", "keep_alive": 0})).json()
+        assert (answer["done"], answer["done_reason"]) == (True, "load")
+    system = {"prompt": "x", "system": "s", "options": {"num_predict": 2}, "stream": False}
+    with_system, images, raw, infill = [
+        DIALECTS["ollama generate"].parse(await fetch(tiny.app, "/api/generate", system | more))
+        for more in ({}, {"system": "", "images": ["aaaa"]}, {"raw": True}, {"suffix": ")"})
+    ]
+    turns = [{"role": "system", "content": "s"}, USER]
+    chat = {"messages": turns, "max_tokens": 2}
+    expected = DIALECTS["chat"].parse(await fetch(tiny.app, "/v1/chat/completions", chat))
+    assert (with_system.text, with_system.prompt) == (expected.text, expected.prompt)
+    assert raw.prompt == 1
+    assert infill.prompt == len("x)") + 3  # and three markers
+    assert images.prompt > with_system.prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_infill_ends_at_stop_texts_and_limits(tiny: Served, stream: bool) -> None:
+    """The time limit applies once the completion has a line break."""
+
+    def completed(engine: Engine) -> tuple[str, str]:
+        """Return a prefix with a long completion, and the completion."""
+        completer = Completer(engine, CompleteOptions(draft="off"))
+        rng = random.Random(1)
+        for _ in range(300):
+            prefix = "".join(rng.choices("ab(\n", k=9))
+            request = CompletionRequest(f"def f({prefix}", "", max_tokens=24)
+            if len(text := complete(completer, request).text) > 3:
+                return prefix, text
+        raise AssertionError("every completion is short")
+
+    prompt, expected = tiny.in_thread(completed)
+    fields = {"input_prefix": "def f(", "prompt": prompt, "stream": stream}
+
+    async def infill(**more: Any) -> ReplyData:
+        body = {**fields, "n_predict": 24, **more}
+        return DIALECTS["infill"].parse(await fetch(tiny.app, "/infill", body))
+
+    assert (await infill()).text == expected
+    stop = expected[2:4]
+    ended = await infill(stop=[stop, ""])
+    assert (ended.text, ended.reason) == (expected[: expected.index(stop)], "word")
+    if "\n" not in expected:
+        assert (await infill(t_max_predict_ms=0)).text == expected
+    sampled = {"temperature": 1.0, "top_k": -1, "seed": 5}
+    assert (await infill(**sampled)).prompt == (await infill(**sampled, n_predict=2)).prompt
+    nothing = await infill(n_predict=0, input_prefix="class A")
+    assert (nothing.text, nothing.generated) == ("", 0)
+
+
 async def test_paths_for_get(tiny: Served) -> None:
     name = tiny.model.name
+    tiny.model.service()
     paths = ("/v1/models", f"/v1/models/{name}", "/api/tags", "/api/ps", "/api/version", "/health")
     for path in paths:
-        reply = await ask(tiny.app, path)
+        reply = await fetch(tiny.app, path)
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), path
-    assert (await ask(tiny.app, f"/v1/models/{name}")).json()["id"] == name
+    assert (await fetch(tiny.app, f"/v1/models/{name}")).json()["id"] == name
     for path in ("/", "/metrics"):
-        reply = await ask(tiny.app, path)
-        assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    described = (await ask(tiny.app, "/openapi.json")).json()["paths"]
+        for method in ("GET", "HEAD"):  # as Ollama's own program does
+            reply = await fetch(tiny.app, path, method=method)
+            assert reply.status == 200
+            assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    described = (await fetch(tiny.app, "/openapi.json")).json()["paths"]
     posts = {path for path, methods in described.items() if "post" in methods}
     assert {dialect.path for dialect in DIALECTS.values()} <= posts
     assert {"/v1/models", "/api/ps"} <= {*described} - posts
-
-
-@pytest.mark.parametrize(
-    ("path", "base"),
-    [
-        ("/v1/v1/messages", "http://127.0.0.1:8012, or to http://127.0.0.1:8012/v1 "),
-        ("/v1/v1/chat/completions", "http://127.0.0.1:8012, or to http://127.0.0.1:8012/v1 "),
-        ("/v1/messages/v1/messages/count_tokens", "http://127.0.0.1:8012, "),
-        ("/openai/v1/responses", "http://127.0.0.1:8012, or to http://127.0.0.1:8012/v1 "),
-        ("/chat/completions", "http://127.0.0.1:8012/v1"),
-        ("/messages", "http://127.0.0.1:8012/v1"),
-        ("/v1/chat/completions/chat/completions", "http://127.0.0.1:8012/v1"),
-    ],
-)
-async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: str) -> None:
-    reply = await ask(tiny.app, path, {})
-    assert reply.status == 404
-    assert ("type" in reply.json()) == ("messages" in path)
-    message = reply.json()["error"]["message"]
-    assert message.startswith(f"unknown path {path}; ")
-    assert f"set the client's base URL to {base}" in message
-    listed = (await ask(tiny.app, "/v1/v1/models")).json()["error"]["message"]
-    assert "for /v1/models, set the client's base URL" in listed
-    other = (await ask(tiny.app, "/nowhere", {})).json()["error"]["message"]
-    assert other == "unknown path /nowhere"
+    for path in ("/api/tags", "/api/ps"):
+        assert [each["model"] for each in (await fetch(tiny.app, path)).json()["models"]] == [name]
+    shown = (await fetch(tiny.app, "/api/show", {"model": name})).json()
+    assert shown["model_info"]["mlx.context_length"] == 4096

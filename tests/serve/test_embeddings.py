@@ -24,7 +24,7 @@ from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions
 from tests.support.command import run_here
-from tests.support.serving import Served, ask, write_served_model
+from tests.support.serving import Served, fetch, write_served_model
 
 PATH = "/v1/embeddings"
 
@@ -61,7 +61,7 @@ async def test_embeddings_are_normalized_last_hidden_states(
     app: ASGIApp, embedding: ServedModel
 ) -> None:
     texts = ["a cat", "a dog and a bird"]
-    reply = (await ask(app, PATH, {"model": "embedding", "input": texts})).json()
+    reply = (await fetch(app, PATH, {"model": "embedding", "input": texts})).json()
     assert [each["index"] for each in reply["data"]] == [0, 1]
     for text, each in zip(texts, reply["data"], strict=True):
         found = each["embedding"]
@@ -72,18 +72,18 @@ async def test_embeddings_are_normalized_last_hidden_states(
     assert reply["usage"]["prompt_tokens"] == sum(map(len, tokens))
 
     whole = {"encoding_format": "base64", "input": tokens}
-    in_base64 = (await ask(app, PATH, whole)).json()["data"]
+    in_base64 = (await fetch(app, PATH, whole)).json()["data"]
     for each, other in zip(in_base64, reply["data"], strict=True):
         data = base64.b64decode(each["embedding"])
         values = struct.unpack(f"<{len(data) // 4}f", data)
         assert [*values] == pytest.approx(other["embedding"], abs=1e-6)
     ollama = {"model": "embedding:latest", "input": texts}
-    lists = (await ask(app, "/api/embed", ollama)).json()["embeddings"]
+    lists = (await fetch(app, "/api/embed", ollama)).json()["embeddings"]
     assert lists == [each["embedding"] for each in reply["data"]]
     for single in ("a cat", tokens[0]):
-        (one,) = (await ask(app, PATH, {"input": single})).json()["data"]
+        (one,) = (await fetch(app, PATH, {"input": single})).json()["data"]
         assert one["embedding"] == pytest.approx(reply["data"][0]["embedding"], abs=1e-6)
-    (short,) = (await ask(app, PATH, {"input": "a cat", "dimensions": 8})).json()["data"]
+    (short,) = (await fetch(app, PATH, {"input": "a cat", "dimensions": 8})).json()["data"]
     assert len(short["embedding"]) == 8
     assert math.hypot(*short["embedding"]) == pytest.approx(1, abs=1e-4)
 
@@ -104,13 +104,13 @@ async def test_embeddings_are_normalized_last_hidden_states(
 async def test_invalid_requests_for_embeddings_are_named(
     app: ASGIApp, more: dict[str, Any], status: int, names: str
 ) -> None:
-    reply = await ask(app, PATH, {"input": "x"} | more)
+    reply = await fetch(app, PATH, {"input": "x"} | more)
     assert reply.status == status
     assert names in reply.json()["error"]["message"]
 
 
 async def test_a_server_without_an_embedding_model_names_the_option(tiny: Served) -> None:
-    reply = await ask(tiny.app, PATH, {"input": "x"})
+    reply = await fetch(tiny.app, PATH, {"input": "x"})
     assert reply.status == 404
     assert "--embedding-model NAME" in reply.json()["error"]["message"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 
 from akunu_py.commands import serve
 from akunu_py.decoding import device
-from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import create_app
@@ -32,10 +31,12 @@ from akunu_py.serve.own.client import matching_server
 from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions, LoadOptions
-from tests.support.serving import Reply, ask, at_a_socket, write_served_model
+from tests.support.dialects import DIALECTS, DialectRequest
+from tests.support.serving import Reply, at_a_socket, fetch, write_served_model
 from tests.support.tiny import write_tiny_llama
 
-CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+CLIENTS = {DIALECTS[name].path: DIALECTS[name] for name in ("chat", "messages", "completions")}
+CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 NAMES = ("a", "b", "c")
 pytestmark = pytest.mark.usefixtures("own_directories", "own_memory")
@@ -96,41 +97,31 @@ def size(directories: list[Path]) -> int:
         return pool.models[0].service().engine.plan.fit.estimate.total
 
 
-def body_of(path: str, model: str, text: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "max_tokens": 6}
-    if path == COMPLETIONS:
-        return body | {"prompt": text}
-    return body | {"messages": [{"role": "user", "content": text}]}
+def body_of(path: str, model: str, text: str = "x") -> dict[str, Any]:
+    return CLIENTS[path].request_body(DialectRequest((text,), 6), stream=False) | {"model": model}
 
 
-def text_of(reply: Reply) -> tuple[str, str]:
+def text_of(path: str, reply: Reply) -> tuple[str, str]:
     """Return the model that answered, and its text."""
-    assert reply.status == 200, reply.body
-    found = reply.json()
-    if "content" in found:
-        return found["model"], "".join(block["text"] for block in found["content"])
-    choice = found["choices"][0]
-    return found["model"], choice["text"] if "text" in choice else choice["message"]["content"]
+    return reply.json()["model"], CLIENTS[path].parse(reply).text
 
 
-def asked(choose: random.Random) -> tuple[str, str, str]:
-    """Return a path, a model and a text, of few kinds."""
-    return choose.choice([CHAT, MESSAGES, COMPLETIONS]), choose.choice(NAMES), choose.choice("xyz")
+def answering(reply: Reply) -> str:
+    """Return the model that answered a chat."""
+    return text_of(CHAT, reply)[0]
 
 
 @pytest.fixture(scope="module")
 def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
-    """Return the answer of each model alone to each request of `asked`."""
+    """Return the answer of each model alone to each path and text."""
     found = {}
     for directory in directories:
         with pool_of([directory]) as pool:
             app = app_of(pool)
-            for path in (CHAT, MESSAGES, COMPLETIONS):
-                for text in "xyz":
-                    reply = asyncio.run(ask(app, path, body_of(path, directory.name, text)))
-                    name, said = text_of(reply)
-                    assert name == directory.name
-                    found[path, name, text] = said
+            for path, text in itertools.product(CLIENTS, "xyz"):
+                reply = asyncio.run(fetch(app, path, body_of(path, directory.name, text)))
+                name, found[path, directory.name, text] = text_of(path, reply)
+                assert name == directory.name
     assert len(set(found.values())) > 6
     return found
 
@@ -147,52 +138,31 @@ async def test_each_model_answers_as_if_it_was_alone(
     choose = random.Random(seed)
     limit = int(room * size)
     with pool_of(directories, "--memory-limit", f"{limit / 1e9:.9f}GB") as pool:
-        most = watch_memory(pool)
         app = app_of(pool)
 
         async def one() -> None:
             for _ in range(choose.randint(0, 9)):
                 await asyncio.sleep(0)
-            path, model, text = asked(choose)
+            path, model, text = (choose.choice(each) for each in ([*CLIENTS], NAMES, "xyz"))
             leaves = choose.random() < 0.2
-            hung_up = asyncio.Event()
+            left = asyncio.Event()
             if leaves:
-                asyncio.get_running_loop().call_later(choose.random() / 20, hung_up.set)
-            reply = await ask(app, path, body_of(path, model, text), hung_up=hung_up)
+                asyncio.get_running_loop().call_later(choose.random() / 20, left.set)
+            reply = await fetch(app, path, body_of(path, model, text), left=left)
             if not leaves:
-                assert text_of(reply) == (model, alone[path, model, text])
+                assert text_of(path, reply) == (model, alone[path, model, text])
+            assert sum(each.memory for each in pool.models) <= limit
 
         for count in (1, 2, 12):
             await asyncio.gather(*(one() for _ in range(count)))
         assert [model.requests for model in pool.models] == [0, 0, 0]
-        assert max(most) <= limit
         assert sum(model.memory > 0 for model in pool.models) <= (room if room < 3 else 3)
         if room == 20:
             assert max(model.loads for model in pool.models) == 1
 
 
-def watch_memory(pool: ModelPool) -> list[int]:
-    """Record the memory of all loaded models after each load."""
-    most = [0]
-
-    def watch(model: ServedModel) -> Callable[[State], None]:
-        before = model._on_state
-
-        def on_state(state: State) -> None:
-            before(state)
-            if state == "ready":
-                most.append(sum(each.memory for each in pool.all_models))
-
-        return on_state
-
-    for model in pool.all_models:
-        model._on_state = watch(model)  # type: ignore[method-assign, assignment]
-        model.host = model._new_host()
-    return most
-
-
-async def ask_hello(app: ASGIApp, model: str, **options: Any) -> Reply:
-    return await ask(app, CHAT, body_of(CHAT, model, "x"), **options)
+async def chat_with(app: ASGIApp, model: str, **options: Any) -> Reply:
+    return await fetch(app, CHAT, body_of(CHAT, model), **options)
 
 
 @contextmanager
@@ -215,10 +185,10 @@ async def test_the_least_recently_used_idle_model_is_unloaded(
     with pool_of(directories, "--memory-limit", f"{2.6 * size / 1e9:.9f}GB") as pool:
         app, (a, b, c) = app_of(pool), pool.models
         for name in ("a", "b", "a", "c"):
-            await ask_hello(app, name)
+            await chat_with(app, name)
         assert [model.memory > 0 for model in pool.models] == [True, False, True]
         async with pool.use(a):  # used longest ago, but busy
-            await ask_hello(app, "b")
+            await chat_with(app, "b")
         assert [model.memory > 0 for model in pool.models] == [True, True, False]
         assert (a.loads, b.loads, c.loads) == (1, 2, 1)
 
@@ -227,33 +197,33 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
     """The next model waits for it; new requests wait behind that, so it comes to an end."""
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            second = asyncio.create_task(ask_hello(app, "b"))
+            second = asyncio.create_task(chat_with(app, "b"))
             await until(lambda: a.unloading)
-            third = asyncio.create_task(ask_hello(app, "a"))
-            await until(lambda: len(pool._waiting) == 2)
+            third = asyncio.create_task(chat_with(app, "a"))
+            await until(lambda: pool.metrics()["a"]["model_requests"] == 2)
             assert (a.memory > 0, b.loads) == (True, 0)
-            text = (await ask(app, "/metrics")).body.decode()
+            text = (await fetch(app, "/metrics")).body.decode()
             assert 'akunu_model_loaded{model="a"} 1' in text
             assert 'akunu_model_batched{model="a"} 1' in text
             assert 'akunu_model_requests{model="a"} 2' in text
             assert 'akunu_model_requests{model="b"} 1' in text
-        assert [text_of(await each)[0] for each in (second, third)] == ["b", "a"]
+        assert [answering(await each) for each in (second, third)] == ["b", "a"]
         assert (a.loads, b.loads) == (2, 1)
 
 
 async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
     directories: list[Path], size: int
 ) -> None:
-    hung_up = asyncio.Event()
+    left = asyncio.Event()
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            second = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
+            second = asyncio.create_task(chat_with(app, "b", left=left))
             await until(lambda: a.unloading)
-            third = asyncio.create_task(ask_hello(app, "a"))
-            await until(lambda: len(pool._waiting) == 2)
-            hung_up.set()
+            third = asyncio.create_task(chat_with(app, "a"))
+            await until(lambda: pool.metrics()["a"]["model_requests"] == 2)
+            left.set()
             assert (await second).status == 0
-            assert text_of(await third)[0] == "a"
+            assert answering(await third) == "a"
         assert (a.loads, b.loads, a.requests, b.requests) == (1, 0, 0, 0)
 
 
@@ -261,15 +231,15 @@ async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
     directories: list[Path], size: int
 ) -> None:
     """Ending a request waits for no model, and reaches all of them."""
-    hung_up = asyncio.Event()
+    left = asyncio.Event()
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            waiting = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
+            waiting = asyncio.create_task(chat_with(app, "b", left=left))
             await until(lambda: a.unloading)
-            reply = await asyncio.wait_for(ask(app, "/akunu/end", {"id": "first"}), 30)
+            reply = await asyncio.wait_for(fetch(app, "/akunu/end", {"id": "first"}), 30)
             assert reply.status == 200
             assert "first" in a.service().ending
-            hung_up.set()
+            left.set()
             await waiting
         async with pool.use(b):
             assert "first" in b.service().ending
@@ -282,14 +252,14 @@ async def test_heartbeats_while_another_model_is_to_be_unloaded(
         (a, b), beats = pool.models, asyncio.Event()
         app = app_of(pool, heartbeat_s=0.001)
 
-        def gone(reply: Reply) -> bool:
+        def leave(reply: Reply) -> bool:
             if len(reply.frames) >= 5:
                 beats.set()
             return False
 
         async with pool.use(a):
-            body = body_of(CHAT, "b", "x") | {"stream": True}
-            waiting = asyncio.create_task(ask(app, CHAT, body, gone=gone))
+            body = body_of(CHAT, "b") | {"stream": True}
+            waiting = asyncio.create_task(fetch(app, CHAT, body, leave=leave))
             await asyncio.wait_for(beats.wait(), 30)
             await until(lambda: a.unloading)
             assert b.loads == 0
@@ -305,52 +275,42 @@ async def test_the_embedding_model_shares_the_memory_limit(
     """It is unloaded for the others, and they for it."""
     texts = {"input": ["x", "a b c"]}
     with pool_of(directories[2:], embedding=directories[1]) as pool:  # no limit: all fit
-        alone = (await ask(app_of(pool), EMBEDDINGS, texts)).json()
-        await ask(app_of(pool), CHAT, body_of(CHAT, "c", "x"))
+        alone = (await fetch(app_of(pool), EMBEDDINGS, texts)).json()
+        await fetch(app_of(pool), CHAT, body_of(CHAT, "c"))
         assert all(model.memory for model in pool.all_models)
     with pool_of(directories[:1], *limited(size), embedding=directories[1]) as pool:
-        most = watch_memory(pool)
         app, (chat, embedding) = app_of(pool), pool.all_models
         for loads in range(1, 3):
-            assert text_of(await ask_hello(app, "a"))[0] == "a"
+            assert answering(await chat_with(app, "a")) == "a"
             assert (chat.memory > 0, embedding.memory) == (True, 0)
-            assert (await ask(app, EMBEDDINGS, texts)).json() == alone
+            assert (await fetch(app, EMBEDDINGS, texts)).json() == alone
             assert (chat.memory, embedding.memory > 0) == (0, True)
             assert (chat.loads, embedding.loads) == (loads, loads)
         async with pool.use(embedding):
-            waiting = asyncio.create_task(ask_hello(app, "a"))
+            waiting = asyncio.create_task(chat_with(app, "a"))
             await until(lambda: embedding.unloading)
             assert embedding.memory
-        assert text_of(await waiting)[0] == "a"
-        assert max(most) <= 1.2 * size
-        assert 'akunu_model_loads_total{model="b"} 2' in (await ask(app, "/metrics")).body.decode()
-        listed = (await ask(app, "/v1/models")).json()["data"]
+        assert answering(await waiting) == "a"
+        assert (
+            'akunu_model_loads_total{model="b"} 2' in (await fetch(app, "/metrics")).body.decode()
+        )
+        listed = (await fetch(app, "/v1/models")).json()["data"]
         assert [each["id"] for each in listed] == ["a"]
-        assert (await ask(app, "/health")).json()["models"] == {"a": "ready", "b": "unloaded"}
+        assert (await fetch(app, "/health")).json()["models"] == {"a": "ready", "b": "unloaded"}
 
 
 async def test_a_client_disconnects_while_its_model_loads(
     directories: list[Path], size: int
 ) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-    hung_up = asyncio.Event()
+    left = asyncio.Event()
     with two_models(directories, size) as (_, app, a, b):
-        load = b._load
-
-        def slow(reserved: int) -> ModelLoop:
-            loading.set()
-            assert go_on.wait(60)
-            return load(reserved)
-
-        b._load = slow
-        first = asyncio.create_task(ask_hello(app, "b", hung_up=hung_up))
-        assert await asyncio.to_thread(loading.wait, 60)
-        other = asyncio.create_task(ask_hello(app, "a"))
-        hung_up.set()
+        first = asyncio.create_task(chat_with(app, "b", left=left))
+        await until(lambda: b.host.state != "unloaded")
+        other = asyncio.create_task(chat_with(app, "a"))
+        left.set()
         await first
-        go_on.set()
-        assert text_of(await other)[0] == "a"
-        assert (await ask(app, "/v1/models")).json()["data"][0]["state"] == "ready"
+        assert answering(await other) == "a"
+        assert (await fetch(app, "/v1/models")).json()["data"][0]["state"] == "ready"
         assert (a.requests, b.requests) == (0, 0)
 
 
@@ -362,15 +322,15 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
         app = app_of(pool)
         config = json.loads((broken / "config.json").read_text())
         (broken / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
-        replies = [await ask_hello(app, name) for name in ("broken", "a")]
+        replies = [await chat_with(app, name) for name in ("broken", "a")]
         assert replies[0].status == 503
         message = replies[0].json()["error"]["message"]
         assert message.startswith("cannot load broken: ")
         assert "nonesuch" in message
-        assert text_of(replies[1])[0] == "a"
-        states = (await ask(app, "/health")).json()["models"]
+        assert answering(replies[1]) == "a"
+        states = (await fetch(app, "/health")).json()["models"]
         assert states == {"a": "ready", "broken": "failed"}
-        listed = (await ask(app, "/v1/models")).json()
+        listed = (await fetch(app, "/v1/models")).json()
         assert [each["state"] for each in listed["data"]] == ["ready", "failed"]
         assert (listed["first_id"], listed["last_id"]) == ("a", "broken")
 
@@ -382,16 +342,16 @@ async def test_a_model_that_never_fits_is_refused_and_the_others_stay(
     write_tiny_llama(large, vocab_size=200_000, hidden_size=8)
     with pool_of([directories[0], large], *limited(size)) as pool:
         app = app_of(pool)
-        await ask_hello(app, "a")
-        reply = await ask_hello(app, "large")
+        await chat_with(app, "a")
+        reply = await chat_with(app, "large")
         assert reply.status == 503
         assert "cannot load large: " in reply.json()["error"]["message"]
         assert "needs about" in reply.json()["error"]["message"]
-        await ask_hello(app, "a")
+        await chat_with(app, "a")
         assert pool.models[0].loads == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, COMPLETIONS])
+@pytest.mark.parametrize("path", CLIENTS)
 async def test_unknown_names_are_answered_by_the_first_model(
     directories: list[Path], path: str
 ) -> None:
@@ -400,15 +360,15 @@ async def test_unknown_names_are_answered_by_the_first_model(
     with pool_of(directories[:2], "--alias", "gpt-4o", "--alias", "claude-haiku=b") as pool:
         app = app_of(pool, RequestRecords(seen.append))
         names = {"gpt-4o": "a", "claude-haiku": "b", "b": "b", "b:latest": "b", "gpt-9": "a"}
-        for name, answering in names.items():
-            assert text_of(await ask(app, path, body_of(path, name, "x")))[0] == answering
+        for name, model in names.items():
+            assert text_of(path, await fetch(app, path, body_of(path, name)))[0] == model
         assert [record.model for record in seen] == list(names.values())
         assert f"{path} 200 · b · " in seen[1].line()
         strict = app_of(pool, strict=True)
-        reply = await ask(strict, path, body_of(path, "gpt-9", "x"))
+        reply = await fetch(strict, path, body_of(path, "gpt-9"))
         assert reply.status == 404
         assert "serves a, b, not 'gpt-9'" in reply.json()["error"]["message"]
-        assert text_of(await ask(strict, path, body_of(path, "b", "x")))[0] == "b"
+        assert text_of(path, await fetch(strict, path, body_of(path, "b")))[0] == "b"
 
 
 def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
@@ -426,8 +386,8 @@ def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
                 client, facts = found
                 assert facts.name == path.name
                 user, options = {"role": "user", "content": "x"}, {"max_tokens": 4}
-                said = {"messages": [user], "options": options, "id": "1"}
-                frames = [*client.frames("/akunu/chat", said, lambda: None)]
+                body = {"messages": [user], "options": options, "id": "1"}
+                frames = [*client.frames("/akunu/chat", body, lambda: None)]
                 assert "AnnotatedEnd" in frames[-1]
             assert matching_server(directories[2], LoadOptions()) is None
         assert [model.loads for model in pool.models] == [1, 1]

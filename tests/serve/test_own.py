@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_job import CompletionJob
 from akunu_py.completion.completion_queue import CompletionFailure, CompletionQueue, Ticket
@@ -55,7 +56,7 @@ from akunu_py.types import (
     Tool,
     ToolChoice,
 )
-from tests.support.complete import complete as complete_here
+from tests.support.complete import complete as complete_locally
 from tests.support.jobs import open_jobs
 from tests.support.serving import Served, at_a_socket
 from tests.support.tool_models import force_calls
@@ -86,7 +87,7 @@ def complete(
     loop = RemoteLoop(client, client.facts().model, options)
     host = ModelHost(lambda: loop)
     host.start()
-    host.submit(CompletionJob(request, not_here, ended, on_text), events.put)
+    host.submit(CompletionJob(request, no_model, ended, on_text), events.put)
     while not isinstance(event := events.get(timeout=60), Finished | Failed):
         pass
     assert host.close()
@@ -96,7 +97,7 @@ def complete(
     return event.details
 
 
-def not_here(session: Session) -> Completer:
+def no_model(session: Session) -> Completer:
     raise AssertionError("the model is on the server")
 
 
@@ -115,7 +116,7 @@ def test_completions_equal_local_completions(
     tiny: Served, client: ServerClient, prefix: str, suffix: str, end: str, tokens: int, lines: int
 ) -> None:
     request = CompletionRequest(prefix + end, suffix, "a.py", max_tokens=tokens, max_lines=lines)
-    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, OPTIONS), request))
+    expected = tiny.in_thread(lambda engine: complete_locally(Completer(engine, OPTIONS), request))
     parts: list[str] = []
     found = complete(client, OPTIONS, request, on_text=parts.append)
     assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
@@ -130,7 +131,7 @@ def test_other_files_are_prompt_and_draft_context(tiny: Served, client: ServerCl
     request = CompletionRequest(
         "total_x(", ")", "a.py", "", files, "/a", ("total_z",), max_tokens=12
     )
-    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, options), request))
+    expected = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), request))
     found = complete(client, options, request)
     assert found.text == expected.text
     assert found.draft_context_tokens == expected.draft_context_tokens > 0
@@ -142,7 +143,7 @@ def test_next_edit_equals_local_next_edit(tiny: Served, client: ServerClient) ->
     options = CompleteOptions(fim="sweep-next-edit")
     edits = (BufferEdit("b.py", "old\n", "new\n", 3),)
     request = CompletionRequest("old(", ")\n", "a.py", max_tokens=12, edits=edits)
-    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, options), request))
+    expected = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), request))
     found = complete(client, options, request)
     assert (found.change, found.finish_reason) == (expected.change, expected.finish_reason)
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 40
@@ -166,7 +167,7 @@ def test_cached_completion_needs_no_server(client: ServerClient) -> None:
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
     long = CompletionRequest("ab", path="a.py", max_tokens=300)
-    whole = tiny.in_thread(lambda engine: complete_here(Completer(engine, options), long))
+    whole = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), long))
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
         looks = itertools.count()
@@ -203,18 +204,18 @@ def test_client_without_token_is_refused(client: ServerClient) -> None:
     assert not client.has_token("no such")
 
 
+@pytest.mark.usefixtures("own_directories")
 def test_matching_server_compares_model_and_options(
-    tiny: Served, client: ServerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Served, client: ServerClient, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("akunu_py.paths.servers_dir", lambda: tmp_path / "servers")
-    model, plain = tmp_path / "model", LoadOptions()
+    model, plain, servers = tmp_path / "model", LoadOptions(), paths.servers_dir()
     running = RunningServer(client.url, TOKEN, {NAME: str(model)}, kv_bits=None)
-    (tmp_path / "servers").mkdir()
-    (tmp_path / "servers" / "1.json").write_text('{"url": 1')  # cut off
+    servers.mkdir(parents=True)
+    (servers / "1.json").write_text('{"url": 1')  # cut off
     with announce(running):
         (found,) = running_servers()
         assert found == running
-        file = next((tmp_path / "servers").glob("[2-9]*.json"))
+        file = next(servers.glob("[2-9]*.json"))
         assert file.stat().st_mode & 0o777 == 0o600
         shared = matching_server(model, plain)
         assert shared is not None
@@ -234,14 +235,14 @@ def test_matching_server_compares_model_and_options(
             server_at(client.url, "other")
     assert running_servers() == []
     with announce(RunningServer(client.url, "of another", {NAME: str(model)})):
-        assert matching_server(model, plain) is None  # whatever has its port now is another
+        assert matching_server(model, plain) is None  # another server has its port now
     with announce(RunningServer("http://127.0.0.1:9", TOKEN, {NAME: str(model)})):
         assert matching_server(model, plain) is None  # it was killed
     killed = subprocess.Popen(["true"])
     killed.wait()
     with announce(RunningServer(client.url, TOKEN, {NAME: str(model)}, process=killed.pid)):
         assert running_servers() == []
-        assert list((tmp_path / "servers").iterdir()) == []
+        assert list(servers.iterdir()) == []
     with pytest.raises(ServerGone):
         server_at("http://127.0.0.1:9", None)
     for wrong in ("https://127.0.0.1:1", "http://", "http://a:b", "8012", "http://a/b"):
@@ -254,7 +255,7 @@ def test_model_is_loaded_locally_after_server_stops(tiny: Served) -> None:
     """The first request after the stop is answered, too."""
     engine = tiny.model.service().engine
     first, second = (CompletionRequest(text, max_tokens=9) for text in ("ab(", "ba (b"))
-    expected = tiny.in_thread(lambda engine: complete_here(Completer(engine, OPTIONS), second))
+    expected = tiny.in_thread(lambda engine: complete_locally(Completer(engine, OPTIONS), second))
     states: list[State] = []
     done: queue.Queue[Completion | CompletionFailure] = queue.Queue()
 
@@ -282,8 +283,8 @@ QUESTION = [Message("user", "aab ba(aab ba(\naab ba(")]
 CHAT = GenerateOptions(max_tokens=40, draft="fixed")
 
 
-class Heard:
-    """A session thread and its messages."""
+class Chat:
+    """A chat client and its messages."""
 
     def __init__(self, load: Callable[[], ModelLoop]) -> None:
         self.messages: queue.Queue[Any] = queue.Queue()
@@ -298,7 +299,7 @@ class Heard:
             found.append(self.messages.get(timeout=60))
         return found
 
-    def ask(self, options: GenerateOptions, messages: list[Message] = QUESTION) -> list[Any]:
+    def send(self, options: GenerateOptions, messages: list[Message] = QUESTION) -> list[Any]:
         self.thread.request(1, messages, options)
         return self.until_end()
 
@@ -327,10 +328,10 @@ def test_served_chat_equals_local_chat(
     sampling = SamplingOptions(temperature=0.0 if seed is None else 0.9, seed=seed)
     options = replace(CHAT, sampling=sampling)
     path = tiny.model.service().engine.path
-    own = Heard(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
-    served = Heard(lambda: RemoteLoop(client, client.facts().model))
+    own = Chat(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
+    served = Chat(lambda: RemoteLoop(client, client.facts().model))
     try:
-        expected, found = own.ask(options), served.ask(options)
+        expected, found = own.send(options), served.send(options)
         assert merged(found) == merged(expected)
         assert merged(found)[2:5] != (set(), [], []), "nothing was drafted"
         assert found[-1].gauges.memory > 0
@@ -351,13 +352,13 @@ def test_tool_calls_cross_the_connection(
     sampling = SamplingOptions(temperature=1.0, seed=3)
     options = replace(CHAT, max_tokens=1000, sampling=sampling)
     path = tiny.model.service().engine.path
-    own = Heard(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
-    served = Heard(lambda: RemoteLoop(client, client.facts().model))
+    own = Chat(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
+    served = Chat(lambda: RemoteLoop(client, client.facts().model))
     try:
         ends = []
-        for heard in (own, served):
-            heard.thread.request(1, QUESTION, options, tools)
-            ends.append(heard.until_end()[-1])
+        for chat in (own, served):
+            chat.thread.request(1, QUESTION, options, tools)
+            ends.append(chat.until_end()[-1])
         for end in ends:
             (call,) = end.calls
             assert (call.name, call.arguments) == (
@@ -373,24 +374,24 @@ def test_tool_calls_cross_the_connection(
 
 @pytest.mark.long
 def test_stopped_answer_then_next_answer(tiny: Served, client: ServerClient) -> None:
-    heard = Heard(lambda: RemoteLoop(client, client.facts().model))
-    whole = merged(heard.ask(replace(CHAT, max_tokens=60)))[0]
-    heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
-    first = heard.messages.get(timeout=60)
+    chat = Chat(lambda: RemoteLoop(client, client.facts().model))
+    whole = merged(chat.send(replace(CHAT, max_tokens=60)))[0]
+    chat.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+    first = chat.messages.get(timeout=60)
     while not isinstance(first, PieceArrived):
-        first = heard.messages.get(timeout=60)
-    heard.thread.stop(1)
-    rest = heard.until_end()
+        first = chat.messages.get(timeout=60)
+    chat.thread.stop(1)
+    rest = chat.until_end()
     idle(tiny)
     assert rest[-1].reason == "cancelled"
     assert 0 < rest[-1].stats.generated_tokens < 3000
     assert merged([first, *rest])[0][: len(whole)] == whole[: len(merged([first, *rest])[0])]
-    assert merged(heard.ask(replace(CHAT, max_tokens=60)))[0] == whole
-    wrong = heard.ask(replace(CHAT, sampling=SamplingOptions(temperature=-1.0)))
+    assert merged(chat.send(replace(CHAT, max_tokens=60)))[0] == whole
+    wrong = chat.send(replace(CHAT, sampling=SamplingOptions(temperature=-1.0)))
     assert "temperature" in wrong[-1].error
-    long = heard.ask(CHAT, [Message("user", "a" * 5000)])
+    long = chat.send(CHAT, [Message("user", "a" * 5000)])
     assert "too long" in long[-1].error
-    assert heard.thread.close(60)
+    assert chat.thread.close(60)
 
 
 @pytest.mark.long
@@ -407,36 +408,36 @@ def test_chat_survives_server_stop(tiny: Served, in_the_middle: bool) -> None:
         return RemoteLoop(client, client.facts().model)
 
     with at_a_socket(create_app(tiny.backend(RequestRecords()), AccessRules(token=TOKEN))) as url:
-        heard = Heard(load)
+        chat = Chat(load)
         if in_the_middle:
-            heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
-            while not isinstance(heard.messages.get(timeout=60), PieceArrived):
+            chat.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+            while not isinstance(chat.messages.get(timeout=60), PieceArrived):
                 pass
     if in_the_middle:
-        assert "does not answer" in heard.until_end()[-1].error
+        assert "does not answer" in chat.until_end()[-1].error
         idle(tiny)
-    loaded, *answer = heard.ask(CHAT)
+    loaded, *answer = chat.send(CHAT)
     assert loaded.server == ""
     assert answer[-1].reason in ("length", "stop")
-    assert heard.thread.close(60)
+    assert chat.thread.close(60)
 
 
 def test_a_side_request_ends_when_another_client_needs_the_model(
     tiny: Served, client: ServerClient
 ) -> None:
     """It waits for running requests, and neither ends nor unloads the chat's connection."""
-    heard = Heard(lambda: RemoteLoop(client, client.facts().model))
-    other = Heard(lambda: RemoteLoop(client, client.facts().model))
+    chat = Chat(lambda: RemoteLoop(client, client.facts().model))
+    other = Chat(lambda: RemoteLoop(client, client.facts().model))
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def begin_side_request() -> JobHandle:
         job = AnnotatedAnswerJob(QUESTION, replace(CHAT, max_tokens=3000, side_request=True))
-        return heard.thread._host.submit(job, events.put, idle=True)
+        return chat.thread._host.submit(job, events.put, idle=True)
 
     begin_side_request()
     while not isinstance(events.get(timeout=60), AnnotatedPiece):
         pass
-    assert other.ask(CHAT)[-1].reason in ("length", "stop")
+    assert other.send(CHAT)[-1].reason in ("length", "stop")
     last = events.get(timeout=60)
     while not isinstance(last, Finished | Failed):
         last = events.get(timeout=60)
@@ -445,9 +446,9 @@ def test_a_side_request_ends_when_another_client_needs_the_model(
     begin_side_request()
     while not isinstance(events.get(timeout=60), AnnotatedPiece):
         pass
-    assert heard.ask(CHAT)[-1].reason in ("length", "stop")
-    assert heard.thread._host.state == "ready"
-    for each in (heard, other):
+    assert chat.send(CHAT)[-1].reason in ("length", "stop")
+    assert chat.thread._host.state == "ready"
+    for each in (chat, other):
         assert each.thread.close(60)
 
 
@@ -464,8 +465,8 @@ def test_no_answer_cache_is_honored(client: ServerClient, may_store: bool) -> No
 
     recording = Recording(client.url, TOKEN)
     facts = client.facts().model
-    heard = Heard(lambda: RemoteLoop(recording, facts, may_store=may_store))
-    for asked in (True, False):
-        heard.ask(replace(CHAT, may_store=asked))
-    assert heard.thread.close(60)
+    chat = Chat(lambda: RemoteLoop(recording, facts, may_store=may_store))
+    for may_store_here in (True, False):
+        chat.send(replace(CHAT, may_store=may_store_here))
+    assert chat.thread.close(60)
     assert sent == [may_store, False]

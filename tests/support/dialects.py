@@ -1,9 +1,11 @@
-"""The same request in every dialect: its body, its parsed reply, and the expected reply."""
+"""The same request in every dialect: its body, the reply that a client accumulates from a stream,
+the parts of a reply that all dialects have, and the expected reply."""
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +17,8 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.complete import complete
 from tests.support.serving import Reply
+
+Value = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,12 @@ class ReplyData:
 
     text: str
     prompt: int  # tokens
-    cached: int  # tokens
-    drafted: int  # tokens
+    cached: int = 0  # tokens
+    generated: int = 0  # tokens
+    drafted: int = 0  # tokens
+    reason: str | None = None  # why the answer ended, in the dialect's words
+    thinking: str = ""
+    calls: tuple[tuple[str, Any], ...] = ()  # names of tools and arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +68,312 @@ class DialectClient:
 
     path: str
     body: Callable[[DialectRequest], Mapping[str, Any]]  # without `stream`
-    collect: Callable[[list[dict[str, Any]]], ReplyData]  # from one JSON reply, or all frames
+    accumulate: Callable[[list[Value]], Value]  # the reply that is not streamed, from a stream
+    data: Callable[[Value], ReplyData]  # of a reply that is not streamed
     expected: Callable[[DialectRequest, Engine], ReplyData]  # from a session without drafts
     streams: bool = True  # the body may set `stream`
     seeded: bool = True  # the body may set a seed
     requests_usage: bool = False  # a stream has usage only if the body requests it
 
-    def request_body(self, request: DialectRequest, *, stream: bool) -> dict[str, Any]:
+    def request_body(self, request: DialectRequest, *, stream: bool) -> Value:
         """Return the body of a request."""
         usage = (
             {"stream_options": {"include_usage": True}} if self.requests_usage and stream else {}
         )
         return {**self.body(request), **usage, **({"stream": stream} if self.streams else {})}
 
+    def whole(self, reply: Reply) -> Value:
+        """Return the body of a reply, accumulated if it is streamed."""
+        assert reply.status == 200, reply.body
+        values = reply.values()
+        is_stream = reply.headers["content-type"] != "application/json"
+        return self.accumulate(values) if is_stream else values[0]
+
     def parse(self, reply: Reply) -> ReplyData:
         """Parse a reply, streamed or not."""
-        assert reply.status == 200, reply.body
-        if reply.headers["content-type"].startswith("text/event-stream"):
-            return self.collect([*_data(reply.body.decode())])
-        if reply.headers["content-type"] == "application/x-ndjson":
-            return self.collect([json.loads(line) for line in reply.body.splitlines()])
-        return self.collect([reply.json()])
+        return self.data(self.whole(reply))
 
 
-def _data(stream: str) -> Iterable[dict[str, Any]]:
-    for line in stream.splitlines():
-        data = line.removeprefix("data: ")
-        if data != line and data != "[DONE]":
-            yield json.loads(data)
+def accumulate_chat(chunks: list[Value]) -> Value:
+    """Accumulate as `openai.lib.streaming` does: the role comes first, the finish reason last."""
+    choices: list[Value] = []
+    reply: Value = {"object": "chat.completion", "choices": choices}
+    for chunk in chunks:
+        assert chunk["object"] == "chat.completion.chunk"
+        reply |= {name: chunk[name] for name in ("id", "created", "model")}
+        reply |= {name: chunk[name] for name in ("akunu", "usage") if chunk.get(name)}
+        assert ("usage" not in chunk) or (chunk["usage"] is None) == bool(chunk["choices"])
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if choice["index"] == len(choices):
+                assert delta == {"role": "assistant", "content": ""}
+                message = {**delta, "reasoning_content": "", "tool_calls": [], "refusal": None}
+                empty: Value = {"content": [], "refusal": None}
+                choices.append({"index": len(choices), "message": message, "logprobs": empty})
+            whole = choices[choice["index"]]
+            assert "finish_reason" not in whole
+            message = whole["message"]
+            whole["logprobs"]["content"] += (choice["logprobs"] or {"content": []})["content"]
+            for name in ("content", "reasoning_content"):
+                message[name] += delta.get(name, "")
+            for call in delta.get("tool_calls", ()):
+                if call["index"] == len(message["tool_calls"]):
+                    message["tool_calls"].append(copy.deepcopy(call))
+                else:
+                    known = message["tool_calls"][call["index"]]["function"]
+                    known["arguments"] += call["function"]["arguments"]
+            if choice["finish_reason"]:
+                whole["finish_reason"] = choice["finish_reason"]
+    for choice in choices:
+        message = choice["message"]
+        for call in message["tool_calls"]:
+            del call["index"]
+        if message["tool_calls"] and not message["content"]:
+            message["content"] = None
+        for name in ("tool_calls", "reasoning_content"):
+            if not message[name]:
+                del message[name]
+        choice["logprobs"] = choice["logprobs"] if choice["logprobs"]["content"] else None
+    return reply
+
+
+def accumulate_completions(chunks: list[Value]) -> Value:
+    choices: dict[int, Value] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            whole = choices.setdefault(choice["index"], {"text": "", "reasoning_content": ""})
+            for name in ("text", "reasoning_content"):
+                whole[name] += choice.get(name, "")
+            for name, values in (choice["logprobs"] or {}).items():
+                whole.setdefault("logprobs", {}).setdefault(name, []).extend(values)
+            assert "finish_reason" not in whole
+            if choice["finish_reason"]:
+                whole |= {"finish_reason": choice["finish_reason"], "index": choice["index"]}
+    for whole in choices.values():
+        whole.setdefault("logprobs", None)
+        if not whole["reasoning_content"]:
+            del whole["reasoning_content"]
+    (usage,) = [chunk["usage"] for chunk in chunks if chunk.get("usage")] or [None]
+    ends = [chunk["akunu"] for chunk in chunks if "akunu" in chunk]
+    reply = {name: chunks[0][name] for name in ("id", "object", "created", "model")}
+    return reply | {"choices": [*choices.values()], "usage": usage, "akunu": ends[-1]}
+
+
+def accumulate_messages(events: list[Value]) -> Value:
+    """Accumulate a message as `anthropic.lib.streaming` does.
+
+    Nothing before message_start or after message_stop, one open block, deltas of its type. Blocks
+    that heartbeats opened and left empty are dropped.
+    """
+    message: Value = {}
+    texts: dict[int, str] = {}
+    kinds = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
+    is_open = stopped = False
+    for event in events:
+        assert not stopped
+        kind = event["type"].removeprefix("content_block_")
+        if kind == "message_start":
+            assert not message
+            message = event["message"]
+        elif kind == "start":
+            assert not is_open
+            assert event["index"] == len(message["content"])
+            is_open = True
+            message["content"].append(event["content_block"])
+            texts[event["index"]] = ""
+        elif kind == "delta":
+            assert is_open
+            block, delta = message["content"][event["index"]], event["delta"]
+            if delta["type"] == "signature_delta":
+                block["signature"] = delta["signature"]
+                continue
+            assert delta["type"] == kinds[block["type"]]
+            texts[event["index"]] += [*delta.values()][1]
+        elif kind == "stop":
+            is_open = False
+            block, text = message["content"][event["index"]], texts[event["index"]]
+            block |= {"input": json.loads(text or "{}")} if "input" in block else {}
+            block |= {block["type"]: text} if block["type"] in ("text", "thinking") else {}
+        elif kind == "message_delta":
+            assert not is_open
+            message |= event["delta"] | {"akunu": event["akunu"]}
+            message["usage"] |= event["usage"]
+        else:
+            assert kind in ("ping", "message_stop")
+            stopped = kind == "message_stop"
+    assert stopped
+    message["content"] = [
+        block for block in message["content"] if block.get("text", block.get("thinking")) != ""
+    ]
+    return message
+
+
+def accumulate_responses(events: list[Value]) -> Value:
+    """Return the last response, which equals the deltas and the texts of the ends of items."""
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    output: list[Value] = copy.deepcopy(events[0]["response"]["output"])
+    added: list[str] = []
+    for event in events[2:-1]:
+        what = event["type"].removeprefix("response.")
+        if what == "in_progress":
+            continue
+        index = event["output_index"]
+        if what == "output_item.added":
+            assert index == len(output)
+            assert event["item"]["status"] == "in_progress"
+            output.append(event["item"])
+            added.append("")
+            continue
+        item = output[index]
+        assert index == len(output) - 1
+        assert item["id"] == event.get("item_id", item["id"])
+        if what == "output_item.done":
+            assert _item_text(event["item"]) == added[index]
+            output[index] = event["item"]
+        elif what == "content_part.added":
+            assert event["part"]["text"] == ""
+            item["content"].append(event["part"])
+        elif what == "content_part.done":
+            assert event["part"]["text"] == added[index]
+        elif what.endswith(".delta"):
+            assert event["delta"]
+            added[index] += event["delta"]
+        else:
+            assert what.endswith(".done")
+            name = "text" if "text" in event else "input" if "input" in event else "arguments"
+            assert event[name] == added[index]
+    last: Value = events[-1]["response"]
+    assert events[-1]["type"] == f"response.{last['status']}"
+    assert last["output"] == output
+    return last
+
+
+def _item_text(item: Value) -> str:
+    if "content" in item:
+        return "".join(part["text"] for part in item["content"])
+    return str(item.get("input", item.get("arguments")))
+
+
+def accumulate_ollama(lines: list[Value]) -> Value:
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    found: Value = {"thinking": "", "tool_calls": [], "content": "", "response": ""}
+    logprobs: list[Any] = []
+    for line in lines:
+        part = line.get("message", line)
+        found = {name: found[name] + part.get(name, type(found[name])()) for name in found}
+        logprobs += line.get("logprobs", [])
+    is_chat = "message" in lines[-1]
+    del found["response" if is_chat else "content"]
+    kept = {name: value for name, value in found.items() if value or name in lines[-1]}
+    whole = lines[-1] | ({"logprobs": logprobs} if logprobs else {})
+    if not is_chat:
+        return whole | kept
+    return whole | {"message": {"role": "assistant", "content": ""} | kept}
+
+
+def accumulate_infill(values: list[Value]) -> Value:
+    assert [value["stop"] for value in values] == [False] * (len(values) - 1) + [True]
+    text = "".join(value["content"] for value in values)
+    return values[-1] | {"content": text, "has_new_line": "\n" in text}
+
+
+def _accumulate_own_chat(values: list[Value]) -> Value:
+    pieces = [value["AnnotatedPiece"]["piece"] for value in values if "AnnotatedPiece" in value]
+    return {"text": "".join(each["text"] for each in pieces)} | values[-1]
+
+
+def _accumulate_own_completion(values: list[Value]) -> Value:
+    deltas = [value["TextDelta"]["text"] for value in values if "TextDelta" in value]
+    done: Value = values[-1]["Completion"]
+    assert "".join(deltas) == done["text"]
+    return done | {"stats": values[-1]["stats"]}
+
+
+def _openai_data(reply: Value) -> ReplyData:
+    choice, usage = reply["choices"][0], reply["usage"]
+    message = choice.get("message", choice)
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return ReplyData(
+        message.get("text", message.get("content")) or "",
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+        usage["completion_tokens"],
+        reply["akunu"]["drafted"],
+        choice["finish_reason"],
+        message.get("reasoning_content", ""),
+        tuple((call["name"], json.loads(call["arguments"])) for call in calls),
+    )
+
+
+def _messages_data(message: Value) -> ReplyData:
+    blocks, usage = message["content"], message["usage"]
+    new, cached = (usage[f"{kind}input_tokens"] for kind in ("", "cache_read_"))
+    return ReplyData(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        new + cached,
+        cached,
+        usage["output_tokens"],
+        message["akunu"]["drafted"],
+        message["stop_reason"],
+        "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+        tuple((each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"),
+    )
+
+
+def _responses_data(response: Value) -> ReplyData:
+    usage, texts = response["usage"], {"message": "", "reasoning": ""}
+    for item in response["output"]:
+        if item["type"] in texts:
+            texts[item["type"]] += _item_text(item)
+    calls = [item for item in response["output"] if item["type"] == "function_call"]
+    details = response["incomplete_details"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    return ReplyData(
+        texts["message"],
+        usage["input_tokens"],
+        usage["input_tokens_details"]["cached_tokens"],
+        usage["output_tokens"],
+        response["akunu"]["drafted"],
+        details["reason"] if details else response["status"],
+        texts["reasoning"],
+        tuple((call["name"], json.loads(call["arguments"])) for call in calls),
+    )
+
+
+def _ollama_data(line: Value) -> ReplyData:
+    message = line.get("message", line)
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return ReplyData(
+        message["content" if "message" in line else "response"],
+        line["prompt_eval_count"],
+        line["akunu"]["cached_tokens"],
+        line["eval_count"],
+        line["akunu"]["drafted"],
+        line["done_reason"],
+        message.get("thinking", ""),
+        tuple((call["name"], call["arguments"]) for call in calls),
+    )
+
+
+def _infill_data(reply: Value) -> ReplyData:
+    timings = reply["timings"]
+    assert reply["tokens_evaluated"] == timings["cache_n"] + timings["prompt_n"]
+    return ReplyData(
+        reply["content"],
+        reply["tokens_evaluated"],
+        timings["cache_n"],
+        reply["tokens_predicted"],
+        reply["akunu"]["drafted"],
+        reply["stop_type"],
+    )
+
+
+def _own_data(reply: Value) -> ReplyData:
+    stats = reply["stats"]
+    prompt, cached, generated = (stats[f"{k}_tokens"] for k in ("prompt", "cached", "generated"))
+    return ReplyData(reply["text"], prompt, cached, generated, stats["drafted"])
 
 
 def _run(
@@ -96,7 +382,7 @@ def _run(
     """Return the reply of `akunu run --draft off`."""
     options = GenerateOptions(request.tokens, "off", sampling=request.sampling)
     answer = Session(engine).generate(encode(engine, request), options).answer()
-    return ReplyData(answer.text, answer.stats.prompt_tokens, 0, 0)
+    return ReplyData(answer.text, answer.stats.prompt_tokens, generated=len(answer.tokens))
 
 
 def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
@@ -106,107 +392,23 @@ def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
         request.text, "\n", max_tokens=request.tokens, temperature=request.temperature
     )
     done = complete(completer, completion, sampling=request.sampling)
-    return ReplyData(done.text, done.stats.prompt_tokens, 0, 0)
+    return ReplyData(done.text, done.stats.prompt_tokens, generated=done.stats.generated_tokens)
 
 
-def _sampling_fields(request: DialectRequest) -> dict[str, Any]:
+def _sampling_fields(request: DialectRequest) -> Value:
     return {"temperature": request.temperature, "seed": request.seed}
 
 
-def _ollama_options(request: DialectRequest) -> dict[str, Any]:
-    return _sampling_fields(request) | {"num_predict": request.tokens}
+def _ollama_options(request: DialectRequest) -> Value:
+    return {"options": _sampling_fields(request) | {"num_predict": request.tokens}}
 
 
-def _limit_fields(request: DialectRequest) -> dict[str, Any]:
+def _limit_fields(request: DialectRequest) -> Value:
     return _sampling_fields(request) | {"max_tokens": request.tokens}
 
 
 def _turns(request: DialectRequest) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in request.messages]
-
-
-def _openai(text: Callable[[Any], str | None], values: list[dict[str, Any]]) -> ReplyData:
-    choices = [choice for value in values for choice in value["choices"]]
-    (usage,) = [value["usage"] for value in values if value.get("usage")]
-    return ReplyData(
-        "".join(text(choice) or "" for choice in choices),
-        usage["prompt_tokens"],
-        usage["prompt_tokens_details"]["cached_tokens"],
-        _drafted(values),
-    )
-
-
-def _messages(values: list[dict[str, Any]]) -> ReplyData:
-    if len(values) == 1:
-        message = values[0]
-        text = "".join(block["text"] for block in message["content"])
-    else:
-        message = next(value["message"] for value in values if value["type"] == "message_start")
-        deltas = [value["delta"] for value in values if value["type"] == "content_block_delta"]
-        text = "".join(delta["text"] for delta in deltas)
-    new, cached = (message["usage"][f"{kind}input_tokens"] for kind in ("", "cache_read_"))
-    return ReplyData(text, new + cached, cached, _drafted(values))
-
-
-def _responses(values: list[dict[str, Any]]) -> ReplyData:
-    response = values[-1].get("response", values[-1])
-    parts = [part for item in response["output"] for part in item["content"]]
-    text, usage = "".join(part["text"] for part in parts), response["usage"]
-    if len(values) > 1:
-        deltas = [each for each in values if each["type"] == "response.output_text.delta"]
-        assert "".join(each["delta"] for each in deltas) == text
-    details = usage["input_tokens_details"]
-    return ReplyData(text, usage["input_tokens"], details["cached_tokens"], _drafted(values))
-
-
-def _infill(values: list[dict[str, Any]]) -> ReplyData:
-    timings = values[-1]["timings"]
-    return ReplyData(
-        "".join(value["content"] for value in values),
-        timings["cache_n"] + timings["prompt_n"],
-        timings["cache_n"],
-        _drafted(values),
-    )
-
-
-def _ollama(values: list[dict[str, Any]]) -> ReplyData:
-    text = "".join(
-        value["message"]["content"] if "message" in value else value["response"] for value in values
-    )
-    end = values[-1]
-    assert [value["done"] for value in values] == [False] * (len(values) - 1) + [True]
-    return ReplyData(
-        text, end["prompt_eval_count"], end["akunu"]["cached_tokens"], _drafted(values)
-    )
-
-
-def _akunu_chat(values: list[dict[str, Any]]) -> ReplyData:
-    stats = values[-1]["stats"]
-    pieces = [value["AnnotatedPiece"] for value in values if "AnnotatedPiece" in value]
-    text = "".join(each["piece"]["text"] for each in pieces)
-    return ReplyData(text, stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
-
-
-def _akunu_complete(values: list[dict[str, Any]]) -> ReplyData:
-    done = values[-1]["Completion"]
-    deltas = [value["TextDelta"]["text"] for value in values if "TextDelta" in value]
-    assert "".join(deltas) == done["text"]
-    stats = done["stats"]
-    return ReplyData(done["text"], stats["prompt_tokens"], stats["cached_tokens"], stats["drafted"])
-
-
-def _drafted(values: list[dict[str, Any]]) -> int:
-    places = [place for value in values for place in (value, value.get("response") or {})]
-    return sum(place["akunu"]["drafted"] for place in places if "akunu" in place)
-
-
-def _akunu_complete_body(request: DialectRequest) -> dict[str, Any]:
-    completion = CompletionRequest(request.text, "\n", max_tokens=request.tokens)
-    return {
-        "id": "1",
-        "request": asdict(completion),
-        "options": asdict(CompleteOptions(draft=request.draft)),
-    }
 
 
 _chat_run = partial(_run, lambda engine, request: engine.tokens.encode_chat(request.messages))
@@ -216,24 +418,24 @@ DIALECTS: dict[str, DialectClient] = {
     "chat": DialectClient(
         "/v1/chat/completions",
         lambda request: {"messages": _turns(request)} | _limit_fields(request),
-        partial(
-            _openai,
-            lambda choice: (choice.get("message") or choice["delta"]).get("content"),
-        ),
+        accumulate_chat,
+        _openai_data,
         _chat_run,
         requests_usage=True,
     ),
     "completions": DialectClient(
         "/v1/completions",
         lambda request: {"prompt": request.text} | _limit_fields(request),
-        partial(_openai, lambda choice: choice["text"]),
+        accumulate_completions,
+        _openai_data,
         _text_run,
         requests_usage=True,
     ),
     "messages": DialectClient(
         "/v1/messages",
         lambda request: {"model": "alias", "messages": _turns(request)} | _limit_fields(request),
-        _messages,
+        accumulate_messages,
+        _messages_data,
         _chat_run,
     ),
     "responses": DialectClient(
@@ -242,7 +444,8 @@ DIALECTS: dict[str, DialectClient] = {
             {"model": "alias", "input": _turns(request), "max_output_tokens": request.tokens}
             | _sampling_fields(request)
         ),
-        _responses,
+        accumulate_responses,
+        _responses_data,
         _chat_run,
     ),
     "infill": DialectClient(
@@ -251,23 +454,22 @@ DIALECTS: dict[str, DialectClient] = {
             {"input_prefix": request.text, "input_suffix": "\n", "n_predict": request.tokens}
             | _sampling_fields(request)
         ),
-        _infill,
+        accumulate_infill,
+        _infill_data,
         _complete,
     ),
     "ollama chat": DialectClient(
         "/api/chat",
-        lambda request: {"messages": _turns(request), "options": _ollama_options(request)},
-        _ollama,
+        lambda request: {"messages": _turns(request)} | _ollama_options(request),
+        accumulate_ollama,
+        _ollama_data,
         _chat_run,
     ),
     "ollama generate": DialectClient(
         "/api/generate",
-        lambda request: {
-            "prompt": request.text,
-            "raw": True,
-            "options": _ollama_options(request),
-        },
-        _ollama,
+        lambda request: {"prompt": request.text, "raw": True} | _ollama_options(request),
+        accumulate_ollama,
+        _ollama_data,
         _text_run,
     ),
     "own chat": DialectClient(
@@ -279,17 +481,24 @@ DIALECTS: dict[str, DialectClient] = {
                 GenerateOptions(request.tokens, request.draft, sampling=request.sampling)
             ),
         },
-        _akunu_chat,
+        _accumulate_own_chat,
+        _own_data,
         _chat_run,
         streams=False,
     ),
     "own complete": DialectClient(
         "/akunu/complete",
-        _akunu_complete_body,
-        _akunu_complete,
+        lambda request: {
+            "id": "1",
+            "request": asdict(CompletionRequest(request.text, "\n", max_tokens=request.tokens)),
+            "options": asdict(CompleteOptions(draft=request.draft)),
+        },
+        _accumulate_own_completion,
+        _own_data,
         _complete,
         streams=False,
         seeded=False,
     ),
 }
 CONVERSATIONS = ("chat", "completions", "messages", "responses", "ollama chat", "own chat")
+WITH_ROLES = tuple(name for name in CONVERSATIONS if name != "completions")

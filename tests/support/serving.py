@@ -82,6 +82,95 @@ STRICT_TEMPLATE = """\
 """
 
 
+TURNS = [{"role": "user", "content": "hello"}]
+_FUNCTION = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+# A valid body of each path with most of its fields; answers have few tokens.
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "alias", "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "be brief"}]}, *TURNS,
+            {"role": "assistant", "content": None, "reasoning_content": "y", "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "seen"}]},
+            *TURNS],
+        "max_tokens": 4, "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
+        "seed": 1, "stop": ["a"], "presence_penalty": 0.1, "frequency_penalty": 0.1,
+        "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "stream": True,
+        "stream_options": {"include_usage": True}, "user": "me",
+        "logprobs": True, "top_logprobs": 2, "tool_choice": "none", "parallel_tool_calls": False,
+        "tools": [{"type": "function", "function": _FUNCTION}],
+        "thinking": {"type": "enabled"}, "reasoning": {"effort": "low"},
+        "structured_outputs": {"disable_any_whitespace": True},
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "p"}]},
+        "response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "schema": {"type": "object"}, "strict": True}},
+    },
+    "/v1/completions": {
+        "prompt": ["abc", "de"], "max_tokens": 4, "n": 2, "echo": True, "stop": "x",
+        "guided_regex": "[ab]+", "stream": False, "seed": 1,
+    },
+    "/v1/messages": {
+        "model": "alias", "max_tokens": 4, "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            *TURNS,
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [
+                    {"type": "text", "text": "seen"}]},
+                {"type": "text", "text": "and?"}]}],
+        "temperature": 0.5, "top_k": 3, "top_p": 0.9, "stop_sequences": ["a"], "stream": True,
+        "seed": 1, "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "none"}, "thinking": {"type": "enabled", "budget_tokens": 9},
+        "output_config": {"effort": "low"}, "context_management": {"edits": [
+            {"type": "clear_thinking_20251015"}]},
+    },
+    "/v1/messages/count_tokens": {"model": "alias", "messages": TURNS, "system": "s"},
+    "/v1/responses": {
+        "model": "alias", "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "summary": [], "content": [
+                {"type": "reasoning_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": [
+                {"type": "input_text", "text": "seen"}]}],
+        "instructions": "i", "max_output_tokens": 4, "temperature": 0.5, "stream": True, "seed": 1,
+        "tools": [{"type": "function", "name": "look"}], "tool_choice": "none",
+        "text": {"format": {"type": "json_object"}},
+    },
+    "/infill": {
+        "input_prefix": "def f(", "input_suffix": "):", "n_predict": 4, "prompt": "a",
+        "input_extra": [{"filename": "a.py", "text": "x = 1"}], "stop": ["b"], "seed": 1,
+        "temperature": 0.1, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "stream": False,
+    },
+    "/api/chat": {
+        "model": "alias", "stream": True, "format": "json", "options": {
+            "num_predict": 4, "seed": 1, "temperature": 0.5, "stop": ["a"]},
+        "messages": [*TURNS, {"role": "assistant", "tool_calls": [
+            {"function": {"name": "look", "arguments": {}}}]},
+            {"role": "tool", "content": "x", "tool_name": "look"}, *TURNS],
+        "tools": [{"type": "function", "function": _FUNCTION}],
+    },
+    "/api/generate": {"prompt": "x", "system": "s", "raw": True, "suffix": "y", "stream": False,
+                      "options": {"num_predict": 4}},
+    "/api/show": {"model": "alias"},
+    "/akunu/chat": {
+        "id": "1", "messages": [*TURNS, {"role": "assistant", "content": "x"}, *TURNS], "options": {
+            "max_tokens": 4, "draft": "fixed", "draft_tokens": 3, "stop": ["a"], "sampling": {
+                "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 1,
+                "repetition_penalty": 1.1, "logit_bias": [[1, 1.0]]}},
+    },
+    "/akunu/complete": {
+        "id": "2", "request": {
+            "prefix": "def f(", "suffix": "):", "path": "a.py", "max_tokens": 4, "max_lines": 1,
+            "temperature": 0.1, "files": [{"path": "b.py", "text": "x = 1"}], "recent": ["f"]},
+        "options": {"fim": "none", "draft": "off", "prefix_tokens": 99, "suffix_tokens": 9},
+    },
+    "/akunu/end": {"id": "3"},
+}  # fmt: skip
+
+
 def write_served_model(directory: Path, seed: int = 0) -> Path:
     """Write a model for chat and fill-in-the-middle, with bytes as tokens."""
     write_model(directory, byte_level(MARKERS), end=MARKERS[0], seed=seed)
@@ -155,7 +244,7 @@ def served(
 
 @contextmanager
 def at_a_socket(app: ASGIApp) -> Iterator[str]:
-    """Has the application answer at a real socket; gives its address."""
+    """Serve the application at a real socket; yield its address."""
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -198,31 +287,47 @@ class Reply:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    def values(self) -> list[dict[str, Any]]:
+        """Return the JSON values of a stream in any dialect, or the one value of another reply.
+
+        Checks the ends of events, and that `type` in the data equals the name of its event.
+        """
+        if self.headers.get("content-type") == "application/json":
+            return [self.json()]
+        text, found = self.body.decode(), []
+        separator = "\n" if "ndjson" in self.headers.get("content-type", "") else "\n\n"
+        assert not text or text.endswith(separator)
+        for event in text.split(separator)[:-1]:
+            name, newline, data = event.rpartition("\n")
+            if event.startswith(":") or data == "data: [DONE]":
+                continue
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert not newline or name == f"event: {found[-1]['type']}"
+        return found
+
     def chunks(self) -> list[dict[str, Any]]:
-        """Return the data of unnamed server-sent events."""
-        events = self.body.decode().split("\n\n")[:-1]
-        data = [event.removeprefix("data: ") for event in events if not event.startswith(":")]
-        assert data.pop() == "[DONE]"
-        return [json.loads(each) for each in data]
+        """Return the values of a stream of OpenAI's completions."""
+        assert self.body.endswith(b"\n\ndata: [DONE]\n\n")
+        return self.values()
 
 
-async def ask(
+async def fetch(
     app: ASGIApp,
     path: str,
     body: Any = None,
     *,
     method: str = "",
     headers: Mapping[str, str] = {},
-    gone: Callable[[Reply], bool] = lambda reply: False,
-    hung_up: asyncio.Event | None = None,
+    leave: Callable[[Reply], bool] = lambda reply: False,
+    left: asyncio.Event | None = None,
 ) -> Reply:
     """Send a request and return its reply. body: JSON or bytes; None for a GET.
 
-    gone: called after every message; True disconnects. hung_up: set on a disconnect; a test may set
+    leave: called after every message; True disconnects. left: set on a disconnect; a test may set
     it, too.
     """
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply, hung_up, sent = Reply(), hung_up or asyncio.Event(), False
+    reply, left, sent = Reply(), left or asyncio.Event(), False
     all_headers = {"host": "127.0.0.1:8012", "content-length": str(len(data))} | dict(headers)
 
     async def receive() -> MutableMapping[str, Any]:
@@ -230,11 +335,11 @@ async def ask(
         if not sent:
             sent = True
             return {"type": "http.request", "body": data, "more_body": False}
-        await hung_up.wait()
+        await left.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        if hung_up.is_set():
+        if left.is_set():
             return  # as uvicorn does
         if message["type"] == "http.response.start":
             reply.status = message["status"]
@@ -245,8 +350,8 @@ async def ask(
         else:
             reply.frames.append(message.get("body", b""))
             reply.ended = not message.get("more_body", False)
-        if gone(reply) or reply.ended:
-            hung_up.set()
+        if leave(reply) or reply.ended:
+            left.set()
 
     scope = {
         "type": "http",

@@ -1,0 +1,163 @@
+"""Recorded requests of real clients (`requests/`, by `record.py`) get valid replies, and every turn
+of an agent's session prefills only what is new."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.models.store.model_store import StoredModel
+from tests.support.dialects import DIALECTS
+from tests.support.serving import STRICT_TEMPLATE, Served, fetch, served, write_long_model
+
+REQUESTS = Path(__file__).with_name("requests")
+_CUT = re.compile(r"\[([0-9]+) characters, ([0-9a-f]{8})\]")
+_LONGEST = 800  # characters of a filler; longer ones only take time
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_CLIENTS = {dialect.path: dialect for dialect in DIALECTS.values()}
+
+
+def recorded_requests() -> dict[str, list[dict[str, Any]]]:
+    """Return the recorded requests by client, with fillers in place of long texts."""
+    found = {}
+    for file in sorted(REQUESTS.iterdir()):
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+        found[file.name.split(".json")[0]] = json.loads(_CUT.sub(_filler, text))
+    return found
+
+
+def _filler(match: re.Match[str]) -> str:
+    """Return a text as long as the one that was cut; equal texts have equal fillers."""
+    pick = random.Random(match[2])
+    words = ["the", "file", "is", "in", "a", "folder", "with", "other", "names", "and", "lines"]
+    return " ".join(pick.choices(words, k=min(int(match[1]), _LONGEST) // 5))
+
+
+RECORDED = recorded_requests()
+SESSIONS = {
+    client: [request for request in requests if request["body"].get("tools")]
+    for client, requests in RECORDED.items()
+    if client in ("claude", "codex", "opencode", "opencode_messages", "pi")
+}
+AGAIN = 0.05  # part of a prompt that may be prefilled again
+IMAGE = "iVBORw0KGgo" + "A" * 4000
+
+
+@pytest.fixture(scope="module")
+def models(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return tiny models, whose templates accept late system messages or refuse them."""
+    directory = tmp_path_factory.mktemp("long")
+    found = {name: write_long_model(directory / name, starter.path) for name in ("late", "strict")}
+    file = found["strict"] / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"chat_template": STRICT_TEMPLATE}
+    file.write_text(json.dumps(settings))
+    return found
+
+
+@pytest.fixture(scope="module")
+def long(models: dict[str, Path]) -> Iterator[Served]:
+    """Serve a model whose context fits an agent's first prompt."""
+    with served(models["late"], "tiny") as model:
+        yield model
+
+
+@pytest.mark.parametrize("client", RECORDED)
+async def test_recorded_client_requests_are_answered(long: Served, client: str) -> None:
+    for request in RECORDED[client]:
+        body, path = request["body"], request["path"]
+        body |= {name: min(body[name], 8) for name in _LIMITS if name in body}
+        reply = await fetch(long.app, path, body, headers=request["headers"])
+        assert reply.status == 200, reply.body
+        values = reply.values()
+        if path == "/infill" and not body.get("stream"):
+            names = [name for name in body.get("response_fields", ["content"]) if name]
+            assert set(names) <= set(values[0])
+            assert "response_fields" not in body or len(values[0]) == len(names)
+        elif path not in _CLIENTS or values[-1].get("done_reason") == "load":
+            assert values[0]
+        elif path.startswith("/v1/") and "completions" in path and body.get("stream"):
+            if (body.get("stream_options") or {}).get("include_usage"):
+                assert values.pop()["usage"]["prompt_tokens"] > 0
+            assert values[-1]["choices"][0]["finish_reason"]
+        else:
+            data = _CLIENTS[path].parse(reply)
+            assert (data.prompt > 0, data.generated > 0) == (True, True)
+        if path == "/v1/responses" and body.get("stream"):
+            tools = [each for each in body["tools"] if each["type"] != "web_search"]
+            assert len(values[-1]["response"]["tools"]) == len(tools)  # there is no web search
+
+
+async def replay(model: Path, session: list[dict[str, Any]]) -> list[float]:
+    """Send the requests of a session; return the parts of the prompts that are prefilled again."""
+    parts, before = [], 0
+    with served(model, "tiny") as server:
+        for request in session:
+            body, path = request["body"] | {"max_tokens": 4}, request["path"]
+            if path == "/v1/responses":
+                del body["max_tokens"]
+            reply = await fetch(server.app, path, body, headers=request["headers"])
+            data = _CLIENTS[path].parse(reply)
+            assert data.prompt > before
+            parts.append((before - data.cached) / data.prompt)
+            before = data.prompt
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("client", "model"),
+    [*((client, "late") for client in SESSIONS if client != "claude"), ("claude", "strict")],
+)
+async def test_turns_of_agents_prefill_only_what_is_new(
+    client: str, model: str, models: dict[str, Path]
+) -> None:
+    session = SESSIONS[client]
+    assert len(session) == 4
+    again = await replay(models[model], session)
+    assert all(part <= AGAIN for part in again), again
+
+
+async def test_billing_header_that_changes_keeps_the_prompt_cached(
+    models: dict[str, Path],
+) -> None:
+    session = copy.deepcopy(SESSIONS["claude"][:2])
+    for number, request in enumerate(session):
+        header = request["body"]["system"][0]
+        assert header["text"].startswith("x-anthropic-billing-header:")
+        header["text"] += f" cch={number:05x};"
+    again = await replay(models["late"], session)
+    assert all(part <= AGAIN for part in again), again
+
+
+def with_image(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with an image next to the first question, in its dialect."""
+    request, url = copy.deepcopy(request), f"data:image/png;base64,{IMAGE}"
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+    parts = {
+        "/v1/messages": {"type": "image", "source": source},
+        "/v1/responses": {"type": "input_image", "image_url": url},
+        "/v1/chat/completions": {"type": "image_url", "image_url": {"url": url}},
+    }
+    body = request["body"]
+    turns = body.get("messages") or body["input"]
+    turn = next(each for each in turns if each["role"] == "user")
+    if isinstance(turn["content"], str):
+        turn["content"] = [{"type": "text", "text": turn["content"]}]
+    turn["content"].insert(0, parts[request["path"]])
+    return request
+
+
+@pytest.mark.parametrize("client", ["codex", "pi"])
+async def test_image_in_the_history_does_not_end_a_session(
+    client: str, models: dict[str, Path]
+) -> None:
+    again = await replay(models["late"], [with_image(request) for request in SESSIONS[client][:2]])
+    assert again[1] <= AGAIN

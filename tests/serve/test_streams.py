@@ -1,0 +1,356 @@
+"""Heartbeats, clients that disconnect, and failures before and during an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import ASGIApp
+
+from akunu_py.decoding.events import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+)
+from akunu_py.decoding.generate.job import Job
+from akunu_py.decoding.generate.model_host import ModelLoop, SharedPasses
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import DEFAULT_SLOTS, StepLoop
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import AkunuError, PromptTooLong
+from akunu_py.serve.http.asgi import DIALECTS as SERVED_DIALECTS
+from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
+from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.server import ServeOptions
+from akunu_py.types import GenerateOptions, Stats
+from tests.support.dialects import DIALECTS, DialectRequest
+from tests.support.jobs import open_jobs
+from tests.support.serving import Reply, Served, fetch, scripted_app, write_served_model
+
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "on and on " * 30}], "max_tokens": 3000}
+SHORT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+BODIES = {
+    name: dialect.request_body(DialectRequest(("hello",), 4), stream=True)
+    for name, dialect in DIALECTS.items()
+}
+# A field of each heartbeat, which clients count as progress; "": a comment.
+BEATS = {
+    "chat": "choices", "completions": "choices", "messages": "delta", "responses": "response",
+    "ollama chat": "message", "ollama generate": "response", "infill": "", "own chat": "",
+    "own complete": "",
+}  # fmt: skip
+
+
+class Gate:
+    """A model whose load waits until the test opens the gate."""
+
+    def __init__(self, directory: Path, error: Exception | None = None) -> None:
+        self.loading, self.opened = threading.Event(), threading.Event()
+        self._directory, self._error = directory, error
+
+    def load(self, reserved: int) -> ModelLoop:
+        self.loading.set()
+        assert self.opened.wait(60)
+        if self._error is not None:
+            raise self._error
+        return StepLoop(Session(Engine.load(self._directory, name="m")))
+
+    def open_after(self, count: int) -> Callable[[Reply], bool]:
+        """Open the gate after some heartbeats; the client stays."""
+
+        def leave(reply: Reply) -> bool:
+            if len(reply.frames) >= count:
+                self.opened.set()
+            return False
+
+        return leave
+
+
+@asynccontextmanager
+async def loading_app(gate: Gate, records: list[RequestRecord]) -> AsyncIterator[ASGIApp]:
+    """Yield an application whose model is not loaded yet."""
+    options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=4)
+    pool = ModelPool([ServedModel(("m",), gate.load, options.service)])
+    backend = options.backend(pool, RequestRecords(records.append))
+    try:
+        yield create_app(backend, AccessRules(), heartbeat_s=0.001)
+    finally:
+        gate.opened.set()
+        assert await asyncio.to_thread(pool.close)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_served_model(tmp_path_factory.mktemp("waiting") / "m")
+
+
+def test_every_streamed_endpoint_has_a_heartbeat_here() -> None:
+    streams = {
+        endpoint.path
+        for dialect in SERVED_DIALECTS
+        for endpoint in dialect.endpoints
+        if endpoint.encoder is not None
+    }
+    assert streams == {DIALECTS[name].path for name in BEATS}
+
+
+@pytest.mark.parametrize("name", BEATS)
+async def test_heartbeats_while_the_model_loads(name: str, directory: Path) -> None:
+    """The rest of the stream is the same as that of a loaded model."""
+    records: list[RequestRecord] = []
+    dialect, gate = DIALECTS[name], Gate(directory)
+    async with loading_app(gate, records) as app:
+        body = BODIES[name] | {"frobnicate": 1}
+        waiting = fetch(app, dialect.path, body, leave=gate.open_after(6))
+        waited = await asyncio.wait_for(waiting, 60)
+        at_once = await fetch(app, dialect.path, BODIES[name])
+    assert waited.ended
+    assert waited.headers["content-type"] == at_once.headers["content-type"]
+    assert waited.headers["cache-control"] == "no-cache"
+    assert waited.headers["x-accel-buffering"] == "no"
+    assert waited.headers[IGNORED_HEADER] == "frobnicate"
+    assert records[0].ignored == ["frobnicate"]
+    for frame in waited.frames[:6]:
+        if not BEATS[name]:
+            assert frame == b": heartbeat\n\n"
+        else:
+            beats = Reply(headers=waited.headers, frames=[frame]).values()
+            assert any(BEATS[name] in beat for beat in beats)
+    found, expected = dialect.parse(waited), dialect.parse(at_once)
+    assert (found.text, found.reason) == (expected.text, expected.reason)
+    ids = {
+        inner["id"]
+        for value in waited.values()
+        for inner in (value, value.get("response"))
+        if isinstance(inner, dict) and str(inner.get("id", "")).startswith(("resp", "chat", "cmpl"))
+    }
+    assert len(ids) == (name in ("chat", "completions", "responses"))
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_blocks_of_a_message_stay_in_order(directory: Path, thinks: bool) -> None:
+    """Heartbeats open the first block: of thinking, if the request enables it."""
+    gate, more = Gate(directory), {"thinking": {"type": "adaptive"}} if thinks else {}
+    async with loading_app(gate, []) as app:
+        body = BODIES["messages"] | more
+        waiting = fetch(app, "/v1/messages", body, leave=gate.open_after(4))
+        found = (await asyncio.wait_for(waiting, 60)).values()
+    starts = [each for each in found if each["type"] == "content_block_start"]
+    kinds = ["thinking", "text"] if thinks else ["text"]
+    assert [each["content_block"]["type"] for each in starts] == kinds
+
+
+@pytest.mark.parametrize("name", BEATS)
+async def test_a_failed_load_ends_the_stream_with_its_error(name: str, directory: Path) -> None:
+    records: list[RequestRecord] = []
+    gate = Gate(directory, AkunuError("the disk is gone"))
+    async with loading_app(gate, records) as app:
+        waiting = fetch(app, DIALECTS[name].path, BODIES[name], leave=gate.open_after(3))
+        reply = await asyncio.wait_for(waiting, 60)
+    assert (reply.status, reply.ended, records[0].status) == (200, True, 200)
+    last = json.dumps(reply.values()[-1])
+    assert "the disk is gone" in last
+    assert "error" in last
+
+
+@pytest.mark.parametrize("name", BEATS)
+async def test_a_client_may_disconnect_while_the_model_loads(name: str, directory: Path) -> None:
+    records: list[RequestRecord] = []
+    gate = Gate(directory)
+    async with loading_app(gate, records) as app:
+        leaving = fetch(
+            app, DIALECTS[name].path, BODIES[name], leave=lambda reply: len(reply.frames) >= 2
+        )
+        await asyncio.wait_for(leaving, 60)
+        assert not gate.opened.is_set()
+    assert [record.status for record in records] == [499]
+    assert "client disconnected" in records[0].line()
+
+
+class ScriptedJob:
+    """A job with scripted events; `proceed` releases all events after the first."""
+
+    def __init__(self, *events: Event, proceed: bool = True) -> None:
+        self._events = events
+        self.proceed = asyncio.Event()
+        self.closed = asyncio.Event()
+        if proceed:
+            self.proceed.set()
+
+    async def run(self, job: Job) -> AsyncGenerator[Event]:
+        try:
+            for event in self._events:
+                yield event
+                await self.proceed.wait()
+        finally:
+            self.closed.set()
+
+
+END = Finished("stop", Stats())
+BEGUN = PromptProcessed(1, 0)
+
+
+@pytest.mark.parametrize("name", BEATS)
+async def test_heartbeats_during_prefill(tiny: Served, name: str) -> None:
+    job = ScriptedJob(PrefillProgress(0, 10), BEGUN, TextDelta("x"), END, proceed=False)
+
+    def leave(reply: Reply) -> bool:
+        if len(reply.frames) >= 5:
+            job.proceed.set()
+        return False
+
+    app = scripted_app(job.run, tiny, heartbeat_s=0.001)
+    reply = await fetch(app, DIALECTS[name].path, BODIES[name], leave=leave)
+    assert (reply.status, reply.ended) == (200, True)
+    if not name.startswith("own"):
+        assert DIALECTS[name].parse(reply).text == "x"
+
+
+async def wait_until_idle(model: Served) -> None:
+    async with asyncio.timeout(60):
+        while any(open_jobs(model.scheduler)):
+            await asyncio.sleep(0.005)
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 12), st.booleans(), st.integers(0, 40))
+async def test_disconnect_frees_the_model(
+    tiny: Served, frames: int, stream: bool, milliseconds: int
+) -> None:
+    """At any moment, also while the request is queued; the next answer is correct."""
+    expected = (await fetch(tiny.app, CHAT, SHORT)).json()["choices"]
+    left = asyncio.Event()
+    body = LONG | {"stream": stream}
+    first = fetch(
+        tiny.app, CHAT, body, leave=lambda r: stream and len(r.frames) >= frames, left=left
+    )
+    both = [asyncio.create_task(each) for each in (first, fetch(tiny.app, CHAT, body, left=left))]
+    await asyncio.sleep(milliseconds / 1000)
+    left.set()
+    replies = await asyncio.gather(*both)
+    assert not any(reply.ended for reply in replies)
+    await wait_until_idle(tiny)
+    assert (tiny.records.running, tiny.records.waiting) == (0, 0)
+    assert (await fetch(tiny.app, CHAT, SHORT)).json()["choices"] == expected
+
+
+async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
+    left = asyncio.Event()
+
+    async def until(running: int, waiting: int) -> None:
+        wanted = {f"akunu_requests_running {running}", f"akunu_requests_waiting {waiting}"}
+        async with asyncio.timeout(60):
+            while not wanted <= {*(await fetch(tiny.app, "/metrics")).body.decode().splitlines()}:
+                await asyncio.sleep(0.005)
+
+    requests = [
+        asyncio.create_task(fetch(tiny.app, CHAT, LONG, left=left))
+        for _ in range(DEFAULT_SLOTS + 3)
+    ]
+    await until(DEFAULT_SLOTS, 3)
+    left.set()
+    await asyncio.gather(*requests)
+    await until(0, 0)
+
+
+async def test_prefilled_tokens_stay_cached_after_disconnect(tiny: Served) -> None:
+    path, body = "/v1/completions", {"prompt": "a long text " * 200, "max_tokens": 900}
+    await fetch(tiny.app, path, body | {"stream": True}, leave=lambda reply: bool(reply.frames))
+    await wait_until_idle(tiny)
+    usage = (await fetch(tiny.app, path, body | {"max_tokens": 1})).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 1
+
+
+async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> None:
+    """Many clients close the connection before its end."""
+    done: list[RequestRecord] = []
+    job = ScriptedJob(BEGUN, TextDelta("x"), END, proceed=False)
+    records = RequestRecords(done.append)
+
+    def leave(reply: Reply) -> bool:
+        job.proceed.set()
+        if done := b"[DONE]" in reply.body:
+            job.proceed.clear()  # the job takes its time to end
+        return done
+
+    app = scripted_app(job.run, tiny, 60, records)
+    await fetch(app, CHAT, SHORT | {"stream": True}, leave=leave)
+    metrics = records.metrics(SharedPasses())
+    assert 'status="200"} 1' in metrics
+    assert 'status="499"' not in metrics
+    assert "tokens/s" not in done[0].line()  # no decode step
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failure_before_first_frame_has_its_own_status(
+    tiny: Served, begun: bool, stream: bool
+) -> None:
+    failed = Failed(PromptTooLong("too long", 9, 8))
+    job = ScriptedJob(*([BEGUN, TextDelta("x"), failed] if begun else [failed]))
+    reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    assert job.closed.is_set()
+    assert reply.status == (200 if begun and stream else 400)
+    assert reply.values()[-1]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.usefixtures("own_directories")
+@pytest.mark.parametrize("begun", [False, True])
+async def test_unexpected_failure_is_reported_without_details(
+    tiny: Served, begun: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ScriptedJob(*[BEGUN][: int(begun)], Failed(ZeroDivisionError("a secret")))
+    reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": True})
+    assert (reply.status, reply.ended) == (200 if begun else 500, True)
+    assert b"internal error; see the server" in reply.body
+    assert b"secret" not in reply.body
+    assert "this is a bug: ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_cancelled_by_shutdown_is_an_error(tiny: Served, stream: bool) -> None:
+    job = ScriptedJob(BEGUN, TextDelta("x"), Finished("cancelled", Stats()))
+    reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    assert b"the server is stopping" in reply.body
+    assert reply.status == (200 if stream else 503)
+
+
+HIDDEN: list[tuple[str, dict[str, Any], bool]] = [
+    *((name, {}, False) for name in ("chat", "messages", "responses", "ollama chat")),
+    *((name, {"include_reasoning": False}, True) for name in ("chat", "messages", "responses")),
+    *((name, {"reasoning": {"exclude": True}}, True) for name in ("chat", "responses")),
+    ("messages", {"thinking": {"type": "adaptive", "display": "omitted"}}, True),
+    ("messages", {"thinking": {"type": "disabled"}}, True),
+    ("ollama chat", {"think": False}, True),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("name", "more", "hidden"), HIDDEN)
+async def test_thinking_is_left_out_of_the_reply_on_request(
+    tiny: Served, name: str, more: dict[str, Any], hidden: bool, stream: bool
+) -> None:
+    """Some models think even if thinking is disabled."""
+    thinking = ThinkingDelta("secret")
+    job = ScriptedJob(PromptProcessed(9, 4), thinking, TextDelta("answer"), END)
+    dialect = DIALECTS[name]
+    body = dialect.request_body(DialectRequest(("hello",)), stream=stream) | more
+    reply = await fetch(scripted_app(job.run, tiny, 60), dialect.path, body)
+    data = dialect.parse(reply)
+    assert (data.thinking, data.text) == ("" if hidden else "secret", "answer")
+    assert (b"secret" in reply.body) == (not hidden)
