@@ -55,7 +55,7 @@ def contents(directory: Path) -> dict[str, bytes]:
         ("hub", "Hugging Face cache"),
         ("hub without a branch", "Hugging Face cache"),
         (".lmstudio/models/them/tiny", "LM Studio"),
-        (".cache/lm-studio/models/them/tiny", "LM Studio"),
+        pytest.param(".cache/lm-studio/models/them/tiny", "LM Studio", marks=pytest.mark.long),
         ("elsewhere/them/tiny", "LM Studio"),
         ("moved/models/them/tiny", "LM Studio"),
     ],
