@@ -52,7 +52,8 @@ def test_models_are_listed_by_name_with_their_facts(root: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [None, b"", b"{", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "name": 3}',
-     bytes(range(256)), b'{"format": 1, "name": "bad", "files": {}}', b'{"format": 1, "name": "bad", "files": []}'],
+     bytes(range(256)), b'{"format": 1, "name": "bad", "files": {}}',
+     b'{"format": 1, "name": "bad", "files": []}'],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["bad", "bad name\n"])
 def test_broken_entry_is_listed_as_damaged(root: Path, name: str, text: bytes | None) -> None:

@@ -105,6 +105,7 @@ def test_a_tokenizer_of_more_tokens_than_the_weights(altered: Path) -> None:
             load(altered)
 
 
+@pytest.mark.long
 def test_an_expression_that_panics(altered: Path) -> None:
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
     edit(altered / "tokenizer.json", pre_tokenizer=split | {"invert": False})
@@ -118,6 +119,8 @@ def test_a_sentencepiece_model_with_a_long_piece(altered: Path) -> None:
     from transformers.utils import sentencepiece_model_pb2_new as protobuf
 
     model = protobuf.ModelProto()
+    model.trainer_spec.vocab_size = 3  # fields of other types
+    model.trainer_spec.character_coverage = 0.5
     for piece in ("<unk>", "a", "b" * 10**6):
         model.pieces.add(piece=piece, score=0.0)
     (altered / "tokenizer.model").write_bytes(model.SerializeToString())
@@ -186,6 +189,7 @@ def test_sizes_that_the_file_could_hold_are_refused_without_allocating(tmp_path:
         read_header(path)
 
 
+@pytest.mark.long
 def test_many_arrays_of_texts_share_one_limit(tmp_path: Path) -> None:
     """Empty texts take 8 bytes in the file and seven times that in memory."""
     path, count = tmp_path / "texts.gguf", 1_500_000
@@ -208,6 +212,7 @@ WRONG: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @lengths(30)
 def test_metadata_of_wrong_types(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
