@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from akunu_py.models.gguf.convert import plan_import
+from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.safetensors import read_header
 from tests.support.tiny_gguf import (
     Array,
     Tiny,
+    finish,
     load_float32,
     reference_logits,
     write_tiny,
@@ -106,3 +109,19 @@ def test_norms_beyond_half_precision_choose_bfloat(tmp_path: Path) -> None:
         mx.max(load_arrays(directory / "model.safetensors")["model.norm.weight"]).item()
     )
     assert 65504 < largest < 200_000
+
+
+def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "uint8": 200, "int8": -100, "uint16": 60_000, "int16": -30_000, "uint32": 1 << 31,
+        "int32": -(1 << 30), "float32": 0.5, "bool": True, "string": "text", "uint64": 1 << 63,
+        "int64": -(1 << 62), "float64": 0.1, "array": [1, 2, 3],
+    }  # fmt: skip
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
+    for kind, value in values.items():
+        getattr(writer, f"add_{kind}")(f"my.{kind}", value)
+    finish(writer)
+    metadata = read_gguf(tmp_path / "x.gguf").metadata
+    for kind, value in values.items():
+        found = metadata[f"my.{kind}"]
+        assert (list(found) if kind == "array" else found) == value, kind

@@ -13,8 +13,10 @@ import threading
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from huggingface_hub import constants
 
 from akunu_py.errors import Cancelled, FetchError
 from akunu_py.models.pull import pull as pull_module
@@ -211,6 +213,38 @@ def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path, delay: fl
     assert not any(map(_is_running, workers))
     server.faults.clear()
     assert pull(REPOSITORY).name == NAME
+
+
+@pytest.mark.long
+def test_hub_that_ignores_ranges_and_cuts_at_the_same_place_is_given_up(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_module, "_STALLED_S", 2.5)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    server.faults[WEIGHTS].extend([Fault(cut=30_000, no_range=True)] * 100)
+    with pytest.raises(FetchError, match=r"stalled.*2 tries brought less than 1 MiB"):
+        pull(REPOSITORY)
+    assert len(server.asked(WEIGHTS)) < 10
+    server.faults.clear()
+    assert pull(REPOSITORY)
+    assert server.asked(WEIGHTS)[-1] == "bytes=30000-"
+
+
+@pytest.mark.long
+def test_stalled_listing_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trickle(out: BinaryIO) -> None:
+        out.write(b"HTTP/1.1 200 X\r\n\r\n")
+        while True:
+            out.write(b" ")
+            time.sleep(0.02)
+
+    monkeypatch.setattr(pull_module, "_STALLED_S", 0.5)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
+    server.faults["api"].extend([Fault(raw=trickle)] * 6)
+    with pytest.raises(FetchError, match="stalled"):
+        pull(REPOSITORY)
 
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

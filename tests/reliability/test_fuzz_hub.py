@@ -463,17 +463,3 @@ def test_endless_answers_are_given_up_in_little_memory(
     with contextlib.suppress(FetchError):  # if it took blanks for bytes of the file
         pull(REPOSITORY)
     assert pull(REPOSITORY)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(
-    server: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull_module, "_STALLED_S", 2.5)
-    server.faults[WEIGHTS] = deque([Fault(cut=30_000, no_range=True)] * 100)
-    with pytest.raises(FetchError, match=r"stalled.*2 tries brought less than 1 MiB"):
-        pull(REPOSITORY)
-    assert len(server.asked(WEIGHTS)) < 10
-    server.faults.clear()
-    assert pull(REPOSITORY)
-    assert server.asked(WEIGHTS)[-1] == "bytes=30000-"
