@@ -177,7 +177,7 @@ def test_pieces_of_equal_score_merge_from_the_left() -> None:
     assert pieces.merges() == [("aa", "a"), ("a", "aa"), ("a", "a")]
 
 
-def test_sentencepiece_without_byte_tokens_is_rejected(processors: dict[str, Any]) -> None:
+def test_sentencepiece_without_byte_tokens_is_refused(processors: dict[str, Any]) -> None:
     file = metadata_of("llama", processors["llama"])
     file.metadata["tokenizer.ggml.token_type"][5] = gguf.TokenType.NORMAL
     with pytest.raises(UnsupportedModel, match="every byte"):

@@ -133,7 +133,7 @@ def _full_chats(directory: Path, starter: Path) -> Source:
 
 def _files(home: Home, random: Random) -> Source:
     faults.keep_conversations(home)
-    (home.config / "settings.toml").write_text('memory = true\ntheme = "auto"\n')
+    (home.config / "settings.toml").write_text('temperature = 0.5\ntheme = "auto"\n')
     home.run(RUN)
     while True:
         where = random.choice(("store", "cache", "database", "settings"))
