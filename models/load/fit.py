@@ -151,7 +151,7 @@ def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -
     head = number("head_dim") or (hidden // heads if heads else 0)
     fused = on_metal and head in _FUSED_HEADS
     # Gate, up, their product and one temporary; eight rows of the residual stream with queries,
-    # keys and values. tests/models/load/test_fit.py compares this with measured peaks.
+    # keys and values. tests/models/test_fit.py compares this with measured peaks.
     return Activations(
         4 * inner + 8 * hidden, 0 if fused else heads, number("vocab_size"), itemsize
     )

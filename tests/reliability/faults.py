@@ -1,7 +1,7 @@
-"""What all faults share: a home to do harm in, the real commands, and the verdict on what they did.
+"""The home in which faults strike real commands, and the verdict on the commands.
 
-A home has its own data, cache and settings directories and the starter's files by hard links;
-whoever alters one of them gives the home a copy first. Nothing outside the home is touched.
+A home has its own data, cache and settings directories, and hard links to the starter's files: copy
+one before you alter it (`own_copy`). Nothing outside the home is touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PANIC = ("Traceback (most", "Segmentation fault", "terminate called", "Fatal Py
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A command that ended, by itself or not. code: negative for the signal that ended it."""
+    """An ended command. code: negative for the signal that ended it."""
 
     code: int
     out: str
@@ -35,35 +35,34 @@ class Done:
 
     @property
     def word(self) -> str:
-        """The last thing it said on stderr."""
+        """The last line on stderr."""
         lines = [line for line in self.err.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One fault. kind, command: what was done to whom. problems: promises that were broken.
-    lost: characters of the last second that were shown and not kept."""
+    """The outcome of one fault."""
 
     kind: str
     command: str
     moment: str
-    word: str = ""
-    lost: int = 0
-    problems: list[str] = field(default_factory=list)
+    word: str = ""  # the command's last line
+    lost: int = 0  # characters shown in the last second and not saved
+    problems: list[str] = field(default_factory=list)  # broken promises
 
     def check(self, promise: bool, problem: str) -> None:
         if not promise:
             self.problems.append(problem)
 
     def judge(self, done: Done, *codes: int) -> None:
-        """Keeps the last word of a command that may end with one of `codes`."""
+        """Check the output of a command that may end with one of `codes`."""
         self.word = done.word
         self.check_words(done)
         self.check(done.code in codes, f"code {done.code}: {done.err[-800:]}")
 
     def check_words(self, done: Done, what: str = "") -> None:
-        """No program of ours ends without a word that a person understands."""
+        """Check that an error is one line of ours, and no crash."""
         text = done.out + done.err
         for panic in _PANIC:
             self.check(panic not in text, f"{what}{panic!r}: {text[-1500:]}")
@@ -78,21 +77,20 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A real command. answers: whether what it printed is what it prints undisturbed.
-    undo: a command that makes room for the next time."""
+    """A command of akunu."""
 
     name: str
     arguments: tuple[str, ...]
     stdin: bytes = b""
-    answers: Callable[[Done], bool] = lambda done: True
-    undo: tuple[str, ...] = ()
+    answers: Callable[[Done], bool] = lambda done: True  # True for undisturbed output
+    undo: tuple[str, ...] = ()  # a command that makes it repeatable
 
 
 class Home:
-    """Folders of its own for everything that akunu keeps, below `directory`."""
+    """Directories for everything that akunu keeps, below `directory`."""
 
     def __init__(self, directory: Path, starter: Path, *, link: bool = False) -> None:
-        """link: the starter as a link to its directory, for a home without room for it."""
+        """link: make the starter a link, for a home without room for it."""
         self.directory = directory
         self.data = directory / "data" / "akunu"
         self.cache = directory / "cache" / "akunu"
@@ -110,7 +108,7 @@ class Home:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a command's environment has beyond ours."""
+        """The environment variables of commands."""
         return {
             "XDG_DATA_HOME": str(self.directory / "data"),
             "XDG_CACHE_HOME": str(self.directory / "cache"),
@@ -146,20 +144,20 @@ class Home:
         return process
 
     def run(self, command: Command, limit: Callable[[], None] | None = None, out: str = "") -> Done:
-        """The command, to its end."""
+        """Run a command to its end."""
         return finished(self.start(command, limit, out))
 
     def akunu(self, *arguments: str) -> Done:
         return self.run(Command("", arguments))
 
     def own_copy(self, path: Path) -> None:
-        """Makes a file this home's alone, so that the starter's own is not harmed."""
+        """Replace a hard link by a copy, so that the starter is not altered."""
         copy = path.with_name(f".copy-{path.name}")
         shutil.copyfile(path, copy)
         os.replace(copy, path)
 
     def belongs_to_nobody(self) -> None:
-        """Gives it to a user who can be refused something; the administrator cannot."""
+        """Give the home to a user without rights; permissions do not bind root."""
         for directory, _, files in os.walk(self.directory):
             os.chown(directory, NOBODY, NOBODY)
             for name in files:
@@ -171,7 +169,7 @@ class Home:
 
 
 def finished(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> Done:
-    """What a process said until its end. One that does not end is killed, with code 99."""
+    """Wait for a process; kill it after `patience_s` seconds, with code 99."""
     try:
         out, err = process.communicate(timeout=patience_s)
         code = process.returncode
@@ -183,7 +181,7 @@ def finished(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -
 
 
 def after(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Waits; whether the process still runs then."""
+    """Wait; True if the process still runs."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
         return False
@@ -191,26 +189,15 @@ def after(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def check_store(home: Home, outcome: Outcome) -> None:
-    """Every byte of every model."""
+    """Verify every byte of every model."""
     done = home.akunu("models", "verify")
     outcome.check(done.code == 0, f"the store is damaged: {done.out} {done.err}")
     outcome.check_words(done, "verify: ")
 
 
-def check_restart(home: Home, command: Command, outcome: Outcome) -> None:
-    """The same command, undisturbed, does all that it is for, and warns of nothing."""
-    done = home.run(command)
-    outcome.check(done.code == 0, f"restart: code {done.code}: {done.err[-800:]}")
-    outcome.check(command.answers(done), f"restart: another answer: {done.out!r}")
-    outcome.check("damaged" not in done.err, f"restart: {done.err[-800:]}")
-    outcome.check_words(done, "restart: ")
-    if command.undo:
-        home.akunu(*command.undo)
-
-
 @contextlib.contextmanager
 def small_disk(directory: Path, megabytes: int) -> Iterator[Path]:
-    """A disk in memory that can be filled, mounted on `directory`. Needs the administrator."""
+    """Mount a small disk in memory on `directory`. Needs root."""
     directory.mkdir(parents=True, exist_ok=True)
     size = f"size={megabytes}m,mode=755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(directory)], check=True)
@@ -221,7 +208,7 @@ def small_disk(directory: Path, megabytes: int) -> Iterator[Path]:
 
 
 def why_no_small_disk() -> str:
-    """Why faults of the disk cannot be made here; empty where they can."""
+    """Return why no disk can be mounted here, "" if one can."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "needs Linux and the administrator, who mounts a small disk"
     done = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=False)
@@ -229,7 +216,7 @@ def why_no_small_disk() -> str:
 
 
 def fill(directory: Path) -> Path:
-    """Takes every byte that is left on the disk of `directory`; gives the file that has them."""
+    """Fill the disk of `directory` with a file; return the file."""
     filler = directory / "filler"
     with filler.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):

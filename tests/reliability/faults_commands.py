@@ -1,155 +1,249 @@
-"""Commands that are killed, stopped and cut off from the network, at moments of a seed."""
+"""Faults that strike commands: signals, networks, full disks, permissions, altered files.
+
+`strike` is the one driver. It runs a command under a fault, then checks what must still hold: the
+exit code and last line, every byte of the store, no leftovers, and the same command undisturbed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from random import Random
 
+from akunu_py.chats.conversation_store import ConversationStore
 from tests.reliability.faults import (
     Command,
     Done,
     Home,
     Outcome,
     after,
-    check_restart,
     check_store,
+    fill,
     finished,
+    small_disk,
     stop_and_go,
 )
+from tests.support.chats import exchange_of
 from tests.support.hub_server import REPOSITORY, Fault, Hub, running
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_DEADLY = {-int(number) for number in SIGNALS} | {130}
+_DEADLY = {-int(number) for number in SIGNALS} | {0, 130}
+_SAID = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
+RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
+LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
+CHATS = Command("chats list", ("chats", "list"), answers=lambda done: "sky" in done.out)
+
+
+def strike(
+    home: Home,
+    command: Command,
+    kind: str,
+    moment: str,
+    codes: set[int],
+    *,
+    during: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+    around: AbstractContextManager[object] | None = None,
+    limit: Callable[[], None] | None = None,
+    out: str = "",
+    judge: Callable[[Done, Outcome], bool] = lambda done, outcome: False,
+    store: bool = False,
+    restart: bool = True,
+) -> Outcome:
+    """Run `command` under a fault.
+
+    codes: exit codes allowed. during: called after the start. around: the fault's duration.
+    limit, out: see `Home.start`. judge: more checks; True skips those of the output.
+    store: verify the store and look for leftovers. restart: run the command again, undisturbed.
+    """
+    outcome = Outcome(kind, command.name, moment)
+    with around or nullcontext():
+        process = home.start(command, limit, out)
+        during(process)
+        done = finished(process)
+        if not judge(done, outcome):
+            outcome.judge(done, *codes)
+    if store:
+        check_store(home, outcome)
+    if command.undo and (done.code == 0 or store):
+        home.akunu(*command.undo)
+    if restart:
+        check_restart(home, command, outcome)
+    if store:
+        left = leftovers(home)
+        outcome.check(not left, f"left behind: {left}")
+    return outcome
+
+
+def check_restart(home: Home, command: Command, outcome: Outcome) -> None:
+    """Check that the undisturbed command does all its work without a warning."""
+    done = home.run(command)
+    outcome.check(done.code == 0, f"restart: code {done.code}: {done.err[-800:]}")
+    outcome.check(command.answers(done), f"restart: another answer: {done.out!r}")
+    outcome.check("damaged" not in done.err, f"restart: {done.err[-800:]}")
+    outcome.check_words(done, "restart: ")
+    if command.undo:
+        home.akunu(*command.undo)
+
+
+def leftovers(home: Home) -> list[str]:
+    """Return the unfinished files of commands."""
+    unfinished = (".partial-*", ".memory-*", ".curve-*", "*.incomplete")
+    return sorted(
+        str(path.relative_to(home.directory))
+        for root in (home.models, home.cache, home.directory / "hub")
+        for pattern in unfinished
+        for path in root.rglob(pattern)
+    )
 
 
 def commands(home: Home) -> dict[str, Command]:
-    """Those that a fault is done to, with what they say undisturbed."""
+    """Return the commands to strike."""
+
+    def complete(done: Done) -> bool:
+        replies = [json.loads(line) for line in done.out.splitlines()]
+        return sorted(reply["id"] for reply in replies if "text" in reply) == [1, 2]
+
     requests = [{"id": n, "prefix": f"def area_{n}(width, height):\n    "} for n in (1, 2)]
-    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    lines = "".join(json.dumps(request) + "\n" for request in requests).encode()
     cached = ("--prompt-cache", str(home.directory / "said.safetensors"))
-    said = ("--max-tokens", "24", "--temperature", "0", "Tell me about walruses.")
-    source = str(home.models / "starter")
     all_ = [
-        Command("run", ("run", *said), answers=_says_something),
-        Command("run --prompt-cache", ("run", *cached, *said), answers=_says_something),
-        Command(
-            "complete",
-            ("complete", "--max-tokens", "12"),
-            lines.encode(),
-            lambda d: _answered(d, 2),
-        ),
+        Command("run", ("run", *_SAID), answers=lambda done: len(done.out.split()) > 3),
+        Command("run --prompt-cache", ("run", *cached, *_SAID)),
+        Command("complete", ("complete", "--max-tokens", "12"), lines, complete),
         Command("models verify", ("models", "verify"), answers=lambda d: "verified" in d.out),
         Command(
             "models import",
-            ("models", "import", source, "--name", "copy"),
-            answers=lambda d: "copy is ready" in d.err,
+            ("models", "import", str(home.models / "starter"), "--name", "copy"),
+            answers=lambda done: "copy is ready" in done.err,
             undo=("models", "rm", "copy", "--yes"),
         ),
     ]
     return {command.name: command for command in all_}
 
 
-def pull_of(hub: Hub) -> Command:
-    return Command(
-        "models pull",
-        ("models", "pull", REPOSITORY, "--name", "pulled"),
-        answers=lambda d: "pulled is ready" in d.err,
-        undo=("models", "rm", "pulled", "--yes", "--hub-files"),
-    )
+def duration(home: Home, command: Command) -> float:
+    """Return the seconds that an undisturbed command takes."""
+    started = time.monotonic()
+    done = home.run(command)
+    seconds = time.monotonic() - started
+    if done.code or not command.answers(done):
+        raise AssertionError(f"{command.name} fails undisturbed: {done}")
+    if command.undo:
+        home.akunu(*command.undo)
+    return seconds
 
 
-def durations(home: Home, wanted: dict[str, Command]) -> dict[str, float]:
-    """Seconds that each command takes undisturbed: moments of faults are drawn from these."""
-    found = {}
-    for command in wanted.values():
-        started = time.monotonic()
-        done = home.run(command)
-        found[command.name] = time.monotonic() - started
-        if done.code or not command.answers(done):
-            raise AssertionError(f"{command.name} fails undisturbed: {done}")
-        if command.undo:
-            home.akunu(*command.undo)
-    return found
+# Signals
 
 
 def signalled(
     home: Home, command: Command, number: signal.Signals, seconds: float, *, restart: bool = True
 ) -> Outcome:
-    """Sends the signal so many seconds after the start."""
-    outcome = Outcome(number.name, command.name, f"after {seconds:.2f} s")
-    process = home.start(command)
-    if running := after(process, seconds):
-        process.send_signal(number)
-    done = finished(process)
-    outcome.word = done.word if done.code >= 0 else f"ended by {signal.Signals(-done.code).name}"
-    if _before_us(number, done):
-        outcome.word = "Python had not come to akunu yet"
-    else:
-        outcome.check_words(done)
-    if running and not _before_us(number, done):
-        outcome.check(done.code in _DEADLY | {0}, f"code {done.code}: {done.err[-800:]}")
-    if restart:
-        _check_again(home, command, outcome)
-    return outcome
+    """Send a signal `seconds` after the start."""
 
+    def send(process: subprocess.Popen[bytes]) -> None:
+        if after(process, seconds):
+            process.send_signal(number)
 
-def _before_us(number: signal.Signals, done: Done) -> bool:
-    """Whether an interrupt came while Python itself was starting, which answers with a traceback
-    before a line of ours is run."""
-    told = "KeyboardInterrupt" in done.err and "/akunu_py/" not in done.err
-    return number == signal.SIGINT and told and "Traceback" in done.err
+    def judge(done: Done, outcome: Outcome) -> bool:
+        # Python itself answers an early interrupt with a traceback, before a line of ours runs.
+        early = number == signal.SIGINT and "/akunu_py/" not in done.err
+        return early and "KeyboardInterrupt" in done.err
+
+    return strike(
+        home,
+        command,
+        number.name,
+        f"after {seconds:.2f} s",
+        _DEADLY,
+        during=send,
+        judge=judge,
+        store=restart,
+        restart=restart,
+    )
 
 
 def suspended(home: Home, command: Command, seconds: float) -> Outcome:
-    """Stops it for a second, and lets it go on: nothing else may happen."""
-    outcome = Outcome("SIGSTOP, SIGCONT", command.name, f"after {seconds:.2f} s")
-    process = home.start(command)
-    if after(process, seconds):
-        stop_and_go(process.pid, 1.0)
-    done = finished(process)
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code == 0 and command.answers(done), f"did not go on: {done}")
-    if command.undo:
-        home.akunu(*command.undo)
-    return outcome
+    """Stop a command for a second; it must continue as if nothing had happened."""
+
+    def stop(process: subprocess.Popen[bytes]) -> None:
+        if after(process, seconds):
+            stop_and_go(process.pid, 1.0)
+
+    def judge(done: Done, outcome: Outcome) -> bool:
+        outcome.check(command.answers(done), f"did not continue: {done}")
+        return False
+
+    moment = f"after {seconds:.2f} s"
+    return strike(
+        home, command, "SIGSTOP, SIGCONT", moment, {0}, during=stop, judge=judge, restart=False
+    )
 
 
 def reader_gone(home: Home, command: Command, seconds: float) -> Outcome:
-    """Whoever reads the output goes away, as `| head -1` does."""
-    outcome = Outcome("output closed", command.name, f"after {seconds:.2f} s")
-    process = home.start(command)
-    after(process, seconds)
-    assert process.stdout is not None
-    process.stdout.close()
-    process.stdout = None
-    done = finished(process)
-    outcome.judge(done, 0)
-    return outcome
+    """Close the output, like `| head -1`."""
+
+    def close(process: subprocess.Popen[bytes]) -> None:
+        after(process, seconds)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+
+    moment = f"after {seconds:.2f} s"
+    return strike(home, command, "output closed", moment, {0}, during=close, restart=False)
+
+
+# Networks
+
+
+def pull_of(hub: Hub) -> Command:
+    return Command(
+        "models pull",
+        ("models", "pull", REPOSITORY, "--name", "pulled"),
+        answers=lambda done: "pulled is ready" in done.err,
+        undo=("models", "rm", "pulled", "--yes", "--hub-files"),
+    )
 
 
 @contextmanager
 def local_hub(home: Home, files: dict[str, bytes]) -> Iterator[Hub]:
-    """A hub on this machine, that the home's commands take for the real one."""
-    with running(dict(files)) as hub:
-        home.changes["HF_ENDPOINT"] = hub.url
-        try:
-            yield hub
-        finally:
-            del home.changes["HF_ENDPOINT"]
+    """Run a hub for the commands of `home`."""
+    with running(dict(files)) as hub, changed(home, HF_ENDPOINT=hub.url):
+        yield hub
+
+
+@contextmanager
+def changed(home: Home, **variables: str) -> Iterator[None]:
+    before, home.changes = home.changes, home.changes | variables
+    yield
+    home.changes = before
+
+
+@contextmanager
+def faults(hub: Hub, name: str, wanted: list[Fault]) -> Iterator[None]:
+    hub.faults[name].extend(wanted)
+    yield
+    hub.faults.clear()
+
+
+def slowly(hub: Hub, seconds: float) -> list[Fault]:
+    """Return faults that make a pull take some seconds."""
+    return [Fault(pause=seconds * 1000 / len(hub.files["model.safetensors"]))]
 
 
 def network_fault(home: Home, hub: Hub, random: Random) -> Outcome:
-    """One thing that networks and servers do to a pull, which then goes on or says what is wrong.
-
-    The next pull, undisturbed, must end well.
-    """
+    """Disturb a pull, which ends well or reports the problem; the next pull ends well."""
     size = len(hub.files["model.safetensors"])
-    kind, faults = random.choice([
+    kind, wanted = random.choice([
         ("connection cut", [Fault(cut=random.randrange(size))]),
         ("connection cut, again and again", [Fault(cut=random.randrange(999)) for _ in range(9)]),
         ("server error 503", [Fault(status=503)] * random.randint(1, 3)),
@@ -161,71 +255,162 @@ def network_fault(home: Home, hub: Hub, random: Random) -> Outcome:
         ("no ranges", [Fault(cut=random.randrange(size)), Fault(no_range=True)]),
     ])  # fmt: skip
     name = random.choice(["model.safetensors", "model.safetensors", "config.json", "api"])
-    outcome = Outcome(f"network: {kind}", "models pull", f"of {name}")
-    hub.faults[name].extend(faults)
-    command = pull_of(hub)
-    done = home.run(command)
-    hub.faults.clear()
-    outcome.judge(done, 0, 1)
-    _check_again(home, command, outcome)
-    return outcome
+    around = faults(hub, name, wanted)
+    return strike(
+        home, pull_of(hub), f"network: {kind}", f"of {name}", {0, 1}, around=around, store=True
+    )
 
 
 def network_gone(home: Home, command: Command) -> Outcome:
-    """No server at all: connections are refused."""
-    outcome = Outcome("network: refused", command.name, "from the start")
-    before = dict(home.changes)
+    """Refuse all connections."""
     nowhere = "http://127.0.0.1:9"
-    home.changes |= {"HF_ENDPOINT": nowhere, "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere}
-    done = home.run(command)
-    home.changes.clear()
-    home.changes.update(before)
-    outcome.judge(done, 1)
-    return outcome
-
-
-def slowly(hub: Hub, seconds: float) -> None:
-    """Makes the hub trickle, so that a pull lasts long enough to be hurt."""
-    hub.faults["model.safetensors"].append(
-        Fault(pause=seconds * 1000 / len(hub.files["model.safetensors"]))
+    around = changed(home, HF_ENDPOINT=nowhere, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)
+    return strike(
+        home, command, "network: refused", "from the start", {1}, around=around, restart=False
     )
 
 
 def killed_pull(home: Home, hub: Hub, number: signal.Signals, seconds: float) -> Outcome:
-    """A pull of some seconds that is ended on the way; the next one goes on."""
-    slowly(hub, 2.0)
-    outcome = signalled(home, pull_of(hub), number, seconds, restart=False)
-    hub.faults.clear()
-    _check_again(home, pull_of(hub), outcome)
-    return outcome
+    """End a pull of some seconds; the next pull continues it."""
+    with faults(hub, "model.safetensors", slowly(hub, 2.0)):
+        return signalled(home, pull_of(hub), number, seconds)
 
 
-def leftovers(home: Home) -> list[str]:
-    """What unfinished commands left behind, beyond lock files."""
-    unfinished = (".partial-*", ".memory-*", ".curve-*", "*.incomplete")
-    return sorted(
-        str(path.relative_to(home.directory))
-        for root in (home.models, home.cache, home.directory / "hub")
-        for pattern in unfinished
-        for path in root.rglob(pattern)
-    )
+# Altered files
 
 
-def _check_again(home: Home, command: Command, outcome: Outcome) -> None:
-    check_store(home, outcome)
-    if command.undo:  # where it had come to its end
-        home.akunu(*command.undo)
-    check_restart(home, command, outcome)
-    left = leftovers(home)
-    outcome.check(not left, f"left behind: {left}")
+def keep_conversations(home: Home, number: int = 40) -> None:
+    """Fill the database with conversations."""
+    store = ConversationStore.open(home.conversations)
+    answer = "Light is scattered by the air. " * 30
+    for n in range(number):
+        store.save_tree(exchange_of(f"sky{n}", "Why is the sky blue?", answer, 1e9 + n))
+    store.close()
 
 
-def _says_something(done: Done) -> bool:
-    return len(done.out.split()) > 5
+def _flip(path: Path, random: Random) -> None:
+    size = max(1, path.stat().st_size)
+    with path.open("r+b") as file:
+        for _ in range(random.randint(1, 20)):
+            file.seek(random.randrange(min(size, 4096) if random.random() < 0.5 else size))
+            file.write(bytes([random.randrange(256)]))
 
 
-def _answered(done: Done, requests: int) -> bool:
-    replies = [json.loads(line) for line in done.out.splitlines()]
-    return sorted(reply["id"] for reply in replies) == [*range(1, requests + 1)] and all(
-        "text" in reply for reply in replies
+def _replace_by_directory(path: Path, random: Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS: dict[str, Callable[[Path, Random], object]] = {
+    "cut off": lambda path, random: os.truncate(
+        path, random.randrange(max(1, path.stat().st_size))
+    ),
+    "emptied": lambda path, random: os.truncate(path, 0),
+    "bytes altered": _flip,
+    "replaced by rubbish": lambda path, random: path.write_bytes(random.randbytes(4000)),
+    "deleted": lambda path, random: path.unlink(),
+    "replaced by a directory": _replace_by_directory,
+}
+
+
+def altered(home: Home, path: Path, harm: str, random: Random, command: Command) -> Outcome:
+    """Alter a file. The command works or reports the problem; caches are repaired unaided."""
+    in_store = home.models / "starter" in path.parents
+    backup = home.directory / ".backup"
+    shutil.copyfile(path, backup)
+    if in_store:
+        home.own_copy(path)
+    HARMS[harm](path, random)
+    is_altered = not path.is_file() or path.read_bytes() != backup.read_bytes()
+
+    def judge(done: Done, outcome: Outcome) -> bool:
+        if in_store:
+            verified = home.akunu("models", "verify", "starter")
+            outcome.check_words(verified, "verify: ")
+            outcome.check((verified.code == 1) == is_altered, f"verify: {verified}")
+        if path == home.conversations:  # set aside with all its bytes, never deleted
+            aside = sorted(home.data.glob("conversations.db.damaged-?"))
+            outcome.check(len(aside) == ("set aside" in done.err), f"{aside}: {done.err}")
+        return False
+
+    @contextmanager
+    def restored() -> Iterator[None]:
+        yield
+        if path.is_dir():
+            path.rmdir()
+        if in_store or path.parent == home.config or path == home.conversations:
+            shutil.copyfile(backup, path)
+        for other in home.data.glob("conversations.db?*"):
+            other.unlink()
+
+    where = str(path.relative_to(home.directory))
+    return strike(home, command, f"file {harm}", where, {0, 1, 2}, around=restored(), judge=judge)
+
+
+# Disks and permissions
+
+
+def disk_full(
+    directory: Path, starter: Path, megabytes: int, random: Random
+) -> Generator[Outcome, None, None]:
+    """Fill the disk before or during commands; afterwards there is room again."""
+
+    @contextmanager
+    def filled(left: int) -> Iterator[None]:
+        filler = fill(directory)
+        os.truncate(filler, max(0, filler.stat().st_size - left))
+        yield
+        filler.unlink()
+
+    with small_disk(directory, megabytes):
+        home = Home(directory / "home", starter, link=True)
+        keep_conversations(home, 3)
+        known = commands(home)
+        wanted = [known[name] for name in ("run", "run --prompt-cache", "models import")]
+        while True:
+            command = random.choice([*wanted, CHATS])
+            left = random.choice([0, random.randrange(1, 200_000), random.randrange(1, 90 << 20)])
+            moment = f"{left:,} bytes are left"
+            yield strike(home, command, "disk full", moment, {0, 1}, around=filled(left))
+
+
+def limited(home: Home, command: Command, most: int) -> Outcome:
+    """Limit the length of files: a quota that needs no administrator."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    moment = f"{most:,} bytes"
+    return strike(home, command, "file size limit", moment, {0, 1}, limit=limit, store=True)
+
+
+def output_full(home: Home, command: Command) -> Outcome:
+    """Write the output to a full disk."""
+    kind, moment = "disk of the output full", "from the start"
+    return strike(home, command, kind, moment, {1}, out="/dev/full", restart=False)
+
+
+def forbidden(
+    home: Home, path: Path, mode: int, command: Command, seconds: float | None = None
+) -> Outcome:
+    """Revoke permissions of a file or directory, from the start or `seconds` after it."""
+    where = f"{path.relative_to(home.directory)} {mode:03o}"
+    before = path.stat().st_mode & 0o777
+
+    def revoke(process: subprocess.Popen[bytes] | None = None) -> None:
+        if process is not None and seconds is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        path.chmod(mode)
+
+    @contextmanager
+    def given_back() -> Iterator[None]:
+        if seconds is None:
+            revoke()
+        yield
+        path.chmod(before)
+
+    moment = where if seconds is None else f"{where} after {seconds:.1f} s"
+    return strike(
+        home, command, "permissions revoked", moment, {0, 1, 2}, during=revoke, around=given_back()
     )

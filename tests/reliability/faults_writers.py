@@ -1,9 +1,7 @@
-"""What is kept while it is said, hurt at its smallest: programs that only write, and are killed.
+"""Processes that only write, and are killed at any moment of a write.
 
-A chat takes seconds to start, so few of them can be killed. Here the parts that write, the store
-of conversations and the memory of answers, run by themselves in a process that says on stdout what
-it was told is safe; hundreds of kills hit every place of a write. `python -m
-tests.reliability.faults_writers store|memory FOLDER` is that process.
+`python -m tests.reliability.faults_writers store|answers|caches DIRECTORY` is such a process. It
+writes conversations, the answer cache or prompt caches, and prints what is safe on disk.
 """
 
 from __future__ import annotations
@@ -13,105 +11,181 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from tests.reliability.faults import Outcome, finished
+from akunu_py import paths
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.tree import ChatMessage
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache import cache_file
+from akunu_py.decoding.prompt_cache.prompt_cache_store import (
+    DiskLimits,
+    PromptCacheStore,
+    all_files,
+)
+from akunu_py.types import GenerateOptions
+from tests.reliability.faults import Outcome, fill, finished, small_disk
+from tests.support.engines import altered
+from tests.support.targets import some
+from tests.support.tiny_fim import load_tiny
 
-MODEL = Path("/a/model")
-_LENGTH = 40  # tokens of an answer
+ANSWER = 2000  # tokens; the journal of answers is moved to their file after ten
+LENGTH = 1000  # tokens of a text in a prompt cache
+TEXTS = 2
+OPTIONS = GenerateOptions(max_tokens=4, draft="off")
+LIMITS = DiskLimits(hourly=1 << 50, reserve=0)
 
 
-def killed_store(directory: Path, random: Random) -> Outcome:
-    """Kills a process that saves messages; every one that `save` returned for must be there."""
-    from akunu_py.chats.conversation_store import ConversationStore
-
+def killed(part: str, directory: Path, random: Random, writers: int = 1) -> Outcome:
+    """Kill processes that write to one directory; everything reported as safe must be there."""
     seconds = random.uniform(0.0, 0.3)
-    outcome = Outcome("SIGKILL", "the conversation store, writing", f"after {seconds:.3f} s")
-    said = _killed("store", directory, seconds, outcome)
+    outcome = Outcome("SIGKILL", f"{writers} writers: {part}", f"after {seconds:.3f} s")
+    directory.mkdir(exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(directory)
+    before = saved_tokens() if part == "answers" else 0
+    if part == "caches":
+        tiny(directory)
+    words = [sys.executable, "-m", "tests.reliability.faults_writers", part, str(directory)]
+    pipe = subprocess.PIPE
+    started = [subprocess.Popen(words, stdout=pipe, stderr=pipe) for _ in range(writers)]
+    safe: list[str] = []
+    for process in started:
+        assert process.stdout is not None
+        safe.append(process.stdout.readline().decode().strip())  # it is writing from here on
+    time.sleep(seconds)
+    for process in started:
+        process.send_signal(signal.SIGKILL)
+    for process in started:
+        done = finished(process)
+        outcome.check(done.code == -signal.SIGKILL, f"it had ended already: {done.err[-500:]}")
+        safe += done.out.split()
+    if part == "store":
+        check_store(directory, safe, outcome)
+    elif part == "answers":
+        grown, expected = saved_tokens(outcome) - before, len(safe) * (ANSWER + 1)
+        outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
+    else:
+        check_caches(tiny(directory), outcome, set(safe))
+    outcome.word = f"{len(safe)} writes were safe"
+    return outcome
+
+
+def check_store(directory: Path, safe: list[str], outcome: Outcome) -> None:
     store = ConversationStore.open(directory / "conversations.db")
     outcome.check(not store.warnings, f"warnings: {store.warnings}")
-    kept = {message.id for info in store.list() for message in store.load(info.id).messages}
+    found = {message.id for info in store.list() for message in store.load(info.id).messages}
     hits = {found.info.id for found in store.search("walrus")}
     outcome.check(len(hits) == len(store.list()), "the index lacks conversations")
     store.close()
-    missing = [name for name in said if name not in kept]
-    outcome.check(not missing, f"{len(missing)} of {len(said)} messages are lost: {missing[:5]}")
-    outcome.word = f"{len(said)} messages were safe"
-    return outcome
+    missing = [name for name in safe if name not in found]
+    outcome.check(not missing, f"{len(missing)} of {len(safe)} messages are lost: {missing[:5]}")
 
 
-def killed_memory(directory: Path, random: Random) -> Outcome:
-    """Kills a process that remembers answers; nothing may be set aside, and none may be lost."""
-    from akunu_py.decoding.learned_state import LearnedState
-
-    seconds = random.uniform(0.0, 0.3)
-    outcome = Outcome("SIGKILL", "the memory, writing", f"after {seconds:.3f} s")
-    before = _remembered(directory)
-    said = _killed("memory", directory, seconds, outcome)
-    os.environ["XDG_CACHE_HOME"] = str(directory)
-    learned_state = LearnedState(MODEL, "tokens", "layout", answer_cache=True)
-    outcome.check(not learned_state.warnings, f"warnings: {learned_state.warnings}")
-    grown = _remembered(directory) - before
-    expected = len(said) * (_LENGTH + 1)
-    outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
-    outcome.word = f"{len(said)} answers were safe"
-    return outcome
-
-
-def _remembered(directory: Path) -> int:
-    from akunu_py.decoding.learned_state import LearnedState
-
-    os.environ["XDG_CACHE_HOME"] = str(directory)
-    memory = LearnedState(MODEL, "tokens", "layout", answer_cache=True).answer_cache
-    assert memory is not None
-    return memory.total
-
-
-def _killed(part: str, directory: Path, seconds: float, outcome: Outcome) -> list[str]:
-    """What the process had said is safe when it was killed."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(directory)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.reliability.faults_writers", part, str(directory)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
-    assert process.stdout is not None
-    first = process.stdout.readline().decode()  # it is writing from here on
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    done = finished(process)
-    outcome.check(done.code == -signal.SIGKILL, f"it had ended already: {done.err[-500:]}")
-    return (first + done.out).split()
-
-
-def _write_messages(directory: Path) -> None:
-    from akunu_py.chats.conversation_store import ConversationStore
-    from akunu_py.chats.tree import ChatMessage
-
+def write_messages(directory: Path) -> Iterator[str]:
     store = ConversationStore.open(directory / "conversations.db")
-    number = 0
-    while True:
-        conversation = f"{os.getpid()}-{number // 6}"
+    for number in range(1 << 30):
         message = ChatMessage("user", f"a walrus, number {number}", None)
-        store.save(conversation, message)
-        print(message.id, flush=True)
-        number += 1
+        store.save(f"{os.getpid()}-{number // 6}", message)
+        yield message.id
 
 
-def _remember_answers(directory: Path) -> None:
-    from akunu_py.decoding import learned_state
+def answers() -> LearnedState:
+    return LearnedState(Path("/a/model"), "tokens", "layout", answer_cache=True)
 
-    learned_state._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
-    state = learned_state.LearnedState(MODEL, "tokens", "layout", answer_cache=True)
-    while True:
-        state.add_answer(range(_LENGTH))
+
+def saved_tokens(outcome: Outcome | None = None) -> int:
+    """Return the number of tokens in the answer cache on disk."""
+    state = answers()
+    state.close()
+    assert state.answer_cache is not None
+    if outcome:
+        outcome.check(not state.warnings, f"warnings: {state.warnings}")
+    return state.answer_cache.total
+
+
+def write_answers(directory: Path) -> Iterator[str]:
+    state = answers()
+    while not state.warnings:
+        state.add_answer(range(ANSWER))
         state.flush()
-        if state.warnings:
-            raise SystemExit(state.warnings[0])
-        print("kept", flush=True)
+        yield "saved"
 
+
+def tiny(directory: Path) -> Engine:
+    """Return the engine whose caches are written, the same in every process."""
+    model = directory / "model"
+    made = (model / "config.json").exists()
+    engine = Engine.load(model) if made else load_tiny(model, ["<|end|>"])
+    return altered(engine, context_length=2 * LENGTH, prompt_cache_memory=1 << 30)
+
+
+def opened(engine: Engine, limits: DiskLimits = LIMITS) -> Session:
+    """Return a session that loads prompt caches from disk."""
+    store = PromptCacheStore(engine.path, limits)
+    learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
+    learned.curve.prefill_rate = 1.0
+    return Session(engine, learned)
+
+
+def write_caches(directory: Path) -> Iterator[str]:
+    engine = tiny(directory)
+    histories = []
+    for seed in range(TEXTS):
+        session = opened(engine)
+        session.disk_caches = None
+        session.generate(some(LENGTH, seed), OPTIONS).answer()
+        histories.append(session.target.history)
+    store, draw = PromptCacheStore(engine.path, LIMITS), Random(os.getpid())
+    while True:
+        seed = draw.randrange(TEXTS)
+        if store.save(histories[seed], engine, lambda: False):
+            yield str(seed)
+
+
+def check_caches(engine: Engine, outcome: Outcome, safe: set[str]) -> None:
+    """Compare answers with those of fresh sessions; no cache is damaged or unfinished."""
+    for seed in range(TEXTS):
+        prompt = [*some(LENGTH, seed), 5]
+        generation = opened(engine).generate(prompt, OPTIONS)
+        tokens = list(generation.answer().tokens)
+        cached = generation.stats.cached_tokens
+        outcome.check(
+            str(seed) not in safe or cached >= LENGTH, f"text {seed} was safe and is gone"
+        )
+        fresh = list(Session(engine).generate(prompt, OPTIONS).answer().tokens)
+        outcome.check(tokens == fresh, f"another answer to text {seed}")
+    left = [path for path in paths.prompt_caches_dir().rglob("*") if path.name.startswith(".")]
+    outcome.check(not left, f"left behind: {left}")
+    for path in all_files():
+        cache_file.verify(path)
+
+
+def full(directory: Path, random: Random) -> Outcome:
+    """Write a prompt cache to a disk that becomes full."""
+    outcome = Outcome("disk full", "writer: caches", "during the write")
+    with small_disk(directory, 2) as disk:
+        os.environ["XDG_CACHE_HOME"] = str(disk)
+        engine = tiny(directory.parent)
+        filler = fill(disk)
+        os.truncate(filler, filler.stat().st_size - random.randrange(200_000))
+        session = opened(engine, replace(LIMITS, reserve=-(1 << 40)))
+        session.generate(some(LENGTH, 0), OPTIONS).answer()
+        store = session.learned.caches
+        assert store is not None
+        written = store.save(session.target.history, engine, lambda: False)
+        outcome.check(not written, "it was written to a full disk")
+        filler.unlink()
+        check_caches(engine, outcome, set())
+    return outcome
+
+
+WRITERS = {"store": write_messages, "answers": write_answers, "caches": write_caches}
 
 if __name__ == "__main__":
-    {"store": _write_messages, "memory": _remember_answers}[sys.argv[1]](Path(sys.argv[2]))
+    for safe in WRITERS[sys.argv[1]](Path(sys.argv[2])):
+        print(safe, flush=True)

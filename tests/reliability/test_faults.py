@@ -1,6 +1,6 @@
-"""The real commands, hurt: killed, stopped, cut off, without room, with damaged files.
+"""Real commands under faults, and several at once.
 
-A few of the faults that `python -m tests.reliability` does by the hundred; the rest is `slow`.
+A few of the faults that `python -m tests.reliability` injects by the hundred; the rest is `slow`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,12 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import (
-    faults_caches,
-    faults_chat,
-    faults_commands,
-    faults_files,
-    faults_writers,
-)
+from tests.reliability import concurrency, faults_chat, faults_commands, faults_writers
 from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
+from tests.reliability.faults_commands import CHATS, HARMS, LIST, RUN
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
-from tests.support.tiny_model import tiny_directory
-
-LIST = all_faults.LIST
+from tests.support.tiny_model import tiny_directory, tiny_files
 
 
 @pytest.fixture
@@ -46,25 +39,29 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_directory(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for writers, which set XDG_CACHE_HOME."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
 def good(*outcomes: Outcome) -> None:
     broken = {f"{outcome.kind}, {outcome.moment}": outcome.problems for outcome in outcomes}
     assert not any(broken.values()), broken
 
 
-def test_an_answer_that_is_killed(home: Home) -> None:
-    """And the next one is whole."""
-    run = all_faults.RUN
+def test_answer_after_a_killed_one_is_whole(home: Home) -> None:
     number = Random(1).choice(faults_commands.SIGNALS)
-    good(faults_commands.signalled(home, run, number, 1.0))
+    good(faults_commands.signalled(home, RUN, number, 1.0))
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize("seconds", [0.05, 0.3, *slow(0.15, 0.6)])
-def test_an_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
-    """Not while modules are imported, either."""
+@pytest.mark.parametrize("seconds", [0.05, *slow(0.3, 0.15, 0.6)])
+def test_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
+    """Also while modules are imported."""
     good(
         faults_commands.signalled(home, LIST, signal.SIGINT, seconds, restart=False),
-        faults_commands.signalled(home, all_faults.RUN, signal.SIGINT, seconds * 4, restart=False),
+        faults_commands.signalled(home, RUN, signal.SIGINT, seconds * 4, restart=False),
     )
 
 
@@ -75,46 +72,29 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     assert done.stdout == b"True\n"
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize("harm", [*faults_files.HARMS])
-def test_a_database_that_is_altered(home: Home, harm: str) -> None:
-    faults_files.keep_conversations(home)
-    random = Random(harm)
-    chats = faults_files.CHATS
-    good(faults_files.altered(home, home.conversations, harm, random, chats))
+@pytest.mark.parametrize("harm", ["bytes altered", "replaced by a directory", *slow(*HARMS)])
+def test_altered_database_is_used_or_set_aside(home: Home, harm: str) -> None:
+    faults_commands.keep_conversations(home)
+    good(faults_commands.altered(home, home.conversations, harm, Random(harm), CHATS))
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "tokenizer.json"])
-def test_a_model_that_is_altered(home: Home, name: str) -> None:
+@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", *slow("tokenizer.json")])
+def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> None:
     random = Random(name)
-    harm = random.choice([*faults_files.HARMS])
     path = home.models / "starter" / name
-    good(faults_files.altered(home, path, harm, random, LIST))
+    good(faults_commands.altered(home, path, random.choice([*HARMS]), random, LIST))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_settings_of_a_model_that_are_no_json(tiny: Path, tmp_path: Path, name: str) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny, model)
-    content = (model / name).read_bytes()
-    for altered in (content[:-3], content.replace(b'":', b'"\xff', 1), content.replace(b",", b" ")):
-        (model / name).write_bytes(altered)
-        with pytest.raises(DamagedModel, match="akunu models rm, akunu models pull"):
-            Engine.load(model)
-
-
-def test_a_tokenizer_that_lacks_a_field(tiny: Path, tmp_path: Path) -> None:
+def test_tokenizer_that_lacks_a_field_is_refused(tiny: Path, tmp_path: Path) -> None:
     """The tokenizers library raises a plain Exception, and writes the unknown name to stdout."""
-    model = tmp_path / "model"
-    shutil.copytree(tiny, model)
+    model = shutil.copytree(tiny, tmp_path / "model")
     path = model / "tokenizer.json"
     path.write_bytes(path.read_bytes().replace(b'"normalized"', b'"xormalized"', 1))
-    with pytest.raises(DamagedModel, match="xormalized"):
+    with pytest.raises(DamagedModel, match=r"xormalized.*akunu models rm, akunu models pull"):
         Engine.load(model)
 
 
-def test_a_disk_without_any_room(home: Home) -> None:
+def test_disk_without_any_room(home: Home) -> None:
     """Not even for temporary files of Python."""
 
     def limit() -> None:
@@ -123,35 +103,23 @@ def test_a_disk_without_any_room(home: Home) -> None:
     done = home.run(LIST, limit)
     assert (done.code, done.err) == (0, "")
     if Path("/dev/full").exists():  # not on a Mac
-        good(faults_files.output_full(home, LIST))
+        good(faults_commands.output_full(home, LIST))
 
 
-def test_writers_that_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "writers"), [("store", 1), ("answers", 1), ("caches", 2)])
+def test_killed_writers_lose_nothing_that_was_safe(part: str, writers: int, writing: Path) -> None:
     random = Random(1)
-    for number in range(4):
-        directory = tmp_path / str(number % 2)
-        directory.mkdir(exist_ok=True)
-        good(faults_writers.killed_store(directory, random))
-        good(faults_writers.killed_memory(directory, random))
+    for _ in range(1 if part == "caches" else 2):
+        good(faults_writers.killed(part, writing, random, writers))
 
 
-def test_writers_of_prompt_caches_that_are_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    good(faults_caches.killed(tmp_path, Random(1)))
-
-
-@pytest.mark.skipif(bool(why_no_small_disk()), reason="no small disk can be made here")
-def test_a_disk_that_fills_up_while_a_prompt_cache_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    good(faults_caches.full(tmp_path / "disk", Random(1)))
+@pytest.mark.skipif(bool(why_no_small_disk()), reason="no small disk can be mounted here")
+def test_disk_that_fills_up_while_a_prompt_cache_is_written(writing: Path) -> None:
+    good(faults_writers.full(writing / "disk", Random(1)))
 
 
 @needs_tmux
-def test_a_chat_that_is_stopped_and_goes_on(home: Home, tiny: Path) -> None:
+def test_stopped_chat_continues(home: Home, tiny: Path) -> None:
     """It reads its terminal once, and gives it back as it was."""
     with faults_chat.terminals() as make:
         chat = faults_chat.Chat(home, make(), str(tiny)).ready()
@@ -169,15 +137,42 @@ def test_a_chat_that_is_stopped_and_goes_on(home: Home, tiny: Path) -> None:
 
 
 @needs_tmux
-def test_a_chat_whose_terminal_is_closed(home: Home) -> None:
+def test_chat_whose_terminal_is_closed_is_saved(home: Home) -> None:
     good(faults_chat.hurt(home, "terminal closed", "while answering", Random(1), 1))
+
+
+@needs_tmux
+def test_two_chats_a_helper_and_a_pull(home: Home, tmp_path: Path) -> None:
+    good(concurrency.all_at_once(home, tiny_files(tmp_path), 1, tokens=30))
+
+
+def test_two_imports_of_one_model(home: Home) -> None:
+    good(concurrency.import_twice(home))
+
+
+def test_two_pulls_of_one_model(home: Home, tmp_path: Path) -> None:
+    good(concurrency.pull_twice(home, tiny_files(tmp_path)))
+
+
+def test_readers_during_a_migration(home: Home) -> None:
+    good(concurrency.migrate_together(home))
+
+
+def test_killed_migration_is_completed(home: Home) -> None:
+    good(concurrency.kill_migration(home, 0.4))
+
+
+def test_writers_of_one_answer_cache(tmp_path: Path) -> None:
+    good(concurrency.add_answers_together(tmp_path, processes=3, answers=15))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("source", ["signals", "chats", "files", "network", "limits", "writers"])
+@pytest.mark.parametrize(
+    "source", ["signals", "chats", "files", "network", "limits", "together", "writers"]
+)
 def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
-    good(*all_faults.harm(tmp_path, 2, 90, source))
+    good(*all_faults.strikes(tmp_path, 2, 90, source))
 
 
 @pytest.mark.slow
@@ -187,4 +182,4 @@ def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
 def test_minutes_as_administrator(source: str, starter: StoredModel) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)  # another user must get there
-        good(*all_faults.harm(Path(directory), 2, 90, source))
+        good(*all_faults.strikes(Path(directory), 2, 90, source))

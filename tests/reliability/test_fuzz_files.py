@@ -1,19 +1,23 @@
-"""Files that people and programs may have altered: each is read, or refused in one clear line.
+"""Altered files of every kind: each opens, or is refused with an AkunuError of one line.
 
-Traces, settings, descriptions of models, results of the bench; what is learned is in
-`test_fuzz_learned`. Whatever is raised beside our own errors fails the test.
+Each case makes a valid file and opens it. The same alterations and the same promises apply to all:
+no other exception, bounded memory, no writes outside, nothing left behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import tempfile
 import tomllib
-import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import tomlkit
 from hypothesis import strategies as st
@@ -21,18 +25,46 @@ from hypothesis import strategies as st
 from akunu_py.bench import trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
-from akunu_py.chats.json import read_json
-from akunu_py.errors import AkunuError, UsageError
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.tree import ChatMessage
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import ConversationError, UsageError
+from akunu_py.models.gguf.convert import plan_import
+from akunu_py.models.gguf.file import read_gguf
+from akunu_py.models.load.mlx_directory import plan_directory
+from akunu_py.models.load.safetensors import read_header
 from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.models.store.model_store import note_usage, read_usage
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
-from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
+from akunu_py.types import GenerateOptions, Message, SamplingOptions
+from tests.reliability.fuzz import (
+    MEGABYTE,
+    TEXTS,
+    changed,
+    clear,
+    damaged,
+    explore,
+    json_like,
+    lengths,
+    memory_below,
+    peak_mb,
+)
+from tests.support.chats import T0, branched, exchange_of
+from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_gguf import write_tiny
 
-pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("own_directories")]
+pytestmark = pytest.mark.usefixtures("own_directories")
 
-
-# Traces
-
+END = "<|end|>"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+MODEL_JSON = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
+    "special_tokens_map.json",
+)
 TRACE = {
     "tokenizer": "tiny",
     "workloads": {
@@ -40,178 +72,369 @@ TRACE = {
         "code": [{"prompt": [7, 8], "output": [9, 7, 8, 9]}],
     },
 }
-
-
-@lengths(100)
-def test_traces(examples: int, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-
-    def check(value: Any) -> None:
-        path.write_text(json.dumps(value))
-        with clear():
-            load_trace(path)
-
-    explore(check, examples, changed(TRACE))
-
-
-@lengths(75)
-def test_traces_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-
-    def check(data: bytes) -> None:
-        path.write_bytes(data)
-        with clear():
-            load_trace(path)
-
-    packed = gzip.compress(json.dumps(TRACE).encode(), mtime=0)
-    explore(check, examples, damaged(packed) | damaged(json.dumps(TRACE).encode()))
-
-
-# Settings
-
-SETTINGS_KEYS = st.sampled_from(sorted(Settings.__dataclass_fields__))
-
-
-def toml(value: dict[str, Any]) -> str:
-    """`value` as TOML, which knows no null and no half characters."""
-    return tomlkit.dumps(value)
-
-
-@lengths(100)
-def test_settings_of_wrong_types(examples: int) -> None:
-    path = settings_file()
-    path.parent.mkdir(parents=True)
-
-    def check(value: dict[str, Any]) -> None:
-        try:
-            text = toml(value).encode()
-            tomllib.loads(text.decode())
-        except (ValueError, TypeError, tomlkit.exceptions.TOMLKitError):
-            text = json.dumps(value).encode()
-        path.write_bytes(text)
-        with clear():
-            load_settings()
-        with clear():
-            save_settings({"temperature": 0.5})
-
-    explore(check, examples, st.dictionaries(SETTINGS_KEYS, json_like(TEXTS), max_size=4))
-
-
-@lengths(100)
-def test_settings_with_bytes_turned_over(examples: int) -> None:
-    path = settings_file()
-    path.parent.mkdir(parents=True)
-    save_settings({"personas": {"Pirate": "Say arr.\nAlways."}, "temperature": 1, "theme": "light"})
-    whole = b"# mine\n" + path.read_bytes()
-
-    def check(data: bytes) -> None:
-        path.write_bytes(data)
-        with clear():
-            load_settings()
-        with clear():
-            save_settings({"temperature": 0.5, "personas": {"Poet": "Rhyme.", "Pirate": "No."}})
-            assert load_settings().temperature == 0.5
-
-    explore(check, examples, damaged(whole))
-
-
-@lengths(75)
-def test_settings_that_are_saved_come_back(examples: int) -> None:
-    def check(changes: dict[str, Any]) -> None:
-        settings_file().unlink(missing_ok=True)
-        try:
-            saved = save_settings(changes)
-        except UsageError:
-            return
-        assert load_settings() == saved
-
-    texts = {"model": TEXTS, "system_prompt": TEXTS, "personas": st.dictionaries(TEXTS, TEXTS)}
-    explore(check, examples, st.fixed_dictionaries({}, optional=texts))
-
-
-# The store and the bench
-
 MANIFEST = {
     "format": 1, "name": "tiny", "source": "a directory", "created": "2026-11-21T05:46:40+00:00",
     "context_length": 4096, "parameters": 1000, "quantisation": "4-bit", "licence": "mit",
     "files": {"config.json": {"size": 3, "sha256": "00"}}, "repository": "a/b", "commit": "c",
 }  # fmt: skip
+# Contents that no reader may accept.
+RUBBISH = [
+    b"", bytes(1000), b"\xff\xfe\xe9", b"9" * 100_000, b"[" * 200_000, b'{"workloads":' * 50_000,
+    b"model = " + b"[" * 200_000,
+]  # fmt: skip
 
 
-@lengths(100)
-def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
-    def check(value: Any) -> None:
-        (tmp_path / FILE_NAME).write_text(json.dumps(value))
-        with clear():
-            assert read_manifest(tmp_path).size is not None
+@dataclass(frozen=True)
+class Case:
+    """One kind of file."""
 
-    explore(check, examples, changed(MANIFEST))
+    # Writes a valid file, and what it needs, below a directory; returns the file to alter.
+    make: Callable[[Path], Path]
+    open: Callable[[Path], list[str] | None]  # returns warnings
+    examples: int = 40
+    # Number of first bytes to alter, if the rest is bulk data.
+    head: Callable[[Path], int] | None = None
+    # Whether rubbish is refused; if not, opening never raises. None: it depends on the content.
+    refuses: bool | None = True
+    special: bool = True  # akunu finds the file by itself, so it may be a pipe or a device
+    messages: int = 0  # different errors to see at least; then memory is traced
 
 
-@lengths(50)
-def test_notes_of_use(examples: int, tmp_path: Path) -> None:
-    directory = tmp_path / "data" / "akunu" / "models"
-    directory.mkdir(parents=True)
+def json_file(name: str, value: Any) -> Callable[[Path], Path]:
+    return lambda directory: write(directory / name, json.dumps(value).encode())
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def make_settings(directory: Path) -> Path:
+    path = write(settings_file(), b"# mine\n")
+    save_settings({"personas": {"Pirate": "Say arr.\nAlways."}, "temperature": 1, "theme": "light"})
+    return path
+
+
+def open_settings(path: Path) -> None:
+    with clear() as errors:
+        save_settings({"temperature": 0.5, "personas": {"Poet": "Rhyme.", "Pirate": "No."}})
+        assert load_settings().temperature == 0.5
+    if not errors:
+        path.write_bytes(b"")
+    load_settings()
+
+
+def make_usage(directory: Path) -> Path:
+    path = directory / "data" / "akunu" / "models" / ".usage" / "tiny.json"
+    path.parent.parent.mkdir(parents=True)
     note_usage("tiny", tokens=3)
-    path = directory / ".usage" / "tiny.json"
-    whole = json.loads(path.read_text())
-
-    def check(value: Any) -> None:
-        path.write_text(json.dumps(value))
-        read_usage("tiny")
-
-    explore(check, examples, changed(whole))
+    return path
 
 
-@lengths(75)
-def test_results_of_the_bench(examples: int, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    whole = json.loads(Result(command="akunu bench", curve_s={1: 0.01}).to_json())
-
-    def check(value: Any) -> None:
-        for content in (value, {"format": CHECK_FORMAT, "results": value}):
-            path.write_text(json.dumps(content))
-            with clear():
-                load_results(path)
-
-    explore(check, examples, changed(whole))
+def open_usage(path: Path) -> None:
+    read_usage("tiny")
 
 
-# Too deep for a parser that calls itself
+def make_model(name: str) -> Callable[[Path], Path]:
+    """Write a tiny model with all the files that a directory may have."""
+
+    def make(work: Path) -> Path:
+        directory = write_model(work / "model", byte_level([END]), end=END)
+        more = {"rope_theta": 1e4, "head_dim": 8, "rope_scaling": None, "attention_bias": False}
+        edit(directory / "config.json", **more)
+        types = {"chat_template_type": None, "tool_parser_type": None}
+        edit(directory / "tokenizer_config.json", chat_template=TEMPLATE, **types)
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [256]}))
+        (directory / "special_tokens_map.json").write_text(json.dumps({"eos_token": END}))
+        (directory / "added_tokens.json").write_text("{}")
+        if name in ("README.md", "chat_template.jinja"):
+            (directory / name).write_text("---\nlicense: mit\n---\n" + TEMPLATE)
+        if name == "model-2.safetensors":
+            (directory / name).write_bytes((2).to_bytes(8, "little") + b"{}")
+        return directory / name
+
+    return make
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def open_model(path: Path) -> list[str]:
+    """Plan the import and run the model."""
+    with clear():
+        plan_directory(path.parent)
+    engine = Engine.load(path.parent)
+    engine.tokens.encode_chat([Message("user", "Hello")])
+    options = GenerateOptions(max_tokens=2, sampling=SamplingOptions(temperature=0))
+    answer = Session(engine).generate(engine.tokens.encode("Hello"), options).answer()
+    return [] if answer.tokens else ["no answer"]
+
+
+def make_safetensors(directory: Path) -> Path:
+    arrays = {f"model.layers.{i}.weight": mx.ones((4, 8)) for i in range(12)}
+    mx.save_safetensors(str(directory / "x.safetensors"), arrays, metadata={"format": "mlx"})
+    return directory / "x.safetensors"
+
+
+def open_safetensors(path: Path) -> None:
+    read_header(path)
+    mx.eval(mx.load(str(path)))  # MLX loads what passes the check
+
+
+def open_gguf(path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as target:
+        plan_import(path).write(Path(target))
+
+
+def learned_state(directory: Path) -> LearnedState:
+    return LearnedState(directory / "model", "tokenizer", "layout", answer_cache=True)
+
+
+def make_learned(ending: str) -> Callable[[Path], Path]:
+    """Write an answer cache, its journal, learned costs and a lock; return one of them."""
+
+    def make(directory: Path) -> Path:
+        learned = learned_state(directory)
+        for _ in range(3):
+            learned.add_answer([1, 2, 3, 4, 5, 1, 2, 3, 6])
+        learned.curve.observe(1, 0.01, 10)
+        learned.curve.observe(5, 0.02, 10)
+        learned.close()
+        (journal,) = learned.directory.glob("memory-*.journal")
+        assert learned.answer_cache is not None
+        journal.with_suffix("").write_bytes(learned.answer_cache.dump())
+        files = {path.suffix or path.name[:4]: path for path in learned.directory.iterdir()}
+        return files[ending]
+
+    return make
+
+
+def open_learned(path: Path) -> list[str]:
+    """Use the learned state; return the warnings."""
+    learned = learned_state(next(p for p in path.parents if p.name == "cache").parent)
+    assert all(0 < cost < float("inf") for cost in learned.curve.table(100))
+    assert learned.answer_cache is not None
+    learned.answer_cache.lookup([1, 2, 3])
+    learned.add_answer([7, 8, 9, 7])
+    learned.curve.observe(1, 0.02, 10)
+    learned.close()
+    assert learned.answer_cache.lookup([7, 8]) is not None
+    assert all(len(warning.splitlines()) == 1 for warning in learned.warnings)
+    for aside in learned.directory.glob("*.damaged"):
+        aside.rmdir() if aside.is_dir() and not aside.is_symlink() else aside.unlink()
+    return learned.warnings
+
+
+def make_database(directory: Path) -> Path:
+    path = directory / "chats" / "conversations.db"
+    path.parent.mkdir()
+    store = ConversationStore.open(path)
+    store.save_tree(branched())
+    store.save_tree(exchange_of("other", "Another one", "Yes", T0))
+    store.close()
+    return path
+
+
+def open_database(path: Path) -> list[str]:
+    try:
+        store = ConversationStore.open(path)
+        try:
+            for info in store.list():
+                try:
+                    as_json([store.load(info.id)])
+                except ConversationError:
+                    continue
+                store.save(info.id, ChatMessage("user", "More?"))
+            store.save("new", ChatMessage("user", "Hello"))
+            store.search("first")
+            return store.warnings
+        finally:
+            store.close()
+    finally:
+        for other in path.parent.iterdir():
+            if other != path:
+                other.rmdir() if other.is_dir() and not other.is_symlink() else other.unlink()
+
+
+def quiet(load: Callable[[Path], object]) -> Callable[[Path], None]:
+    def open_(path: Path) -> None:
+        load(path)
+
+    return open_
+
+
+def length_of_header(path: Path) -> int:
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+RESULT = json.loads(Result(command="akunu bench", curve_s={1: 0.01}).to_json())
+CHECK = {"format": CHECK_FORMAT, "results": [RESULT]}
+PACKED = gzip.compress(json.dumps(TRACE).encode(), mtime=0)
+CASES = {
+    "trace": Case(json_file("trace.json", TRACE), quiet(load_trace), 100, special=False),
+    "packed trace": Case(
+        lambda directory: write(directory / "trace.gz", PACKED), quiet(load_trace), special=False
+    ),
+    "result": Case(json_file("result.json", RESULT), quiet(load_result), special=False),
+    "check": Case(json_file("check.json", CHECK), quiet(load_results), 75, special=False),
+    "chats": Case(
+        lambda directory: write(directory / "chats.json", as_json([branched()]).encode()),
+        quiet(lambda path: read_json(path.read_text("utf-8", "replace"), "file")),
+        special=False,
+    ),
+    "settings": Case(make_settings, open_settings, 100),
+    "manifest": Case(
+        json_file(FILE_NAME, MANIFEST), quiet(lambda path: read_manifest(path.parent)), 100
+    ),
+    "usage": Case(make_usage, open_usage, 50, refuses=False),
+    "learned costs": Case(make_learned(".json"), open_learned, 75, refuses=False),
+    "journal": Case(make_learned(".journal"), open_learned, 30, refuses=False),
+    # The rest of an answer cache is 14 MB of zeros.
+    "answer cache": Case(make_learned("memo"), open_learned, 30, lambda path: 200, refuses=False),
+    "lock": Case(make_learned("lock"), open_learned, 1, refuses=False),
+    "conversations": Case(make_database, open_database, 60, refuses=None, special=False),
+    "safetensors": Case(
+        make_safetensors, open_safetensors, 100, length_of_header, special=False, messages=2
+    ),
+    "GGUF": Case(
+        lambda directory: write_tiny(directory / "tiny.gguf"),
+        open_gguf,
+        150,
+        lambda path: min(tensor.offset for tensor in read_gguf(path).tensors.values()),
+        messages=20,
+    ),
+    **{name: Case(make_model(name), open_model, 16) for name in MODEL_JSON},
+    "chat template": Case(make_model("chat_template.jinja"), open_model, 12, refuses=None),
+    "weights": Case(make_model("model.safetensors"), open_model, 12, length_of_header),
+    "more weights": Case(make_model("model-2.safetensors"), open_model, 4, length_of_header),
+    "model card": Case(make_model("README.md"), open_model, 4, refuses=False),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def contents(path: Path, head: int) -> st.SearchStrategy[bytes]:
+    """Return a strategy for altered contents of a valid file."""
+    whole = path.read_bytes()
+    altered = damaged(whole[:head]).map(lambda data: data + whole[head:])
+    if path.suffix == ".json":
+        value = json.loads(whole)
+        values = changed(value) | json_like(st.sampled_from(sorted(value) or ["x"]))
+        return altered | values.map(lambda value: json.dumps(value).encode())
+    if path.suffix == ".toml":
+        keys = st.sampled_from(sorted(Settings.__dataclass_fields__))
+        tables = st.dictionaries(keys, json_like(TEXTS), max_size=4)
+        return altered | (changed(tomllib.loads(whole.decode())) | tables).map(toml)
+    return altered
+
+
+def toml(value: dict[str, Any]) -> bytes:
+    """Return `value` as TOML, or as JSON if TOML has no form for it."""
+    try:
+        text = tomlkit.dumps(value).encode()
+        tomllib.loads(text.decode())
+    except (ValueError, TypeError, tomlkit.exceptions.TOMLKitError):
+        text = json.dumps(value).encode()
+    return text
+
+
+@cases
+def test_valid_file_opens(case: Case, tmp_path: Path) -> None:
+    assert not case.open(case.make(tmp_path))
+
+
+@cases
+@lengths(1)
+def test_altered_content_opens_or_is_refused_in_one_line(
+    case: Case, examples: int, tmp_path: Path
+) -> None:
+    path = case.make(tmp_path)
+    inputs = contents(path, case.head(path) if case.head else path.stat().st_size)
+    before, refusals = sorted(path.name for path in tmp_path.iterdir()), list[str]()
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        with clear() as errors:
+            case.open(path)
+        refusals.extend(map(str, errors))
+
+    peak = peak_mb()
+    with memory_below(20 * MEGABYTE) if case.messages else contextlib.nullcontext():
+        explore(check, examples * case.examples, inputs)
+    assert peak_mb() - peak < 1000
+    assert len(set(refusals)) >= case.messages
+    assert case.refuses is not False or not refusals
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@cases
+def test_rubbish_is_refused(case: Case, tmp_path: Path) -> None:
+    path = case.make(tmp_path)
+    for content in RUBBISH if case.refuses is not None else []:
+        path.write_bytes(content)
+        with clear() as errors:
+            case.open(path)
+        # An empty file of settings is valid.
+        assert bool(errors) == (case.refuses and (content != b"" or path.suffix != ".toml"))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.special])
+@pytest.mark.parametrize("kind", ["pipe", "device", "holes", "directory", "link", "nothing"])
+def test_special_files_are_not_followed(name: str, kind: str, tmp_path: Path) -> None:
+    """Pipes and devices do not block, 20 GB of holes are not loaded, links not written through."""
+    case = CASES[name]
+    path, precious, nothing = case.make(tmp_path), tmp_path / "precious", tmp_path / "nothing"
+    precious.write_text("mine")
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "holes":
+        path.touch()
+        os.truncate(path, 20 << 30)
+    else:
+        path.symlink_to({"device": Path("/dev/zero"), "link": precious}.get(kind, nothing))
+    warnings: list[str] | None = None
+    with clear() as errors:
+        warnings = case.open(path)
+    assert precious.read_text() == "mine"
+    assert not nothing.exists() or name == "settings"  # which may be a link of the user
+    if kind in ("pipe", "device", "holes"):
+        assert bool(errors) == (case.refuses is not False)
+    if case.open is open_learned and name != "lock":
+        assert warnings or kind == "nothing"
+
+
+def test_settings_that_are_saved_come_back() -> None:
+    def check(changes: dict[str, Any]) -> None:
+        settings_file().unlink(missing_ok=True)
+        with contextlib.suppress(UsageError):
+            assert save_settings(changes) == load_settings()
+
+    texts = {"model": TEXTS, "system_prompt": TEXTS, "personas": st.dictionaries(TEXTS, TEXTS)}
+    explore(check, 75, st.fixed_dictionaries({}, optional=texts))
 
 
 @pytest.mark.parametrize(
-    ("name", "load"),
+    "wrong",
     [
-        ("trace.json", load_trace),
-        ("result.json", load_result),
-        ("chats.json", lambda path: read_json(path.read_text(), "file")),
+        {"points": {"1": 10**400}},
+        {"points": {"1": 1e-320, "2": 1e308}},
+        {"bands": [{"1": [0.1, float("inf")]}, {}, {}, {}]},
+        {"bands": [{"1": [10**400, 1]}, {}, {}, {}]},
     ],
 )
-def test_nesting_without_end(name: str, load: Callable[[Path], Any], tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text('{"workloads":' + "[" * 200_000)
-    with pytest.raises(AkunuError):
-        load(path)
+def test_costs_beyond_all_numbers_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CostCurve.from_dict(CostCurve().to_dict() | wrong)
 
 
-def test_settings_nested_without_end() -> None:
-    path = settings_file()
-    path.parent.mkdir(parents=True)
-    path.write_text("model = " + "[" * 200_000)
-    with pytest.raises(UsageError):
-        load_settings()
-
-
-def test_a_trace_that_unpacks_to_more_than_any_trace(
+def test_trace_that_unpacks_to_more_than_any_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "_MAX_BYTES", 1 << 20)
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(bytes(64 << 20)))
-    tracemalloc.start()
-    with pytest.raises(UsageError, match="unpacks to more than"):
+    path = write(tmp_path / "bomb.gz", gzip.compress(bytes(64 << 20)))
+    with memory_below(8 * MEGABYTE), pytest.raises(UsageError, match="unpacks to more than"):
         load_trace(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 << 20

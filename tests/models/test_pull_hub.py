@@ -90,13 +90,13 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
     "faults",
     [
         [Fault(cut=1000), Fault(cut=50_000)],
-        [Fault(status=500), Fault(status=503)],
+        [Fault(status=status) for status in (408, 502, 504)],
         [Fault(status=429, headers={"Retry-After": "0"})],
         [Fault(cut=20_000), Fault(no_range=True)],
         [Fault(pause=0.001)],
         [Fault(short=10)],
     ],
-    ids=["cut", "500", "429", "no range", "trickle", "short"],
+    ids=["cut", "5xx", "429", "no range", "trickle", "short"],
 )
 def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
@@ -108,6 +108,18 @@ def test_a_busy_listing_is_retried(server: Hub) -> None:
     server.faults["api"].extend([Fault(status=500), Fault(status=429)])
     assert pull(REPOSITORY)
     assert len(server.asked("api")) == 3
+
+
+def stop_in_the_weights(server: Hub, home: Path) -> Path:
+    """Make a pull fail after 30,000 bytes of the weights; return the partial file."""
+    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull(REPOSITORY)
+    server.requests.clear()
+    server.faults.clear()
+    (partial,) = partials(home)
+    assert partial.stat().st_size == 30_000
+    return partial
 
 
 @pytest.mark.parametrize(
@@ -151,19 +163,19 @@ def test_lasting_faults_are_one_line_errors_and_resumable(
 
 
 def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> None:
-    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
-    with pytest.raises(FetchError):
-        pull(REPOSITORY)
-    (partial,) = partials(home)
-    assert partial.stat().st_size == 30_000
+    stop_in_the_weights(server, home)
     (unfinished,) = cleanup.unfinished_pulls()
     assert unfinished.name == NAME
     assert 30_000 < unfinished.done < unfinished.total
-    server.requests.clear()
-    server.faults.clear()
     assert pull(REPOSITORY)
     assert server.asked(WEIGHTS) == ["bytes=30000-"]
     assert server.asked("config.json") == []
+
+
+def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
+    stop_in_the_weights(server, home).write_bytes(b"y" * 30_000)
+    model_store.verify(pull(REPOSITORY))
+    assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
 
 
 def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
@@ -177,18 +189,6 @@ def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
         ("bytes=30000-", "Bearer hf_secret"),
         ("bytes=30000-", ""),
     ]
-
-
-def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
-    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
-    with pytest.raises(FetchError):
-        pull(REPOSITORY)
-    (partial,) = partials(home)
-    partial.write_bytes(b"y" * 30_000)
-    server.faults.clear()
-    server.requests.clear()
-    model_store.verify(pull(REPOSITORY))
-    assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
 
 
 def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> None:

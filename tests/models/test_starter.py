@@ -1,13 +1,15 @@
-"""The starter model in the store."""
+"""The starter model in the store: files, weights and tokenizer equal llama.cpp's."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.utils import load_tokenizer
 
 from akunu_py.models import catalog
 from akunu_py.models.manifest import sha256_file
@@ -17,6 +19,7 @@ from akunu_py.models.store.model_store import StoredModel
 from tests.support.paths import GOLDEN
 from tests.support.tiny_gguf import load_float32, reference_logits
 
+TOKENS = GOLDEN / "smollm2_tokens.json"
 GREEDY = GOLDEN / "smollm2_llama_cpp_greedy.json"
 # llama.cpp rounds activations to 8 bits; below this margin its choice and ours may differ.
 NEAR_TIE = 0.2
@@ -47,7 +50,7 @@ def test_activations_stay_in_half_precision(starter: StoredModel) -> None:
 
 
 @pytest.mark.net
-@pytest.mark.slow  # in numpy; tiny models of every kind are in tests/models/gguf/test_convert.py
+@pytest.mark.slow  # in numpy; tiny models of every kind are in test_gguf_convert.py
 def test_logits_equal_a_forward_pass_on_the_gguf(starter: StoredModel, gguf_path: Path) -> None:
     golden = json.loads(GREEDY.read_text("utf-8"))
     assert sha256_file(gguf_path) == golden["gguf_sha256"]
@@ -75,3 +78,43 @@ def test_greedy_answers_equal_llama_cpps_up_to_near_ties(starter: StoredModel, c
                 break
             compared += 1
     assert compared > 25 * count
+
+
+@pytest.fixture(scope="module")
+def tokenizer(starter: StoredModel) -> Any:
+    return load_tokenizer(starter.path)
+
+
+def test_tokens_equal_llama_cpps_for_every_text(tokenizer: Any) -> None:
+    cases = json.loads(TOKENS.read_text("utf-8"))["cases"]
+    assert len(cases) >= 150
+    wrong = [
+        case["text"]
+        for case in cases
+        if tokenizer.encode(case["text"], add_special_tokens=False) != case["ids"]
+    ]
+    assert not wrong
+
+
+def test_nothing_is_added_by_default(tokenizer: Any) -> None:
+    assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_special_tokens=False)
+
+
+def test_texts_survive_encoding_and_decoding(tokenizer: Any) -> None:
+    for case in json.loads(TOKENS.read_text("utf-8"))["cases"]:
+        # The vocabulary has no token for some control bytes; llama.cpp drops them as well.
+        if all(ord(c) >= 32 or c in "\t\n\r" for c in case["text"]):
+            assert tokenizer.decode(case["ids"]) == case["text"]
+
+
+def test_special_tokens_and_the_template(tokenizer: Any) -> None:
+    assert tokenizer.eos_token_ids == {2}
+    assert tokenizer.bos_token == "<|im_start|>"
+    assert tokenizer.has_chat_template
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True
+    )
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )

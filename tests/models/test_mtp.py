@@ -20,6 +20,7 @@ from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
 
 ROWS = 12
+LONG = ("deepseek_v3", "qwen3_5", "qwen3_5_moe", "mimo")
 DRAFT = 4
 
 
@@ -38,7 +39,10 @@ def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
     return embeddings, mx.random.normal((1, ROWS, head.width))
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in CONFIGS],
+)
 def test_head_computes_the_published_formula(family: str, tmp_path: Path) -> None:
     """Compare all rows at once with drafts that are partly rolled back."""
     published = write_checkpoint(tmp_path, family)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from akunu_py.models.load.fit import (
 )
 from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.models.load.model_files import ModelFiles
-from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build, families_of_each_kind, leaves
@@ -141,37 +139,26 @@ def test_too_little_memory_for_the_real_starter(
     assert forced.plan.context_length == 8192
 
 
-def test_a_context_that_fits_has_no_note() -> None:
+def test_context_shrinks_to_what_fits_or_is_refused_with_advice() -> None:
     assert choose_context("m", TIGHT, 10**9).note == ""
     assert choose_context("m", TIGHT, 10**9, requested=4096).context == 4096
-
-
-def test_requested_context_that_does_not_fit_is_rejected_with_advice() -> None:
-    limit = 1000 + 4096 * 10
-    with pytest.raises(DoesNotFit, match=r"try --context 4096, or a smaller model"):
-        choose_context("m", TIGHT, limit, requested=8000)
-    with pytest.raises(DoesNotFit, match=r"--kv-bits 8 --context 8192"):
-        choose_context(
-            "m",
-            TIGHT,
-            limit,
-            requested=8000,
-            with_8_bits=lambda: MemoryNeeds(1000, CacheGrowth(5), TIGHT.activations, 8192),
-        )
-    tight = choose_context("m", TIGHT, limit, requested=4096)
-    assert tight.note.startswith("m needs about")
-    assert choose_context("m", TIGHT, limit, requested=8000, force=True).context == 8000
-
-
-def test_the_default_context_shrinks_to_what_fits() -> None:
     limit = 1000 + 4096 * 10
     granted = choose_context("m", TIGHT, limit)
     assert granted.context == 4096
     assert "4,096 of its 8,192 tokens" in granted.note
     with pytest.raises(DoesNotFit, match="2,048 tokens"):
         choose_context("m", TIGHT, 1000 + 1024 * 10)
-    small = MemoryNeeds(1000, CacheGrowth(10), Activations(0, 0, 0, 2), 128)
+    small = MemoryNeeds(1000, CacheGrowth(10), TIGHT.activations, 128)
     assert choose_context("m", small, 4000).context == 128
+
+    with pytest.raises(DoesNotFit, match=r"try --context 4096, or a smaller model"):
+        choose_context("m", TIGHT, limit, requested=8000)
+    half = MemoryNeeds(1000, CacheGrowth(5), TIGHT.activations, 8192)
+    with pytest.raises(DoesNotFit, match=r"--kv-bits 8 --context 8192"):
+        choose_context("m", TIGHT, limit, requested=8000, with_8_bits=lambda: half)
+    tight = choose_context("m", TIGHT, limit, requested=4096)
+    assert tight.note.startswith("m needs about")
+    assert choose_context("m", TIGHT, limit, requested=8000, force=True).context == 8000
 
 
 def test_largest_context_equals_exhaustive_search() -> None:
@@ -218,19 +205,3 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
     )
     assert min(device._control_group_limits(member, tmp_path)) == 50
     assert list(device._control_group_limits(tmp_path / "no")) == [device.total_memory()]
-
-
-def test_usage_is_recorded_where_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
-    (tmp_path / "none").write_text("in the place of the directory")
-    model_store.note_usage("m", tokens=3)
-    assert model_store.read_usage("m") == model_store.Usage()
-    (tmp_path / "none").unlink()
-    model_store.note_usage("m", tokens=3)
-    model_store.note_usage("m", measured_peak=5)
-    kept = model_store.read_usage("m")
-    assert (kept.tokens, kept.measured_peak, bool(kept.used)) == (3, 5, True)
-    path = tmp_path / "none" / "akunu" / "models" / ".usage" / "m.json"
-    for rubbish in ("{", "[1]", json.dumps({"tokens": "x", "used": 3}), "x" * 20_000):
-        path.write_text(rubbish)
-        assert model_store.read_usage("m") == model_store.Usage()

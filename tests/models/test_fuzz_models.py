@@ -1,0 +1,229 @@
+"""Hostile files of models: refused before they take memory or time, or import modules."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.utils
+import pytest
+from hypothesis import strategies as st
+
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.gguf.convert import plan_import
+from akunu_py.models.gguf.file import MAX_HEADER_BYTES, read_gguf
+from akunu_py.models.load.mlx_directory import plan_directory
+from akunu_py.models.load.safetensors import read_header
+from tests.reliability.fuzz import MEGABYTE, clear, explore, lengths, memory_below
+from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
+
+pytestmark = pytest.mark.usefixtures("own_directories")
+
+END = "<|end|>"
+GEOMETRY = [
+    f"llama.{key}"
+    for key in (
+        "block_count", "context_length", "embedding_length", "feed_forward_length",
+        "attention.head_count", "attention.head_count_kv", "rope.freq_base", "rope.scaling.type",
+        "attention.layer_norm_rms_epsilon", "rope.dimension_count", "attention.key_length",
+        "expert_count", "attention.scale", "rope.scale_linear",
+    )
+]  # fmt: skip
+
+
+@pytest.fixture
+def altered(tmp_path: Path) -> Path:
+    """A tiny model to alter."""
+    return write_model(tmp_path / "altered", byte_level([END]), end=END)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("key", ["chat_template_type", "tool_parser_type", "tokenizer_class"])
+@pytest.mark.parametrize("name", ["../x", "os", "", 5, ["a"], "pipeline"])
+def test_no_module_is_imported_by_a_name_in_a_file(
+    key: str, name: Any, altered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = importlib.import_module
+
+    def note(module: str, package: str | None = None) -> Any:
+        asked.append(module)
+        return real(module, package)
+
+    monkeypatch.setattr(importlib, "import_module", note)
+    edit(altered / "tokenizer_config.json", **{key: name})
+    with pytest.raises(UnsupportedModel, match=key):
+        Engine.load(altered)
+    assert not [module for module in asked if not module.startswith("mlx_lm.models.")]
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_unknown_fields_of_tokens_write_nothing(
+    file: str, altered: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizers library writes the names of those that it ignores to stdout, raw."""
+    token = {"content": "<x>", "id": 257, "special": True, "\x1b[2J": 1}
+    more = {"added_tokens": [token], "x_token": token, "added_tokens_decoder": {"257": token}}
+    edit(altered / file, **more)
+    with pytest.raises(DamagedModel, match="unknown field"):
+        Engine.load(altered)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("count", [1000, 10**12])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers", "n_layer", "layer_types"])
+def test_layers_are_counted_before_they_are_built(
+    key: str, count: int, altered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was handed to mlx-lm")
+
+    monkeypatch.setattr(mlx_lm.utils, "load_model", build)
+    value = ["full_attention"] * min(count, 10**5) if key == "layer_types" else count
+    edit(altered / "config.json", text_config={key: value})
+    with pytest.raises(DamagedModel, match=rf"config\.json sets {key} to \d+ layers"):
+        Engine.load(altered)
+
+
+def test_a_tokenizer_of_more_tokens_than_the_weights(altered: Path) -> None:
+    path = altered / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] |= {"zebra": 4000}
+    path.write_text(json.dumps(content))
+    for load in (plan_directory, Engine.load):
+        with pytest.raises(DamagedModel, match="has token 4000, but the weights only 257"):
+            load(altered)
+
+
+@pytest.mark.long
+def test_an_expression_that_panics(altered: Path) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    edit(altered / "tokenizer.json", pre_tokenizer=split | {"invert": False})
+    engine = Engine.load(altered)
+    with pytest.raises(DamagedModel, match=r"tokenizer\.json cannot encode this text"):
+        engine.tokens.encode("a" * 40 + "b")
+
+
+def test_a_sentencepiece_model_with_a_long_piece(altered: Path) -> None:
+    """transformers would take a piece of a million characters apart for hours."""
+    from transformers.utils import sentencepiece_model_pb2_new as protobuf
+
+    model = protobuf.ModelProto()
+    model.trainer_spec.vocab_size = 3  # fields of other types
+    model.trainer_spec.character_coverage = 0.5
+    for piece in ("<unk>", "a", "b" * 10**6):
+        model.pieces.add(piece=piece, score=0.0)
+    (altered / "tokenizer.model").write_bytes(model.SerializeToString())
+    (altered / "tokenizer.json").unlink()
+    for load in (plan_directory, Engine.load):
+        with pytest.raises(DamagedModel, match=r"tokenizer\.model has a piece of 1000"):
+            load(altered)
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]} | changes
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        {"a": entry(shape=[2**62, 2**62])},
+        {"a": entry(shape=[-2, -4])},
+        {"a": entry(shape=[2.0, 4])},
+        {"a": entry(shape=[True, 8])},
+        {"a": entry(shape=[1] * 100 + [8])},
+        {"a": entry(shape={"2": 4})},
+        {"a": entry(dtype="F33")},
+        {"a": entry(dtype=["F32"])},
+        {"a": entry(data_offsets=[0, 31])},
+        {"a": entry(data_offsets=[32, 0])},
+        {"a": entry(data_offsets=[0, 32, 64])},
+        {"a": entry(data_offsets=[2**64, 2**64 + 32])},
+        {"a": entry(), "b": entry()},
+        {"a": entry(), "b": entry(data_offsets=[40, 72])},
+        {"a": None},
+        {"a": "text"},
+        b'{"a":1,"a":2}',
+        b"\xff{}",
+        b'{"a":' + b"9" * 9000,
+    ],
+)
+def test_safetensors_entries_that_contradict_themselves(tmp_path: Path, header: Any) -> None:
+    path = tmp_path / "x.safetensors"
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 64)
+    with pytest.raises(DamagedModel):
+        read_header(path)
+
+
+def test_sizes_that_the_file_could_hold_are_refused_without_allocating(tmp_path: Path) -> None:
+    """The files are as large as they say, with holes, and what they say is absurd all the same."""
+    key = struct.pack("<Q", 1) + b"k"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key
+    claims = {
+        "numbers": header + struct.pack("<IIQ", 9, 4, 1 << 30),
+        "texts": header + struct.pack("<IIQ", 9, 8, 1 << 28),
+        "text": header + struct.pack("<IQ", 8, 1 << 31),
+        "name": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 32),
+    }
+    path = tmp_path / "large"
+    for claim in claims.values():
+        path.write_bytes(claim)
+        os.truncate(path, 1 << 33)
+        with memory_below(MEGABYTE), pytest.raises(DamagedModel):
+            read_gguf(path)
+    path.write_bytes(struct.pack("<Q", 1 << 32))
+    os.truncate(path, 1 << 33)
+    with memory_below(MEGABYTE), pytest.raises(DamagedModel):
+        read_header(path)
+
+
+@pytest.mark.long
+def test_many_arrays_of_texts_share_one_limit(tmp_path: Path) -> None:
+    """Empty texts take 8 bytes in the file and seven times that in memory."""
+    path, count = tmp_path / "texts.gguf", 1_500_000
+    array = struct.pack("<IIQ", 9, 8, count)
+    body = b"".join(
+        struct.pack("<Q", 1) + bytes([97 + number]) + array + bytes(8 * count)
+        for number in range(4)
+    )
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 4) + body)
+    assert path.stat().st_size < MAX_HEADER_BYTES
+    with pytest.raises(DamagedModel, match="claims 1500000 strings"):
+        read_gguf(path)
+
+
+METADATA = (*TOKENIZER, *GEOMETRY, "general.architecture", "general.alignment", "split.count")
+# One of every type that a header knows, and numbers that fit nowhere.
+WRONG: list[Any] = [
+    None, True, 0, 1, 3, 2**31, 2**32 - 1, 0.0, -1.0, 1e30, float("inf"), "", "llama", "\x1b[2J",
+    "x" * 3_000, [0], [2**31 - 1, 5], [0.5, float("nan")], ["a", "b"], ["a b"] * 300, [True],
+]  # fmt: skip
+
+
+@pytest.mark.long
+@lengths(30)
+def test_metadata_of_wrong_types(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+
+    def check(changes: dict[str, Any]) -> None:
+        write_tiny(path, Tiny(metadata=changes))
+        with tempfile.TemporaryDirectory(dir=tmp_path) as target, clear():
+            plan_import(path).write(Path(target))
+            Engine.load(Path(target))
+
+    values = st.dictionaries(
+        st.sampled_from(METADATA), st.sampled_from(WRONG), min_size=1, max_size=2
+    )
+    explore(check, examples, values)
